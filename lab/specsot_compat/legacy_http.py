@@ -14,7 +14,7 @@ from specsot.params import Ask, Limits, Sampling
 from specsot.service.telemetry import read_gpus
 from specsot_master.core.dialects.openai_responses import finish_reason
 from specsot_master.http import schemas
-from specsot_master.http.calls import HttpContext, call_of, merge_streams, unless_gone
+from specsot_master.http.calls import HttpContext, call_of, merged_events, unless_disconnected
 from specsot_master.http.errors import naming_fields
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_schemas import Words
@@ -47,8 +47,8 @@ def legacy_routes(context: HttpContext) -> APIRouter:
         """One answer, whole."""
         call = call_of(request)
         with naming_fields(_LEGACY_FIELDS):
-            events = merge_streams(call.generate(context.counter, [legacy_ask(body)]))
-            finished = await unless_gone(request, last_of(events))
+            events = merged_events(call.generate(context.counter, [legacy_ask(body)]))
+            finished = await unless_disconnected(request, last_of(events))
         return JSONResponse(generated(finished, context.text), headers=call.headers)
 
     @router.get("/ping", include_in_schema=False)

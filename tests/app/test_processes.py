@@ -137,7 +137,7 @@ def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.
     assert main([*SMALL, "--port", master.rpartition(":")[2]]) == 1
     assert capsys.readouterr().err == f"specsot: cannot listen at {master}: address already in use\n"
     assert main(words) == 2
-    refusal = f"no journal in {tmp_path}: another master has it; a second one does not stand by"
+    refusal = f"no journal in {tmp_path}: another master has it open, and only one may"
     assert capsys.readouterr().err.splitlines()[-1] == f"specsot: master: {refusal}"
     fleet.send_signal(signal.SIGTERM)
     assert fleet.wait(60) == 0

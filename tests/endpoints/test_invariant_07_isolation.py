@@ -49,7 +49,7 @@ async def test_invariant_7_a_client_that_does_not_read_is_dropped() -> None:
     """Once gRPC takes in no more, an event waits so long and no longer; its request ends at once."""
     conductor = FakeConductor()
     conductor.endless = True
-    service = MasterService(RequestCounter(conductor, lambda: INFO), lambda: INFO, patience=0.3)
+    service = MasterService(RequestCounter(conductor, lambda: INFO), lambda: INFO, write_seconds=0.3)
     endpoint = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{endpoint.port}") as channel:
         silent = stub(channel).Generate(question())

@@ -114,7 +114,7 @@ class House:
         self.reviving: asyncio.Task[None] | None = None
         self.dead = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
-        self._tending = [self.do(one.fleet.tend(1.0)) for one in master.replicas]
+        self._tending = [self.do(one.fleet.reform_regularly(1.0)) for one in master.replicas]
 
     def do(self, work: Any) -> asyncio.Task[Any]:
         return asyncio.create_task(work, context=self.host.context.copy())

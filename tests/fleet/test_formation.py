@@ -44,11 +44,11 @@ def drafter(name="d", **more):
     [
         (worker("w", fingerprint="xyz"), [], "fingerprint xyz, here abc"),
         (worker("w", protocol=9), [], "protocol 9, this master 1"),
-        (worker("w"), [worker("w", address="v:1")], "named w is already here"),
+        (worker("w"), [worker("w", address="v:1")], "named w has joined already"),
         (
             drafter("d2", address="drafter:50052", host="two"),
             [drafter("d1", address="drafter:50052", host="one")],
-            r"drafter d1 of host one is already here at drafter:50052: give every process .*--advertise",
+            r"drafter d1 of host one has joined already at drafter:50052: give every process .*--advertise",
         ),
         (drafter("d2", head=Head((1,), 16)), [drafter("d1")], "d2 has head Head.*d1 Head.*: all must agree"),
         (worker("master"), [], "a worker cannot be named master"),

@@ -38,7 +38,7 @@ async def test_a_ring_grows_amid_requests_where_one_waits_for_a_larger_one():
     await stand.calm()
     assert stand.ends[1:] == ["a worker joined"]
     assert ranges(stand.told("a")[-1]) == {"b": "0:4", "a": "4:8"}
-    assert stand.fleet._coming == ()
+    assert stand.fleet._planned_stages == ()
 
 
 async def test_who_waits_for_a_larger_ring_has_it_formed_where_layers_find_no_room_beside_others():

@@ -95,9 +95,9 @@ async def test_what_was_written_meanwhile_comes_in_further_rounds_but_not_for_ev
 @pytest.mark.parametrize(
     ("quick", "more", "reason"),
     [
-        ({"hands_over": False}, {}, "not done by c"),
-        (ABLE | {"dtype": "bfloat16"}, {"dtype": "float32"}, "different types"),
-        (ABLE | {"number_bytes": 2}, {"number_bytes": 4}, "different types"),
+        ({"hands_over": False}, {}, "not supported by c"),
+        (ABLE | {"dtype": "bfloat16"}, {"dtype": "float32"}, "different data types"),
+        (ABLE | {"number_bytes": 2}, {"number_bytes": 4}, "different data types"),
     ],
     ids=["version", "type", "size"],
 )
@@ -106,7 +106,7 @@ async def test_stages_that_do_not_keep_rows_alike_read_everything(
 ) -> None:
     with capture_logs() as logs:
         stand = await amid({5: 100}, quick, **more)
-    (told,) = [one["reason"] for one in logs if one["event"] == "KV rows are not handed over"]
+    (told,) = [one["reason"] for one in logs if one["event"] == "KV rows not migrated"]
     assert reason in told
     assert not any(isinstance(one, HandOver) for one in stand.told("a"))
     assert stand.ends == ["a worker joined"]
@@ -115,14 +115,14 @@ async def test_stages_that_do_not_keep_rows_alike_read_everything(
 async def test_few_rows_are_read_and_of_many_the_longest_texts_with_room_are_handed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert (await amid({5: handover.FEW_ROWS})).ends == ["a worker joined"]
-    monkeypatch.setattr(handover, "MAX_BYTES", 8 * 8 * 150)  # of 8 bytes in 8 layers
+    assert (await amid({5: handover.MAX_RECOMPUTED_ROWS})).ends == ["a worker joined"]
+    monkeypatch.setattr(handover, "MAX_MIGRATED_BYTES", 8 * 8 * 150)  # of 8 bytes in 8 layers
     stand = await amid({5: 60, 6: 100, 7: 50, 8: 151})
     assert stand.told("a")[0].rows == (RowsOf(6, 0, 100), RowsOf(7, 0, 50))
 
 
 async def test_features_go_with_the_rows_and_count_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "MAX_BYTES", (8 * 8 + 16 * 4) * 100)
+    monkeypatch.setattr(handover, "MAX_MIGRATED_BYTES", (8 * 8 + 16 * 4) * 100)
     stand = await amid({5: 100, 6: 101}, ABLE | {"number_bytes": 4}, drafter(), number_bytes=4)
     (told,) = stand.told("c")
     assert (told.features, told.rows) == (True, (RowsOf(5, 0, 100),))

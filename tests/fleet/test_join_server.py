@@ -52,7 +52,7 @@ async def test_who_is_not_let_in_is_named_by_the_master_too():
     refused_members = RefusedMembers(lambda: now[0])
     service = FleetService(fleet, refused_members=refused_members)
     await fleet.join(worker("a", began=1), LocalLink("master", Inbox()))
-    why = "a member named a is already here, at a:1"
+    why = "a member named a has joined already, at a:1"
     said = f"worker a at elsewhere:2 is not let in: {why}"
 
     async def asks():
@@ -112,7 +112,7 @@ async def test_what_an_old_stream_still_says_is_nobodys():
 async def test_a_stranger_is_refused_and_changes_nothing():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
-    with pytest.raises(Refused, match="already here"):
+    with pytest.raises(Refused, match="has joined already"):
         await stand.fleet.join(worker("a"), LocalLink("master", Inbox()))
     assert stand.fleet.ready
     assert len(stand.fleet.members()) == 2

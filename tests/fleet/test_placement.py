@@ -92,9 +92,9 @@ def test_no_other_cut_of_the_same_order_is_better():
             max(one.cost(count, number == 2) for number, (one, count) in enumerate(zip(order, counts)))
             for order in itertools.permutations(sites)
             for counts in itertools.product(range(1, 8), repeat=3)
-            if sum(counts) == 9 and all(count <= one.most() for one, count in zip(order, counts))
+            if sum(counts) == 9 and all(count <= one.max_layers() for one, count in zip(order, counts))
         ]
-        assert (found.slowest if found else None) == (min(costs) if costs else None)
+        assert (found.slowest_stage_cost if found else None) == (min(costs) if costs else None)
 
 
 def test_more_workers_than_needed_are_used_where_fewer_have_no_room_or_when_asked_for_all_that_help():

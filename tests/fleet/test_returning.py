@@ -44,7 +44,7 @@ async def test_its_old_link_is_closed() -> None:
 async def test_anybody_else_of_the_same_name_is_refused(other: dict[str, object]) -> None:
     stand = await stand_with(worker("a", began=5), worker("b"))
     stand.all_ready(1, "a", "b")
-    with pytest.raises(Refused, match="already here"):
+    with pytest.raises(Refused, match="has joined already"):
         await stand.join(worker("a", **other))
     assert stand.fleet.ready
 
@@ -132,7 +132,9 @@ async def test_a_replica_with_the_address_of_a_live_member_is_refused_and_change
     )
     stand = await stand_with(one, worker("a"), worker("b"))
     stand.all_ready(1, "a", "b", "x")
-    with pytest.raises(Refused, match=r"drafter x of host p is already here at drafter:50052: .*--advertise"):
+    with pytest.raises(
+        Refused, match=r"drafter x of host p has joined already at drafter:50052: .*--advertise"
+    ):
         await stand.join(other)
     assert stand.fleet.ready
     stand.fleet.on_disconnect("x", "killed")

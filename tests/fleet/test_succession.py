@@ -76,8 +76,10 @@ def test_the_ring_after_a_loss(members, patient, expected):
 
 
 def test_one_that_failed_steps_back_only_where_somebody_else_can():
-    assert told(next_stages(workers("abcde"), WISHES, BEFORE, failed={"b"})) == "a=0:2 e=2:4 c=4:6 d=6:8"
-    assert told(next_stages(workers("abcd"), WISHES, BEFORE, failed={"b"})) == "a=0:2 b=2:4 c=4:6 d=6:8"
+    assert (
+        told(next_stages(workers("abcde"), WISHES, BEFORE, failed_names={"b"})) == "a=0:2 e=2:4 c=4:6 d=6:8"
+    )
+    assert told(next_stages(workers("abcd"), WISHES, BEFORE, failed_names={"b"})) == "a=0:2 b=2:4 c=4:6 d=6:8"
 
 
 def test_a_ring_drawn_anew_takes_all_that_help():

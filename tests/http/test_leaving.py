@@ -144,11 +144,11 @@ async def test_a_client_that_stops_reading_is_dropped() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    response = ServerSentEvents(there({}), endless(), {}, stall=0.01)
+    response = ServerSentEvents(there({}), endless(), {}, stall_seconds=0.01)
     await asyncio.wait_for(response({"type": "http"}, receive, send), 100)
     chunks = endless()
     await anext(chunks)
-    response = ServerSentEvents(there({}), chunks, {}, stall=0.01)
+    response = ServerSentEvents(there({}), chunks, {}, stall_seconds=0.01)
     await asyncio.wait_for(response({"type": "http"}, receive, send), 100)
     assert gone.is_set()
 

@@ -13,7 +13,7 @@ import pytest
 from specsot.params import Message
 from specsot_master.chat_template import ChatTemplate
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.http.thinking import MOST_NOTES, conclusion_of
+from specsot_master.http.thinking import MAX_NOTE_CHARACTERS, conclusion_of
 from specsot_master.text import Text
 from tests.http.house import Served, served
 from tests.master.letters import SAYS
@@ -181,7 +181,7 @@ def test_every_turn_of_a_plan_is_asked_for_the_final_channel() -> None:
     told = [{"role": "user", "content": "Why?"}]
     assert text.render_turns(told, []).endswith(FINAL)
     assert text.render_turns(told, [{"type": "function"}]).endswith("<|start|>assistant")
-    assert text.render_turns(told, [], thinks=True).endswith("assistant<|channel|>analysis<|message|>")
+    assert text.render_turns(told, [], with_thinking=True).endswith("assistant<|channel|>analysis<|message|>")
 
 
 async def test_a_model_without_a_switch_thinks_unless_it_is_told_not_to() -> None:
@@ -265,7 +265,7 @@ async def test_a_model_that_cannot_think_says_so(more: Any) -> None:
     async with served() as house:
         error = (await ask(house, **more))["error"]
         assert error["param"] in more
-        assert "not served" in error["message"]
+        assert "not supported" in error["message"]
 
 
 async def test_agents_hear_thoughts_in_their_own_words(house: Served) -> None:
@@ -288,7 +288,7 @@ def test_a_conclusion_is_the_last_paragraphs() -> None:
     paragraphs = [f"{n} " + "x" * 700 for n in range(6)]
     told = conclusion_of("\n\n".join(paragraphs))
     assert told == "\n\n".join(paragraphs[-2:])
-    assert len(conclusion_of("y" * 5000)) == MOST_NOTES
+    assert len(conclusion_of("y" * 5000)) == MAX_NOTE_CHARACTERS
 
 
 TAUGHT = Path(__file__).parents[1] / "forking" / "model"

@@ -9,7 +9,7 @@ import pytest
 
 from specsot.errors import Overloaded, Unavailable
 from specsot.events import MergedText, Numbered
-from specsot_master.http.calls import merge_streams
+from specsot_master.http.calls import merged_events
 
 
 class Told:
@@ -34,7 +34,7 @@ class Told:
 @pytest.mark.parametrize("counts", [(3,), (3, 0), (5, 2, 7), (0, 0), (1,) * 20])
 async def test_everything_is_told_once_and_in_order(counts: tuple[int, ...]) -> None:
     streams = [Told(count) for count in counts]
-    got = [one async for one in merge_streams([stream.events() for stream in streams])]
+    got = [one async for one in merged_events([stream.events() for stream in streams])]
     for place, count in enumerate(counts):
         assert [numbered.number for index, numbered in got if index == place] == list(range(count))
     assert len(got) == sum(counts)
@@ -42,7 +42,7 @@ async def test_everything_is_told_once_and_in_order(counts: tuple[int, ...]) -> 
 
 async def test_a_refusal_comes_before_anything_else() -> None:
     streams = [Told(5), Told(5), Told(0, Overloaded("full"))]
-    events = merge_streams([stream.events() for stream in streams])
+    events = merged_events([stream.events() for stream in streams])
     with pytest.raises(Overloaded):
         await anext(events)
     assert all(stream.closed for stream in streams)
@@ -50,7 +50,7 @@ async def test_a_refusal_comes_before_anything_else() -> None:
 
 async def test_an_error_ends_all() -> None:
     streams = [Told(100), Told(3, Unavailable("broke"))]
-    events = merge_streams([stream.events() for stream in streams])
+    events = merged_events([stream.events() for stream in streams])
     got = [(await anext(events))[0] for _ in range(6)]
     with pytest.raises(Unavailable):
         await anext(events)
@@ -60,7 +60,7 @@ async def test_an_error_ends_all() -> None:
 
 async def test_nobody_runs_ahead_of_the_reader() -> None:
     streams = [Told(100), Told(100)]
-    events = merge_streams([stream.events() for stream in streams])
+    events = merged_events([stream.events() for stream in streams])
     for _ in range(10):
         await anext(events)
         await asyncio.sleep(0)
@@ -81,7 +81,7 @@ async def test_a_reader_that_is_cancelled_closes_all() -> None:
             closed.append(place)
 
     async def read() -> None:
-        async for _ in merge_streams([waiting(0), waiting(1)]):
+        async for _ in merged_events([waiting(0), waiting(1)]):
             pass
 
     reading = asyncio.create_task(read())

@@ -13,7 +13,7 @@ import pytest
 from specsot.service.option_table import ORIGINS
 from specsot_master.engine.intake import THREAD_CHARACTERS
 from specsot_master.http.app import build_app
-from specsot_master.text import LONG, Text
+from specsot_master.text import CHARACTERS_PER_POSITION, Text
 from tests.http.house import Served
 from tests.master.letters import ANSWER, SAYS
 
@@ -53,13 +53,13 @@ async def test_texts_are_tokenised_in_a_thread(
     house: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     """Four megabytes take seconds, in which members would miss the master."""
-    where, within = list[threading.Thread](), Text._split
+    where, within = list[threading.Thread](), Text._token_ids
 
     def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
         where.append(threading.current_thread())
         return within(self, text, bare)
 
-    monkeypatch.setattr(Text, "_split", split)
+    monkeypatch.setattr(Text, "_token_ids", split)
     assert (await house.post(path, body)).status_code == 200
     assert where[0] is not threading.main_thread(), "those behind it are of who plays the ring"
 
@@ -76,23 +76,23 @@ async def test_of_a_text_that_is_far_too_long_a_part_is_looked_at(
     house: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     """Two million characters of a model of 8,192 positions held a thread for 4 to 7 seconds."""
-    seen, within = list[int](), Text._split
+    seen, within = list[int](), Text._token_ids
 
     def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
         seen.append(len(text))
         return within(self, text, bare)
 
-    monkeypatch.setattr(Text, "_split", split)
+    monkeypatch.setattr(Text, "_token_ids", split)
     answer = await house.post(path, body)
     assert (answer.status_code, "context length" in answer.text) == (400, True)
-    assert sum(seen) <= LONG * 2048
+    assert sum(seen) <= CHARACTERS_PER_POSITION * 2048
 
 
 async def test_short_texts_do_not_wait_for_others_long_ones(
     house: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of which there may be more than threads: 24 of half a megabyte held them for 6 seconds."""
-    go_on, within, loop = threading.Event(), Text._split, asyncio.get_running_loop()
+    go_on, within, loop = threading.Event(), Text._token_ids, asyncio.get_running_loop()
     begun = asyncio.Event()
 
     def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ async def test_short_texts_do_not_wait_for_others_long_ones(
             go_on.wait()
         return within(self, text, bare)
 
-    monkeypatch.setattr(Text, "_split", split)
+    monkeypatch.setattr(Text, "_token_ids", split)
     long = [asyncio.ensure_future(house.post("/tokenize", {"prompt": "word " * 10_000})) for _ in range(40)]
     try:
         await begun.wait()

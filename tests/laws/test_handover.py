@@ -306,7 +306,7 @@ async def test_a_head_is_told_all_features_that_were_handed_over_and_nobody_wait
         await house.handing()
         house.gates["slow"].open.set()
         joined = await answer
-        (migrated,) = house.fleet._handover.kept(house.fleet.epoch).values()
+        (migrated,) = house.fleet._handover.migrated_rows(house.fleet.epoch).values()
         before, after = (house.told.rows(epoch) for epoch in sorted(house.told.features)[-2:])
         trees = house.told.trees[house.fleet.epoch]
         await check_alone(house, [ask_of("direct", 0)], [joined])
@@ -336,7 +336,7 @@ async def test_whatever_happens_while_rows_are_handed_over_no_text_changes_and_n
                 asks.pop()
             case "late cancel":
                 house.gates["slow"].open.set()
-                while not house.fleet._handover.kept(house.fleet.epoch):
+                while not house.fleet._handover.migrated_rows(house.fleet.epoch):
                     await house.hear()
                 assert not house.fleet.ready
                 answers.pop().cancel()

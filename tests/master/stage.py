@@ -38,9 +38,9 @@ class Counted(Text):
         self._count(len(text))
         return super().encode(text)
 
-    def render(self, messages: Sequence[Message], answer: bool = True) -> str:
+    def render(self, messages: Sequence[Message], for_answer: bool = True) -> str:
         self._count(sum(len(message.content) for message in messages))
-        return super().render(messages, answer)
+        return super().render(messages, for_answer)
 
     def _count(self, characters: int) -> None:
         if threading.get_ident() == self._thread:

@@ -91,7 +91,11 @@ MEANT = PlanError("no plan", "raw")
     ("error", "kind", "told"),
     [
         (MEANT, PlanError, "no plan"),
-        (WireError("step 3 is missing"), Unavailable, "the ring lost its place in this answer: step 3"),
+        (
+            WireError("step 3 is missing"),
+            Unavailable,
+            "the ring reported an impossible result for this request: step 3",
+        ),
         (KeyError(3), SpecsotError, "internal error"),
     ],
 )

@@ -151,7 +151,7 @@ async def test_a_missing_result_ends_only_the_request_it_belongs_to() -> None:
     broken, whole = stage.listen(DIRECT), stage.listen(COUNT)
     await stage.settle()
     stage.engine.handle(Result(1, 1, (Outcome(1, 3, (0,), (5,)),)))
-    with pytest.raises(Unavailable, match="result of step 3 came, 0 is missing"):
+    with pytest.raises(Unavailable, match="result of draft round 3 came, 0 is missing"):
         await broken
     (events,) = await stage.play(whole)
     assert finished(events).text == SAYS["Count"]

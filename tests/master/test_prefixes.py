@@ -78,8 +78,8 @@ def test_what_is_needed_and_what_it_stands_on_stays() -> None:
     assert tree.evict(99) == [c]
     tree.unpin(b)
     assert tree.spare() == 2
-    assert tree.spare(keep=b) == 0
-    assert tree.evict(99, keep=b) == []
+    assert tree.spare(kept_node=b) == 0
+    assert tree.evict(99, kept_node=b) == []
     assert [node.sequence for node in tree.evict(99)] == [2, 1], "children before what they stand on"
     assert len(tree) == tree.pages == 0
 
@@ -194,10 +194,10 @@ def test_pages_are_counted_exactly(seed: int, drafting: bool) -> None:
             node = PrefixNode(next(ids), tokens, pages, True, route.node, route.length)
             stage.open(node.sequence, route.node, route.length, len(tokens))
             tree.add(node)
-            ledger.keep(pages)
+            ledger.reserve_prefix_pages(pages)
             tree.pin(node)
             assert ledger.admit(f"r{step}", grant)
-            assert ledger.take(f"r{step}", grant)
+            assert ledger.use_pages(f"r{step}", grant)
             writer = next(ids)
             stage.open(writer, node, len(tokens), len(tokens) + 10 + ring.slots)
             live[f"r{step}"] = (node, writer, grant)

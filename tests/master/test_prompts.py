@@ -234,7 +234,7 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
         listed = Message("assistant", write_list([point]))
         whole = text.render((*ask_after(talk, plan_words), listed, Message("user", words)))
     else:
-        whole = render_asked(text, talk, words, paragraph=form == "outline")
+        whole = render_asked(text, talk, words, as_paragraph=form == "outline")
     assert conversation.branch(point, [point], [], 10).tokens == text.encode(whole)
     plan = render_asked(text, talk, plan_words)
     assert conversation.skeleton.tokens in (text.encode(plan + "1."), text.encode(plan + " 1."))
@@ -315,7 +315,7 @@ def test_whole_renderings_where_nothing_can_be_left_out(tmp_path: Path, template
     conversation = prompts.plan(TALK, LISTED)
     told = Wording().of(QUESTION).ask_for_point("outline", POINTS[0], POINTS)
     turn = conversation.branch(POINTS[0], POINTS, [], 80)
-    assert turn.tokens == text.encode(render_asked(text, TALK, told, paragraph=True))
+    assert turn.tokens == text.encode(render_asked(text, TALK, told, as_paragraph=True))
     assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]
 
 

@@ -164,7 +164,7 @@ async def test_the_newest_reader_reads_on() -> None:
         await stage.step()
     new = reading(stage.requests.generate(None, Caller("mine"), 2))
     await stage.settle()
-    with pytest.raises(Cancelled, match="another call reads on here"):
+    with pytest.raises(Cancelled, match="another call has resumed this request"):
         await old
     (got,) = await stage.play(new)
     assert (got[0].number, text_of(got)) == (2, ANSWER)

@@ -89,7 +89,7 @@ def claim(request: str, priority: int = 0, waited: float = 0.0, held: int = 0, a
 )
 def test_priorities_go_first_but_waiting_raises(claims: list[Claim], winner: str) -> None:
     for order in itertools.permutations(claims):
-        found = pick_fairest(order, aging=10)
+        found = pick_fairest(order, aging_seconds=10)
         assert found
         assert found.request == winner
 
@@ -99,7 +99,7 @@ def test_nobody_waits_for_ever_behind_higher_priorities() -> None:
     patient, turns = claim("patient", -10), 0
     while True:
         new = [claim(f"new {turns}", 10, arrival=turns + 1)]
-        found = pick_fairest([replace(patient, waited=float(turns)), *new], aging=10)
+        found = pick_fairest([replace(patient, waited=float(turns)), *new], aging_seconds=10)
         assert found
         if found.request == "patient":
             break
@@ -265,13 +265,13 @@ class TestThePageLedger:
     def test_a_request_is_charged_what_it_uses_but_at_least_its_grant(self) -> None:
         ledger = PageLedger(10)
         assert ledger.admit("a", 4)
-        assert ledger.take("a", 3)
+        assert ledger.use_pages("a", 3)
         assert ledger.free == 6
-        assert ledger.take("a", 3)
+        assert ledger.use_pages("a", 3)
         assert ledger.free == 4
-        ledger.give("a", 3)
+        ledger.return_pages("a", 3)
         assert ledger.free == 6
-        ledger.waive("a")
+        ledger.drop_grant("a")
         assert ledger.free == 7
         ledger.remove("a")
         assert ledger.free == 10
@@ -280,15 +280,15 @@ class TestThePageLedger:
         ledger = PageLedger(5)
         assert ledger.admit("a", 3)
         assert not ledger.admit("b", 3)
-        assert not ledger.take("a", 6)
+        assert not ledger.use_pages("a", 6)
         assert ledger.free == 2
 
     def test_free_pages_are_kept_for_those_who_wait(self) -> None:
         ledger = PageLedger(5)
         ledger.admit("a", 3)
-        assert ledger.take("a", 3, reserved_only=True)
-        assert not ledger.take("a", 1, reserved_only=True)
-        assert ledger.take("a", 1)
+        assert ledger.use_pages("a", 3, reserved_only=True)
+        assert not ledger.use_pages("a", 1, reserved_only=True)
+        assert ledger.use_pages("a", 1)
 
     @given(
         st.lists(st.tuples(st.sampled_from("atgwl"), st.sampled_from("xyz"), st.integers(1, 6)), max_size=60)
@@ -298,12 +298,12 @@ class TestThePageLedger:
         for move, who, pages in moves:
             if move == "a" and who not in grants and ledger.admit(who, pages):
                 grants[who], used[who] = pages, []
-            elif move == "t" and who in grants and ledger.take(who, pages):
+            elif move == "t" and who in grants and ledger.use_pages(who, pages):
                 used[who].append(pages)
             elif move == "g" and used.get(who):
-                ledger.give(who, used[who].pop())
+                ledger.return_pages(who, used[who].pop())
             elif move == "w" and who in grants:
-                ledger.waive(who)
+                ledger.drop_grant(who)
                 grants[who] = 0
             elif move == "l":
                 ledger.remove(who)

@@ -76,15 +76,15 @@ def test_byte_fallback_and_sentencepiece_spaces() -> None:
     assert [detokenizer.feed((token,)) for token in (1, 2, 3, 4, 5, 1)] == [
         "Hello", " world", "", "", "你", " Hello",
     ]  # fmt: skip
-    behind = Detokenizer(lambda tokens: tokenizer.decode(list(tokens)), before=(1,))
+    behind = Detokenizer(lambda tokens: tokenizer.decode(list(tokens)), preceding_tokens=(1,))
     assert [behind.feed((token,)) for token in (2, 1)] == [" world", " Hello"], "a text goes on"
 
 
 def test_a_text_goes_on_within_a_character() -> None:
     *first, last = TEXT.encode("ab 🎉")
-    assert TEXT.detokenizer(before=first).feed((last,)) == "🎉"
+    assert TEXT.detokenizer(preceding_tokens=first).feed((last,)) == "🎉"
     first += TEXT.encode("<|im_start|>")
-    assert TEXT.detokenizer(before=first).feed(TEXT.encode("🎉")) == "🎉", "another text begins"
+    assert TEXT.detokenizer(preceding_tokens=first).feed(TEXT.encode("🎉")) == "🎉", "another text begins"
 
 
 def test_the_work_per_token_does_not_grow() -> None:
@@ -330,7 +330,7 @@ def test_templates_render_as_in_transformers(source: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     (theirs,), _ = render_jinja_template([copy.deepcopy(TURNS)], chat_template=source)
-    assert ChatTemplate(source).render_turns(TURNS, answer=False) == theirs
+    assert ChatTemplate(source).render_turns(TURNS, for_answer=False) == theirs
 
 
 def test_marks_of_control_tokens_survive_escaped_json() -> None:
@@ -447,7 +447,7 @@ class TestControlTokens:
     def test_they_are_plain_text_where_they_stand(self) -> None:
         whole = Tokenizer.from_file(str(BASE / "tokenizer.json"))
         whole.encode_special_tokens = True
-        body = TEXT.encode(TEXT.render([Message("user", self.HOSTILE)], answer=False))
+        body = TEXT.encode(TEXT.render([Message("user", self.HOSTILE)], for_answer=False))
         head = TEXT.encode("<|endoftext|><|im_start|>")
         assert body[: len(head)] == head
         assert list(body[len(head) : -2]) == whole.encode(f"user\n{self.HOSTILE}").ids
@@ -478,7 +478,7 @@ class TestControlTokens:
         (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
         (tmp_path / "tokenizer_config.json").write_bytes((BASE / "tokenizer_config.json").read_bytes())
         text = Text(tmp_path)
-        assert text.encode(text.render([Message("user", self.HOSTILE)], answer=False)).count(1) == 1
+        assert text.encode(text.render([Message("user", self.HOSTILE)], for_answer=False)).count(1) == 1
 
     def test_a_vocabulary_whose_merges_spell_one(self, tmp_path: Path) -> None:
         """As SentencePiece's do: there `</s>` is a word like others."""

@@ -122,7 +122,7 @@ def test_ids_names_and_templates_are_those_of_transformers(name: str, tmp_path: 
     for special in ("bos_token", "eos_token", "unk_token", "pad_token"):
         assert getattr(again, special) == getattr(theirs, special), special
     turns = [{"role": "user", "content": "Hi"}]
-    rendered = ours.render([Message("user", "Hi")], answer=False)
+    rendered = ours.render([Message("user", "Hi")], for_answer=False)
     assert rendered == theirs.apply_chat_template(turns, tokenize=False)
     spelled = b"".join(ours.spell(token) for token in ours.encode(TEXTS[3]))
     assert spelled.strip().decode() == TEXTS[3]

@@ -127,7 +127,7 @@ def test_a_second_worker_of_one_name_is_told_and_told_of_and_has_its_place_once_
     first = start(*worker)
     first.wait_for("joined")
     second = start(*worker)
-    reason = second.wait_for("not let in .*(a member named w is already here, at [^ ']+)")[1]
+    reason = second.wait_for("not let in .*(a member named w has joined already, at [^ ']+)")[1]
     leader.wait_for(f"member not let in .*{reason}")
     told = start("specsot_app", "info", "--master", master).ends()
     assert told[0] == 1

@@ -190,7 +190,7 @@ def test_an_account_of_several_is_their_sum():
 class Complete:
     """A fleet whose ring is complete."""
 
-    ready, lacking = True, False
+    ready, lacks_members = True, False
 
     def __init__(self, stage):
         self.ring = stage.ring.now
@@ -245,7 +245,7 @@ async def test_a_stranded_request_goes_on_in_a_ring_that_has_room_for_it():
     """The least loaded one is too small for it."""
     stages, router = rings_of(64, 4, 64)
     await router.open(replace(COUNT, limits=Limits(max_new_tokens=1024)), Caller("mine"))
-    router._replicas[0].fleet.ready, router._replicas[0].fleet.lacking = False, True
+    router._replicas[0].fleet.ready, router._replicas[0].fleet.lacks_members = False, True
     router.move_stranded()
     assert [len(one.engine.all_requests) for one in stages] == [0, 0, 1]
 

@@ -25,7 +25,7 @@ OURS: list[SpecsotError] = [
     errors.Overloaded("64 requests are waiting already", retry_after=2.5),
     errors.Unavailable("the ring is not complete: waiting for 1 of 2 workers"),
     errors.Refused("fingerprint a here, b there"),
-    errors.Occupied("a member named d is already here, at d:1"),
+    errors.Occupied("a member named d has joined already, at d:1"),
     errors.ModelError("config.json: no such file"),
     errors.HeadMismatch("fc is [4, 8], the base needs [4, 12]"),
     errors.PlanError("no valid line", text="[PLAN]\nthis is none"),

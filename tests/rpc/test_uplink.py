@@ -80,7 +80,7 @@ class Master:
 
 async def opened(nearby: bool, pulse: Heartbeat | None = None) -> Master:
     fleet = FakeFleet()
-    service = FleetService(fleet, pulse, nearby=nearby)
+    service = FleetService(fleet, pulse, with_unix_socket=nearby)
     attach = {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(service, s)}
     return Master(fleet, service, await open_server("127.0.0.1:0", attach), nearby)
 

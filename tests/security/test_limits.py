@@ -23,9 +23,9 @@ from specsot.transport.grpc_server import open_server
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_master.http.middleware import (
     BASE_BYTES,
-    BODIES_BYTES,
     BODY_SECONDS,
     LARGE_BYTES,
+    MAX_BODIES_BYTES,
     POSITION_BYTES,
 )
 from specsot_master.http.server import HEADER_BYTES, HEADER_SECONDS, MAX_CONNECTIONS
@@ -69,7 +69,7 @@ async def test_a_head_that_does_not_end() -> None:
         f"HTTP | head {HEADER_BYTES >> 10} KiB, body {PUBLIC_BYTES >> 20} MiB in {BODY_SECONDS:g} s, "
         f"{MAX_CONNECTIONS:,} connections; {HEADER_SECONDS:g} s for each head of a connection |",
         f"reader of metrics | {READER_SECONDS:g} s |",
-        f"{HELD_BYTES >> 20} MiB of messages and {BODIES_BYTES >> 20} MiB of bodies;",
+        f"{HELD_BYTES >> 20} MiB of messages and {MAX_BODIES_BYTES >> 20} MiB of bodies;",
         f"bodies from {LARGE_BYTES >> 10} KiB |",
         f"body of a plain completion | {BASE_BYTES >> 10} KiB, and {POSITION_BYTES >> 10} KiB per position",
         f"{MAX_STOPS} stop strings, {MAX_STOP_IDS} stop tokens, {MAX_TOOLS} tools, {MAX_BIASES:,} biases, "

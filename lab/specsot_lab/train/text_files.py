@@ -73,7 +73,7 @@ def conversation(messages: Sequence[Message], text: Text, group: int) -> Row:
         if message.role != "assistant":
             continue
         asked = text.render(messages[:turn])
-        answered = text.render(messages[: turn + 1], answer=False)
+        answered = text.render(messages[: turn + 1], for_answer=False)
         if not (asked.startswith(written) and answered.startswith(asked)):
             break  # a template that rewrites what it said before: the turns so far
         parts += [(text.encode(asked[len(written) :]), False), (text.encode(answered[len(asked) :]), True)]

@@ -14,6 +14,7 @@ def main() -> int:
     """Run the master with the options of the command line. Return the process's exit status."""
 
     def run() -> int:
+        """Set the process's environment, and run the master. Return the process's exit status."""
         set_runtime_defaults()
         from specsot_master.service import run
 

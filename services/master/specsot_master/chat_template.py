@@ -26,53 +26,79 @@ class TemplateRefused(InvalidRequest):
 
 
 class ChatTemplate:
-    """A Jinja chat template with the special tokens it may name (bos_token and so on).
+    """A Jinja chat template with the special tokens that it may name.
 
     The template is compiled on first use, in a sandbox, because it is code that comes with a model.
     """
 
     def __init__(
-        self, source: str = PLAIN, names: Mapping[str, str] | None = None, tool_source: str | None = None
+        self,
+        source: str = PLAIN,
+        special_tokens: Mapping[str, str] | None = None,
+        tool_source: str | None = None,
     ) -> None:
-        """tool_source: the template that renders conversations with tools; None if `source` renders them."""
+        """Keep a template, without compiling it.
+
+        source: the text of the template.
+        special_tokens: texts of the special tokens by name, such as bos_token; bos_token and eos_token are ""
+            if they are missing.
+        tool_source: the text of the template that renders conversations with tools; None if `source` renders
+            them.
+        """
         self.source = source
         self.tool_source = source if tool_source is None else tool_source
-        self._names = {"bos_token": "", "eos_token": "", **(names or {})}
+        self._names = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
 
-    def render(self, messages: Sequence[Message], answer: bool = True) -> str:
-        """Return the whole conversation as text.
+    def render(self, messages: Sequence[Message], for_answer: bool = True) -> str:
+        """Return the whole conversation as text, with thinking turned off.
 
-        answer: end with the head of the assistant's next turn. Raises TemplateRefused with the template's own
-        message.
+        messages: the turns, oldest first.
+        for_answer: end with the head of the assistant's next turn.
+
+        Raises TemplateRefused with the template's own message.
         """
-        return self.render_turns([{"role": one.role, "content": one.content} for one in messages], answer)
+        return self.render_turns([{"role": one.role, "content": one.content} for one in messages], for_answer)
 
-    def render_turns(self, turns: Sequence[Mapping[str, Any]], answer: bool = True, **more: Any) -> str:
+    def render_turns(
+        self, turns: Sequence[Mapping[str, Any]], for_answer: bool = True, **variables: Any
+    ) -> str:
         """Return a conversation as text, whose turns may have any fields that the template reads.
 
         If the template refuses a system turn, as Gemma 2's does, its text becomes the beginning of the first
-        user turn. more: further variables of the template; with `tools`, the template for tools renders the
-        turns. Raises TemplateRefused.
+        user turn.
+
+        turns: the turns, oldest first, each with at least "role" and "content".
+        for_answer: end with the head of the assistant's next turn.
+        variables: further variables of the template; with a non-empty `tools`, the template for tools renders
+            the turns.
+
+        Raises TemplateRefused with the template's own message.
         """
         try:
-            return self._render(turns, answer, more)
+            return self._render(turns, for_answer, variables)
         except TemplateRefused:
             if [turn["role"] for turn in turns[:2]] != ["system", "user"]:
                 raise
         system, first, *others = turns
         first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
-        return self._render((first, *others), answer, more)
+        return self._render((first, *others), for_answer, variables)
 
-    def _render(self, turns: Sequence[Mapping[str, Any]], answer: bool, more: Mapping[str, Any]) -> str:
-        """Render turns with these variables; thinking is off unless `more` says otherwise.
+    def _render(
+        self, turns: Sequence[Mapping[str, Any]], for_answer: bool, variables: Mapping[str, Any]
+    ) -> str:
+        """Return rendered turns; thinking is off unless `variables` says otherwise.
 
-        Raises TemplateRefused.
+        turns: the turns, oldest first.
+        for_answer: end with the head of the assistant's next turn.
+        variables: further variables of the template, by name.
+
+        Raises TemplateRefused with the template's own message.
         """
-        names: dict[str, Any] = {**_ABSENT, **THINKING_OFF, **self._names, **more}
-        compiled = self._compiled_for_tools if more.get("tools") else self._compiled
+        special_tokens: dict[str, Any] = {**_ABSENT, **THINKING_OFF, **self._names, **variables}
+        compiled = self._compiled_for_tools if variables.get("tools") else self._compiled
         messages = [_with_thinking(turn) for turn in turns]
         try:
-            return compiled.render(messages=messages, add_generation_prompt=answer, **names)
+            return compiled.render(messages=messages, add_generation_prompt=for_answer, **special_tokens)
         except Exception as error:  # A template is foreign code that may raise any exception.
             raise TemplateRefused(f"the model's chat template says: {error}", field="messages") from error
 
@@ -95,13 +121,18 @@ def _with_thinking(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a turn whose reasoning also has the name "thinking", which gpt-oss's template reads.
 
     Transformers does the same.
+
+    turn: a turn in OpenAI's format. It is returned unchanged if it has no "reasoning_content".
     """
     reasoning = turn.get("reasoning_content")
     return turn if reasoning is None else {"thinking": reasoning, **turn}
 
 
 def _compile(source: str) -> Any:
-    """Compile a template. Raises ModelError if the source is not a valid Jinja template."""
+    """Compile a template. Raises ModelError if the source is not a valid Jinja template.
+
+    source: the text of the template. Returns a `jinja2.Template`.
+    """
     from jinja2 import TemplateError
 
     try:
@@ -122,13 +153,19 @@ def _environment() -> Any:
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
-            """Parse the tag, and return a node that renders its body."""
+            """Parse the tag, and return a node that renders its body.
+
+            parser: Jinja's parser, at the tag's name.
+            """
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
     def refuse(reason: str) -> str:
-        """Raise an error with the template's own message."""
+        """Raise an error with the template's own message, for the function `raise_exception` of templates.
+
+        reason: the message.
+        """
         raise TemplateError(reason)
 
     def write_json(
@@ -138,15 +175,24 @@ def _environment() -> Any:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Return a value as JSON, which keeps BREAK_MARK unescaped even if `ensure_ascii` is set."""
+        """Return a value as JSON, for the filter `tojson`. BREAK_MARK stays unescaped even if `ensure_ascii`
+        is set.
+
+        value: what the template writes.
+        ensure_ascii, indent, separators, sort_keys: as for `json.dumps`, but characters beyond ASCII are kept
+            by default.
+        """
         written = json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
         return _ESCAPED_MARK.sub(lambda found: found[1] or BREAK_MARK, written) if ensure_ascii else written
 
-    def write_today(shape: str) -> str:
-        """Return the present time in a format of `strftime`."""
-        return datetime.now().strftime(shape)
+    def write_today(time_format: str) -> str:
+        """Return the present local time, for the function `strftime_now` of templates.
+
+        time_format: a format of `strftime`.
+        """
+        return datetime.now().strftime(time_format)
 
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]

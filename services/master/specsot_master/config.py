@@ -24,8 +24,12 @@ MetricPrefix = Literal["specsot", "vllm"]
 class MasterConfig:
     """All options of a master's process; each option's help text describes it.
 
+    model: The base model: a directory, a GGUF file, or a name that `resolve_model` knows.
+    ring: How rings are formed, and how requests are treated.
     stuck_after: Seconds without a step, while there is work, after which health checks fail.
     token: One more valid client token, in addition to those of token_file.
+    pulse: How often members send heartbeats, and how long they may be silent.
+    service: What all services have: address, TLS, logs, telemetry.
     """
 
     HEADING: ClassVar[str] = "Endpoints"
@@ -107,14 +111,13 @@ class MasterConfig:
         return bool(self.token_file or self.token)
 
     def tokens(self) -> Tokens | None:
-        """Return the valid client tokens, or None if none is required.
-
-        Raises InvalidRequest for a file without tokens.
+        """Return the valid client tokens, or None if none is required. Raises InvalidRequest for a file
+        without tokens.
         """
         return Tokens(self.token_file, self.token) if self.guarded else None
 
     def check(self) -> None:
-        """Raises InvalidRequest for options that contradict each other or expose a port without protection.
+        """Raise InvalidRequest for options that contradict each other or expose a port without protection.
 
         Clients authenticate by tokens and members by certificates. If either is required, members need a port
         of their own.
@@ -138,6 +141,10 @@ class MasterConfig:
 
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
-    """Read the options from the command line; exit with status 2 and one line if something is wrong."""
+    """Return the options from the command line, the environment and the option file. If something is wrong,
+    print one line and exit with status 2.
+
+    arguments: the words after the command's name; None for those of this process.
+    """
     about = "Serve clients, and coordinate a SpecSoT ring of workers and a drafter."
     return read("specsot-master", MasterConfig, about, arguments, check=MasterConfig.check)

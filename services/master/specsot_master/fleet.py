@@ -74,6 +74,7 @@ class Fleet:
     failed; it is None once a ring is complete.
     """
 
+    # The engine that uses the ring; set before the first member joins.
     user: RingUser
 
     def __init__(
@@ -83,6 +84,7 @@ class Fleet:
 
         changed: called whenever the ring becomes complete or breaks, or what it waits for changes.
         numbers: the source of epoch numbers, which several fleets of one master share.
+        config: the options of the ring, with its model's fingerprint and number of layers.
         """
         self._config = config
         self._changed = changed
@@ -94,19 +96,19 @@ class Fleet:
         self._missing = ""
         # The drafting methods of the newest drafter. They outlast its loss, because it may come back.
         self._drafters: tuple[DrafterName, ...] = ()
-        self._retry = FIRST_RETRY_SECONDS
+        self._retry_seconds = FIRST_RETRY_SECONDS
         self._grace = RejoinGrace(self.reform)
         self._drafter_grace = DrafterGrace(self.reform, config.drafter_grace)
         # Ends the epoch if no member makes progress; set while some member of the epoch is not ready.
         self._barrier: SilenceTimer | None = None
         # By worker: the layers that it was told to load for a later epoch, those that it has loaded, and
         # those for which it has no memory in addition to the layers that it runs.
-        self._ahead: dict[str, Range] = {}
-        self._loaded: dict[str, Range] = {}
-        self._roomless: dict[str, Range] = {}
+        self._loading_ahead: dict[str, Range] = {}
+        self._loaded_ahead: dict[str, Range] = {}
+        self._without_room: dict[str, Range] = {}
         self._handover = KvHandover(self._table, self.reform)
         # The stages of the next epoch, to which KV is being migrated; empty if no change is under way.
-        self._coming: Stages = ()
+        self._planned_stages: Stages = ()
         # Set while `rebalance` waits for these stages. The result says why they were given up, or is empty.
         self._rebalancing: asyncio.Future[str] | None = None
 
@@ -124,19 +126,22 @@ class Fleet:
         """Return the running ring's sizes and limits for the engine, or None while no ring is complete."""
         return self._state_of(self.ring) if self.ring else None
 
-    def _state_of(self, ring: Configuration) -> RingState:
-        """Return the sizes and limits of a ring with this configuration; no ring needs to run with it."""
+    def _state_of(self, configuration: Configuration) -> RingState:
+        """Return the sizes and limits of a ring with this configuration; no ring needs to run with it.
+
+        configuration: the configuration of any one member; those of all members hold the same sizes.
+        """
         return RingState(
-            epoch=ring.epoch,
-            pages=ring.pages,
-            page_rows=ring.page_rows,
-            slots=ring.slots,
-            rows=ring.rows,
+            epoch=configuration.epoch,
+            pages=configuration.pages,
+            page_rows=configuration.page_rows,
+            slots=configuration.slots,
+            rows=configuration.rows,
             max_positions=min(one.max_positions for one in self.registrations),
-            has_drafter=ring.drafted,
+            has_drafter=configuration.drafted,
             drafters=self._drafters,
-            curve=ring.curve,
-            kept=self._handover.kept(ring.epoch),
+            curve=configuration.curve,
+            kept=self._handover.migrated_rows(configuration.epoch),
         )
 
     @property
@@ -150,7 +155,7 @@ class Fleet:
         return self._epoch.formed
 
     @property
-    def short(self) -> bool:
+    def lacks_workers(self) -> bool:
         """Whether the fleet has no epoch, or fewer workers (running or idle) than the ring should have."""
         return not self.formed or len(self._epoch.stages) + len(self.idle_workers) < self._config.workers
 
@@ -159,22 +164,34 @@ class Fleet:
         """Workers that run no layers in the present epoch."""
         return [one for one in self.registrations if one.kind == "worker" and one.name not in self._epoch]
 
-    def ran(self, name: str) -> bool:
-        """Whether this member is or was a stage of the newest epoch, which may have ended."""
+    def has_run(self, name: str) -> bool:
+        """Whether this member is or was a stage of the newest epoch, which may have ended.
+
+        name: the member's name.
+        """
         return any(stage.name == name for stage in self._epoch.stages)
 
     def accepts(self, registration: Registration) -> bool:
-        """Whether `join` would admit this member."""
+        """Return True if `join` would admit this member now, so that a router can choose among several
+        fleets.
+
+        registration: what the member says of itself: kind, name, address, model fingerprint, layers.
+        """
         return may_join(registration, self.registrations, self._config)
 
     @property
-    def lacking(self) -> bool:
+    def lacks_members(self) -> bool:
         """Whether there is no epoch, and the members cannot form one of full size."""
         return not self.formed and not self._could_form()
 
-    def completed_by(self, more: Sequence[Registration]) -> bool:
-        """Whether the fleet cannot form a ring by itself, but could with these additional workers."""
-        return (self.lacking or bool(self._epoch.failed and not self.formed)) and self._could_form(more)
+    def completed_by(self, extra_workers: Sequence[Registration]) -> bool:
+        """Whether the fleet cannot form a ring by itself, but could with these additional workers.
+
+        extra_workers: registrations of idle workers of other fleets, which could be moved to this one.
+        """
+        return (self.lacks_members or bool(self._epoch.failed and not self.formed)) and self._could_form(
+            extra_workers
+        )
 
     def waiting_for(self) -> str:
         """Return in words what keeps the ring from running; empty if the ring is complete."""
@@ -182,7 +199,7 @@ class Fleet:
             return ""
         if self._epoch.formed:
             return self.complaint or f"{self._epoch.waiting_text} to get ready"
-        drawn = self._draw_up()
+        drawn = self._stages_or_missing()
         return drawn if isinstance(drawn, str) else self.complaint or "the next attempt"
 
     @property
@@ -204,13 +221,20 @@ class Fleet:
         """Admit a member.
 
         Raises Refused if its model, protocol or layers do not match; the error names both values.
+
+        registration: what the member says of itself: kind, name, address, model fingerprint, layers.
+        downlink: the master's link to this member, on which it receives its configurations.
         """
         self.add(registration, downlink)
 
     def add(self, registration: Registration, downlink: Link) -> None:
-        """Admit a member, or replace a member of the same name whose old link is not known to be lost yet.
+        """Admit a member, and start a new epoch if that is possible now. If another process has joined under
+        the same name, and its link is not known to be lost yet, that process is removed first.
 
-        downlink: the master's link to this member. Raises Refused.
+        registration: what the member says of itself: kind, name, address, model fingerprint, layers.
+        downlink: the master's link to this member, on which it receives its configurations.
+
+        Raises Refused if the member does not belong to this ring; see `check_joining`.
         """
         check_joining(registration, self.registrations, self._config)
         self._numbers.pass_over(registration.epoch)
@@ -231,38 +255,46 @@ class Fleet:
         """Remove a worker that runs no layers here, and return it, so that another fleet can use it.
 
         A change of the ring that had planned with this worker is given up.
+
+        name: the worker's name. Raises KeyError if no member has this name.
         """
         self._epoch.forget(name)
-        if any(stage.name == name for stage in self._coming):
-            self._drop_coming(f"{name} is needed elsewhere")
+        if any(stage.name == name for stage in self._planned_stages):
+            self._drop_planned_stages(f"{name} is needed elsewhere")
         return self._table.remove(name)
 
-    def knows(self, name: str, by: Link | None = None) -> bool:
-        """Whether a member of this name has joined.
+    def knows(self, name: str, downlink: Link | None = None) -> bool:
+        """Return True if a member of this name has joined, and is still the process that the caller means.
 
-        by: the downlink through which the caller knows the member; False if a newer process has its name now.
-            None accepts any process of this name.
+        name: the member's name.
+        downlink: the link by which the caller knows the member. The result is False if a newer process has
+            joined under the same name, so that its link is another one. None accepts any process of this
+            name.
         """
         member = self._table.find(name)
-        return member is not None and (by is None or by is member.downlink)
+        return member is not None and (downlink is None or downlink is member.downlink)
 
-    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
-        """Handle one message of a member. Unknown members and messages of other epochs are ignored.
+    def on_message(self, name: str, message: object, downlink: Link | None = None) -> None:
+        """Handle one message of a member. Messages of unknown members, and of other epochs, are ignored.
 
-        by: see `knows`.
+        name: the sender's name.
+        message: a decoded message: Result, Ready, Progress, Broken or MemberLeaving. Messages of any other
+            type are ignored.
+        downlink: the master's link to the sender; the message is ignored if a newer process has the sender's
+            name. None accepts it in any case.
         """
-        if not self.knows(name, by):
+        if not self.knows(name, downlink):
             return
         match message:
             case Result() if message.epoch == self.epoch and self.formed:
-                self._take(name, message)
+                self._receive_result(name, message)
             case Ready(epoch) if epoch == self.epoch:
                 self._mark_ready(name)
             case Progress(epoch, done, total, layers=Range() as layers) if epoch == self.epoch:
-                (self._roomless if done < total else self._loaded)[name] = layers
+                (self._without_room if done < total else self._loaded_ahead)[name] = layers
                 self.reform()
             case Progress(epoch, migrated=int(number), over=over) if epoch == self.epoch and number:
-                self._handover.note(name, number, over)
+                self._handover.record_confirmation(name, number, over)
                 self.reform()
             case Progress(epoch) if epoch == self.epoch:
                 self._on_progress(name, message)
@@ -270,24 +302,27 @@ class Fleet:
                 self._on_broken(name, reason)
             case MemberLeaving(reason):
                 self.on_disconnect(
-                    name, reason, by, min(LEAVE_TOGETHER_SECONDS, self._config.take_over_after)
+                    name, reason, downlink, min(LEAVE_TOGETHER_SECONDS, self._config.take_over_after)
                 )
             case _:
                 pass
 
     def on_disconnect(
-        self, name: str, reason: str, by: Link | None = None, patience: float | None = None
+        self, name: str, reason: str, downlink: Link | None = None, grace_seconds: float | None = None
     ) -> None:
-        """Handle the loss of a member.
+        """Handle the loss of a member. A lost stage ends the epoch; without a lost drafter the epoch
+        continues. Nothing happens if the member is unknown.
 
-        A lost stage ends the epoch; without a lost drafter the epoch continues.
-
-        by: see `knows`. patience: seconds to wait for the lost member before the remaining workers take over
-            its layers, if no spare worker can; None for the configured time.
+        name: the lost member's name.
+        reason: why it is lost, in words, for the log and for the requests that this interrupts.
+        downlink: the master's link to the lost member; nothing happens if a newer process has its name. None
+            accepts any process of this name.
+        grace_seconds: seconds to wait for the lost member before the remaining workers take over its layers,
+            if no spare worker can. None for the configured time (`--take-over-after`).
         """
-        if self.knows(name, by):
+        if self.knows(name, downlink):
             self._remove(name, reason)
-            self._start_grace(self._config.take_over_after if patience is None else patience)
+            self._start_grace(self._config.take_over_after if grace_seconds is None else grace_seconds)
             self.reform()
 
     def reform(self) -> None:
@@ -295,7 +330,7 @@ class Fleet:
 
         Without an epoch, one is formed as soon as the members suffice. If better stages are possible and no
         request would be disturbed, the epoch is replaced at once. If requests are running, the change is
-        prepared alongside (`_take_in`). A drafter may join a running epoch without interrupting it.
+        prepared alongside (`_prepare_change`). A drafter may join a running epoch without interrupting it.
         """
         epoch = self._epoch
         members = self._table.registrations
@@ -303,19 +338,21 @@ class Fleet:
         if not epoch.formed:
             self._form()
             return
-        better = better_stages(members, self._config, epoch.stages, epoch.settled)
+        better = better_stages(members, self._config, epoch.stages, epoch.settled_names)
         holds = self._count_fitting(better, members) if better else None
         if better and holds is not None and not (self.user.at_work and epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
         elif epoch.ring:
-            self._take_in(members, better if holds and holds > self.user.at_work else None)
+            self._prepare_change(members, better if holds and holds > self.user.at_work else None)
 
-    def _takers(self, stages: Stages) -> Sequence[Registration]:
+    def _members_for(self, stages: Stages) -> Sequence[Registration]:
         """Return the members for an epoch with these stages.
 
         Drafters that failed are left out if another drafter can draft. If a ring has run before, drafters
         whose memory is too small for a ring of these stages are left out too, so that the ring can form
         without them.
+
+        stages: the layer ranges of the planned epoch, with the worker of each.
         """
         members = without_failed_drafters(self.registrations, self._epoch.failed)
         if self._epoch.stages:
@@ -324,53 +361,60 @@ class Fleet:
         return members
 
     def _count_fitting(self, stages: Stages, members: Sequence[Registration]) -> int | None:
-        """Return how many of the engine's requests fit a ring of these stages; None if it cannot form."""
+        """Return how many of the engine's requests fit a ring of these stages; None if it cannot form.
+
+        stages: the layer ranges of the ring in question, which need not run.
+        members: the members that would take part in it.
+        """
         try:
-            told = configurations_of(self.epoch, members, stages, self._config)
+            configurations = configurations_of(self.epoch, members, stages, self._config)
         except Refused:
             return None
-        return self.user.fitting(self._state_of(next(iter(told.values()))))
+        return self.user.fitting(self._state_of(next(iter(configurations.values()))))
 
-    def _take_in(self, members: Sequence[Registration], larger: Stages | None) -> None:
+    def _prepare_change(self, members: Sequence[Registration], larger_stages: Stages | None) -> None:
         """Prepare a change of the stages while requests are running, and switch once everything is prepared.
 
-        The new stages are those of a change under way, else `larger`, else any that make the running requests
-        faster; all running requests must fit, unless the change is a requested rebalancing. Members first
-        load the layers that they lack, next to those that they run; then KV is migrated; then the new epoch
-        begins.
+        The new stages are those of a change under way, else `larger_stages`, else any that make the running
+        requests faster; all running requests must fit, unless the change is a requested rebalancing. Members
+        first load the layers that they lack, next to those that they run; then KV is migrated; then the new
+        epoch begins. If no such stages exist, nothing happens.
 
-        larger: stages of a ring that holds requests which wait for a larger ring, or None. For such a ring,
-            or for a requested rebalancing, members that report no memory for loading ahead load after the
-            switch instead.
+        members: the registrations of all members.
+        larger_stages: stages of a ring that holds requests which wait for a larger ring, or None. For such a
+            ring, or for a requested rebalancing, members that report no memory for loading ahead load after
+            the switch instead.
         """
         epoch = self._epoch
         wanted = (
-            self._coming
-            or larger
-            or faster_stages(members, self._config, epoch.stages, epoch.busy, self.user.at_work)
+            self._planned_stages
+            or larger_stages
+            or faster_stages(members, self._config, epoch.stages, epoch.busy_names, self.user.at_work)
         )
         holds = self._count_fitting(wanted, members) if wanted else None
         if wanted is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
             return
-        missing = to_load(wanted, epoch.stages, self._loaded)
-        needed = self._rebalancing or larger
-        if all(needed and self._roomless.get(name) == missing[name] for name in missing):
+        missing = to_load(wanted, epoch.stages, self._loaded_ahead)
+        needed = self._rebalancing or larger_stages
+        if all(needed and self._without_room.get(name) == missing[name] for name in missing):
             # From here on this change is carried through, even if still better stages become possible.
-            self._coming = wanted
-            if self._handover.done(epoch, wanted, self.user.final_rows):
+            self._planned_stages = wanted
+            if self._handover.continue_migration(epoch, wanted, self.user.final_rows):
                 self._begin_anew(wanted, "the ring is rebalanced" if self._rebalancing else "a worker joined")
-                self._handover.serve(epoch.number)
+                self._handover.finish_migration(epoch.number)
             return
         for name, layers in missing.items():
-            if self._ahead.get(name) != layers:
-                self._ahead[name] = layers
+            if self._loading_ahead.get(name) != layers:
+                self._loading_ahead[name] = layers
                 self._table.send(name, StandBy(epoch.number, layers))
 
     async def rebalance(self) -> Rebalanced:
         """Split the layers anew over the workers, and return when the next epoch has begun.
 
         If requests are running, members first load their new layers, as far as they have memory for them next
-        to the running ones, and KV is migrated. If the split is the same as before, nothing happens.
+        to the running ones, and KV is migrated. If the split is the same as before, the epoch continues. The
+        returned value says whether the split changed, the newest epoch's number, and the layer ranges in
+        words.
 
         Raises Unavailable if there is no ring or if the ring breaks meanwhile, and Refused if KV memory is
         too small.
@@ -383,7 +427,7 @@ class Fleet:
         configurations_of(self.epoch, self.registrations, stages, self._config)
         if changed and self.ready and self.user.at_work:
             dropped = self._rebalancing = self._rebalancing or asyncio.get_running_loop().create_future()
-            self._coming = stages
+            self._planned_stages = stages
             self.reform()
             if reason := await asyncio.shield(dropped):
                 raise Unavailable(f"the ring is not rebalanced: {reason}")
@@ -391,81 +435,113 @@ class Fleet:
             self._begin_anew(stages, "the ring is rebalanced")
         return Rebalanced(changed, self._epoch.number, self._in_words(stages))
 
-    async def tend(self, every: float) -> None:
-        """Call `reform` every so many seconds, so that late members join an epoch once its ring is idle.
+    async def reform_regularly(self, interval: float) -> None:
+        """Call `reform` regularly, so that late members join an epoch once its ring is idle. Runs until
+        cancelled.
 
-        Runs until cancelled.
+        interval: seconds between two calls.
         """
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(interval)
             if self.formed:
                 self.reform()
 
     async def order(self, order: Order) -> None:
-        """Send an order to stage 0 of the running ring. Raises Unavailable if no ring is complete."""
+        """Send an order to stage 0 of the running ring. Raises Unavailable if no ring is complete.
+
+        order: an instruction for the sequencer, such as opening or closing a sequence. Raises KeyError if
+            stage 0 has just left, and what `Link.send` raises.
+        """
         if (ring := self.ring) is None:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
         await self._table[ring.stages[0].name].downlink.send(order)
 
-    def _take(self, name: str, result: Result) -> None:
+    def _receive_result(self, name: str, result: Result) -> None:
         """Pass a result to the engine, if it comes from a stage that may report it; else log a warning.
 
         The last stage reports all results; results that belong to no step have the number 0. Stage 0 may only
         report that sequences could not begin: number 0, and no tokens.
+
+        name: the member that sent the result.
+        result: the outcomes of one step of the current epoch.
         """
         first, last = self._epoch.stages[0].name, self._epoch.stages[-1].name
         rejects = result.number == 0 and not any(one.tokens for one in result.outcomes)
         if name == last or (name == first and rejects):
             self.user.handle(result)
         else:
-            log.warning("a result by one that cannot have any", name=name, epoch=result.epoch)
+            log.warning("result ignored", name=name, epoch=result.epoch)
 
     def _remove(self, name: str, reason: str) -> None:
         """Forget a member and what it has loaded; end the epoch if the member was one of its stages.
 
         A planned change to stages that include this member is given up. Without a lost drafter the epoch
         continues.
+
+        name: the member's name. Raises KeyError if no member has this name.
+        reason: why the member is removed, in words.
         """
         log.warning("member lost", name=name, reason=reason)
         self._table.remove(name)
         self._table.send_all(self._epoch.remove_drafter(name) or {})
         self._epoch.failed.discard(name)
         self._epoch.forget(name)
-        for layers in (self._ahead, self._loaded, self._roomless):
+        for layers in (self._loading_ahead, self._loaded_ahead, self._without_room):
             layers.pop(name, None)
-        if any(stage.name == name for stage in self._coming):
-            self._drop_coming(f"{name} is gone: {reason}")
+        if any(stage.name == name for stage in self._planned_stages):
+            self._drop_planned_stages(f"{name} is gone: {reason}")
         if name in self._epoch:
             self._break(f"{name} is gone: {reason}", name)
 
-    def _could_form(self, more: Sequence[Registration] = ()) -> bool:
-        """Whether the members, together with these additional ones, could form a ring of full size."""
-        return could_form([*self.registrations, *more], self._config, self._epoch.stages, self._epoch.failed)
+    def _could_form(self, extra_members: Sequence[Registration] = ()) -> bool:
+        """Return True if the members, together with these additional ones, could form a ring of full size.
+
+        extra_members: registrations of members that have not joined this fleet; empty to ask for the present
+            members alone.
+        """
+        return could_form(
+            [*self.registrations, *extra_members], self._config, self._epoch.stages, self._epoch.failed
+        )
 
     # --- epochs ---
 
     def _in_words(self, stages: Stages) -> str:
-        """Return the stages' layer ranges and expected throughput in words."""
+        """Return the layer ranges of these stages and their expected throughput in words, as
+        `Throughput.__str__` writes them.
+
+        stages: stages on workers that have joined; KeyError for any other.
+        """
         return str(expected_throughput(stages, {one.name: one for one in self._table.registrations}))
 
     def _start_grace(self, seconds: float) -> None:
-        """Wait so many seconds for lost members of a broken ring, before others take over their layers."""
+        """Wait so many seconds for lost members of a broken ring before others take over their layers.
+        Without a broken ring (before the first epoch, or while one runs), nothing happens.
+
+        seconds: how long to wait; a wait that is under way starts anew.
+        """
         if self._epoch.stages and not self._epoch.formed:
             self._grace.begin(seconds)
 
     def _on_progress(self, name: str, progress: Progress) -> None:
-        """Note how far a member is in getting ready; any change restarts the barrier's timeout."""
+        """Note how far a member is in getting ready; any change restarts the barrier's timeout.
+
+        name: the member's name.
+        progress: how many of its layers the member has loaded.
+        """
         if self._epoch.record_progress(name, progress) and self._barrier:
             self._barrier.reset()
 
     def _mark_ready(self, name: str) -> None:
-        """Note that a member of a starting epoch, or a drafter that joins a running ring, is ready."""
+        """Note that a member of a starting epoch, or a drafter that joins a running ring, is ready.
+
+        name: the member that has sent Ready.
+        """
         if self._barrier:
             self._barrier.reset()
-        told = self._epoch.mark_ready(name)
-        if told:
-            self._table.send_all(told)
-            log.info("a drafter joined the running ring", epoch=self._epoch.number, name=name)
+        messages = self._epoch.mark_ready(name)
+        if messages:
+            self._table.send_all(messages)
+            log.info("drafter joined the running ring", epoch=self._epoch.number, name=name)
             # A caller may be waiting for a ring that drafts.
             self._announce()
         elif name in self._epoch:
@@ -476,21 +552,26 @@ class Fleet:
 
         A drafter is removed, and the epoch continues without it; it is not asked again before the next epoch.
         A stage ends the epoch, and the next attempt follows after a delay.
+
+        name: the member that sent the report.
+        reason: what went wrong there, in words.
         """
         epoch = self._epoch
-        if (told := epoch.remove_drafter(name)) is not None:
-            self._table.send_all(told)
+        if (messages := epoch.remove_drafter(name)) is not None:
+            self._table.send_all(messages)
             epoch.failed.add(name)
-            log.warning("a drafter left the ring", name=name, reason=reason)
+            log.warning("drafter left the ring", name=name, reason=reason)
         elif name in epoch:
             if name in epoch.not_ready:
                 epoch.failed.add(name)
             self.complaint = f"{name}: {reason}"
             self._break(self.complaint, name)
-            self._try_again()
+            self._retry_later()
 
-    def _draw_up(self) -> Stages | str:
-        """Return the stages of the next epoch, or in words what is missing for it."""
+    def _stages_or_missing(self) -> Stages | str:
+        """Return the stages of the next epoch; or, as a string, what is still missing before one can begin.
+        If the workers have no room for the model, the string says so, and `complaint` is set to it.
+        """
         before = self._epoch.stages
         failed = self._epoch.failed
         try:
@@ -502,7 +583,7 @@ class Fleet:
 
     def _form(self) -> None:
         """Begin an epoch if the members suffice; else log what is missing, once for each different reason."""
-        stages = self._draw_up()
+        stages = self._stages_or_missing()
         if not isinstance(stages, str):
             self._begin(stages)
             return
@@ -515,24 +596,27 @@ class Fleet:
         """Begin the next epoch with these stages: send every member its configuration, and start the barrier.
 
         If KV memory is too small, no epoch begins, and `complaint` says why.
+
+        stages: the layer ranges of the new epoch, with the worker of each. The previous epoch must have
+            ended.
         """
         self._missing = ""
-        members = self._takers(stages)
+        members = self._members_for(stages)
         try:
-            told = self._epoch.begin(next(self._numbers), members, stages, self._config)
+            messages = self._epoch.begin(next(self._numbers), members, stages, self._config)
         except Refused as error:
             self.complaint = str(error)
-            log.error("no ring", reason=str(error))
+            log.error("ring not formed", reason=str(error))
             # Callers that wait for a ring read the complaint.
             self._changed()
             return
         self._grace.end()
-        self._ahead = {}
-        self._loaded = {}
-        self._roomless = {}
+        self._loading_ahead = {}
+        self._loaded_ahead = {}
+        self._without_room = {}
         log.info("plan", epoch=self._epoch.number, stages=self._in_words(stages))
         self._barrier = SilenceTimer(BARRIER_SECONDS, self._give_up)
-        self._table.send_all(told)
+        self._table.send_all(messages)
 
     def _give_up(self) -> None:
         """End an epoch whose members have made no progress for BARRIER_SECONDS, and try again after a delay.
@@ -540,22 +624,31 @@ class Fleet:
         Members that have not finished their own part are removed. If all have finished and wait for something
         else, no member is removed.
         """
-        behind = self._epoch.unfinished
-        standing = self._epoch.progress_text
-        reason = f"no progress for {BARRIER_SECONDS:g} s in getting ready: {standing}"
-        log.error("the ring does not get ready", epoch=self._epoch.number, standing=standing, lost=behind)
+        unfinished = self._epoch.unfinished
+        progress_text = self._epoch.progress_text
+        reason = f"no progress for {BARRIER_SECONDS:g} s in getting ready: {progress_text}"
+        log.error(
+            "ring not ready in time",
+            epoch=self._epoch.number,
+            progress_text=progress_text,
+            lost=unfinished,
+        )
         self.complaint = reason
         self._break(reason, None)
-        for name in behind:
+        for name in unfinished:
             self._table.drop(name, reason)
-        self._try_again()
+        self._retry_later()
 
     def _begin_anew(self, stages: Stages, reason: str) -> None:
-        """Replace the present epoch by one with these stages; requests continue from their token logs."""
-        if stages == self._coming:
+        """Replace the present epoch by one with these stages; requests continue from their token logs.
+
+        stages: the layer ranges of the new epoch, with the worker of each.
+        reason: why the epoch is replaced, in words, for the log of the members.
+        """
+        if stages == self._planned_stages:
             # The planned change happens now, so `rebalance` returns without an error.
-            self._drop_coming("")
-        self._break(reason, None, planned=True)
+            self._drop_planned_stages("")
+        self._break(reason, None, is_planned=True)
         self._begin(stages)
 
     def _announce_if_ready(self) -> None:
@@ -563,7 +656,7 @@ class Fleet:
         if ring := self._epoch.ring:
             self._stop_watching()
             self.complaint = None
-            self._retry = FIRST_RETRY_SECONDS
+            self._retry_seconds = FIRST_RETRY_SECONDS
             self._epoch.failed.clear()
             ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
             drafter = ",".join(place.address for place in ring.drafters) or None
@@ -575,23 +668,30 @@ class Fleet:
         self.user.handle(RingReady())
         self._changed()
 
-    def _break(self, reason: str, culprit: str | None, planned: bool = False) -> None:
-        """End the epoch: tell all its members but the culprit to disband, and the engine the reason.
+    def _break(self, reason: str, culprit: str | None, is_planned: bool = False) -> None:
+        """End the epoch: tell all its members but the culprit to disband, and tell the engine the reason.
 
-        culprit: the member that failed or is lost, or None. planned: whether the master ends the epoch for a
-            better one; then no request is suspected of having broken the ring.
+        reason: why the epoch ends, in words.
+        culprit: the name of the member that failed or is lost, which is not told; None if no single member is
+            to blame.
+        is_planned: True if the master ends the epoch for a better one; then no request is suspected of having
+            broken the ring.
         """
-        self._drop_coming(reason)
+        self._drop_planned_stages(reason)
         self._stop_watching()
-        told = [name for name in self._epoch.end() if name != culprit]
-        self._table.send_all(dict.fromkeys(told, Disband(self._epoch.number, reason)))
-        self.user.handle(RingLost(reason, planned))
+        remaining = [name for name in self._epoch.end() if name != culprit]
+        self._table.send_all(dict.fromkeys(remaining, Disband(self._epoch.number, reason)))
+        self.user.handle(RingLost(reason, is_planned))
         self._changed()
 
-    def _drop_coming(self, reason: str) -> None:
-        """Forget the planned stages; a waiting `rebalance` raises this reason, or succeeds if it is empty."""
+    def _drop_planned_stages(self, reason: str) -> None:
+        """Forget the stages of the planned change, and end a `rebalance` that waits for them.
+
+        reason: why the change is given up, in words: `rebalance` raises it. An empty reason means that the
+            change happens now, so `rebalance` returns without an error.
+        """
         dropped = self._rebalancing
-        self._coming = ()
+        self._planned_stages = ()
         self._rebalancing = None
         if dropped:
             dropped.set_result(reason)
@@ -602,7 +702,7 @@ class Fleet:
             self._barrier.stop()
         self._barrier = None
 
-    def _try_again(self) -> None:
+    def _retry_later(self) -> None:
         """Call `reform` after a delay that doubles with every failure, up to MAX_RETRY_SECONDS."""
-        asyncio.get_running_loop().call_later(self._retry, self.reform)
-        self._retry = min(self._retry * 2, MAX_RETRY_SECONDS)
+        asyncio.get_running_loop().call_later(self._retry_seconds, self.reform)
+        self._retry_seconds = min(self._retry_seconds * 2, MAX_RETRY_SECONDS)

@@ -50,20 +50,22 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self,
         requests: RequestCounter,
         info: Callable[[], Info],
-        patience: float = 60.0,
+        write_seconds: float = 60.0,
         rebalance: Callable[[], Awaitable[Rebalanced]] | None = None,
         tokens: Tokens | None = None,
     ) -> None:
-        """Serve requests through `requests`.
+        """Serve requests.
 
-        info: returns the present state of the rings. patience: seconds for which one event may wait for a
-        client that does not read. rebalance: splits the layers anew, or None if there is no ring here.
+        requests: the entry point of requests.
+        info: returns the present state of the rings.
+        write_seconds: seconds for which one event may wait for a client that does not read.
+        rebalance: splits the layers anew, or None if there is no ring here.
         tokens: the valid client tokens, or None if clients need none; the holder of a token owns the requests
             made with it.
         """
         self._requests = requests
         self._info = info
-        self._patience = patience
+        self._patience = write_seconds
         self._rebalance = rebalance
         self._tokens = tokens
         self._positions = max((model.max_positions for model in info().models), default=MAX_TOKENS + 1)
@@ -73,7 +75,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
         Events are written to the context instead of being yielded: when a client disconnects, gRPC raises in
         a blocked write, but closes a generator too late. gRPC buffers some megabytes before a write waits for
-        the client. Raises Cancelled if one write waits longer than the patience.
+        the client.
+
+        request: what the client asks for, or which request it resumes.
+        context: the gRPC call.
+
+        Raises Cancelled if one write waits for too long, and the errors of the request.
         """
         writing = WaitLimit(self._patience)
         try:
@@ -86,7 +93,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
             raise Cancelled(f"nothing was read for {self._patience:g} s") from None
 
     async def Cancel(self, request: master_pb2.CancelRequest, context: Context) -> master_pb2.CancelResponse:
-        """Cancel a request of this client; the response says whether there was such a request."""
+        """Cancel a request of this client; the response says whether there was such a request.
+
+        request: the id of the request.
+        context: the gRPC call, whose token tells the owner.
+
+        Raises InvalidRequest if the id is missing.
+        """
         if not request.request_id:
             raise InvalidRequest("request_id must be given", field="request_id")
         cancelled = self._requests.cancel(request.request_id, self._owner(context))
@@ -95,15 +108,23 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def GetInfo(
         self, request: master_pb2.GetInfoRequest, context: Context
     ) -> master_pb2.GetInfoResponse:
-        """Return the present state of the rings."""
+        """Return the present state of the rings.
+
+        request: an empty message.
+        context: the gRPC call.
+        """
         return encode_info(self._info())
 
     async def Rebalance(
         self, request: master_pb2.RebalanceRequest, context: Context
     ) -> master_pb2.RebalanceResponse:
-        """Split the layers anew over all workers.
+        """Split the layers anew over all workers. With several tokens, only an administrator's token may do
+        so.
 
-        With several tokens, only an administrator's token may do so.
+        request: an empty message.
+        context: the gRPC call, whose token tells the owner.
+
+        Raises Forbidden, Unavailable without a ring, and Refused if KV memory is too small.
         """
         if self._tokens:
             self._tokens.check_admin(authorization_of(context.invocation_metadata()))
@@ -114,7 +135,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
     def _events(
         self, request: master_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[Numbered, None]:
-        """Return the events of a new request, or the rest of a resumed one. Raises InvalidRequest."""
+        """Return the events of a new request, or the rest of a resumed one.
+
+        request: what the client asks for, or which request it resumes.
+        context: the gRPC call, with the client's address, token and deadline.
+
+        Raises InvalidRequest for a request that cannot be decoded.
+        """
         id = checked_id(request.request_id)
         owner = self._owner(context)
         caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
@@ -125,23 +152,33 @@ class MasterService(master_pb2_grpc.MasterServicer):
         return self._requests.generate(ask, caller, offset)
 
     def _owner(self, context: Context) -> str:
-        """Return the owner of the token that the call shows; "" if no tokens are required."""
+        """Return the owner of the token that a call shows; "" if no tokens are required.
+
+        context: the gRPC call.
+        """
         return self._tokens.owner(authorization_of(context.invocation_metadata())) if self._tokens else ""
 
 
-def checked_id(text: str) -> str | None:
-    """Return a caller's own request id, or None for an empty one. Raises InvalidRequest."""
-    if len(text) > MAX_ID_CHARACTERS or not text.isprintable():
+def checked_id(request_id: str) -> str | None:
+    """Return a caller's own request id, or None for an empty one.
+
+    request_id: the id as it was received.
+
+    Raises InvalidRequest if it is too long, or not printable.
+    """
+    if len(request_id) > MAX_ID_CHARACTERS or not request_id.isprintable():
         raise InvalidRequest(
             f"request_id must be at most {MAX_ID_CHARACTERS} printable characters", field="request_id"
         )
-    return text or None
+    return request_id or None
 
 
 def client_of(peer: str) -> str:
     """Return gRPC's name of a peer without the port, so that all connections of a host are one client.
 
-    # "ipv4:10.0.0.7:51234" -> "ipv4:10.0.0.7"    "unix:" -> "unix:"
+        # "ipv4:10.0.0.7:51234" -> "ipv4:10.0.0.7"    "unix:" -> "unix:"
+
+    peer: gRPC's name of the client.
     """
     return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
 
@@ -155,11 +192,17 @@ class Downlink:
     """
 
     def __init__(self) -> None:
+        """Open a link with an empty queue."""
         self.outbox: SendQueue[fleet_pb2.JoinResponse] = SendQueue()
         self.busy = self.closed = False
 
     async def send(self, message: Any) -> None:
-        """Queue a message to the member. Raises Unavailable if the link is lost or its queue is full."""
+        """Queue a message to the member.
+
+        message: a message of the master to a member, such as Configuration, or an order to stage 0.
+
+        Raises Unavailable if the link is lost or its queue is full.
+        """
         self.busy |= isinstance(message, Configuration)
         response = encode_downward(message)
         self.outbox.put(response, response.ByteSize())
@@ -174,13 +217,20 @@ class _MemberReceiver:
     """Receives the messages of a registered member, from its stream and from a unix socket if there is one.
 
     Each of the two enters this object as a context. The member is lost when both have ended, or when one of
-    them delivers a message that does not decode. The attribute `watch` is the silence timer, which every
-    message resets.
+    them delivers a message that does not decode.
+
+    The attribute `watch` is the silence timer, which every message resets.
     """
 
     over = False
 
     def __init__(self, members: Membership, name: str, downlink: Downlink) -> None:
+        """Create a receiver for one member; no stream has entered it.
+
+        members: gets the decoded messages.
+        name: the member's name.
+        downlink: the master's link to the member.
+        """
         self._members = members
         self._name = name
         self._downlink = downlink
@@ -188,11 +238,22 @@ class _MemberReceiver:
         self.watch: SilenceTimer | None = None
 
     def receive_bytes(self, data: bytes) -> None:
-        """Handle one encoded message of the unix socket. Raises WireError."""
+        """Handle one encoded message of the unix socket.
+
+        data: the bytes of a JoinRequest.
+
+        Raises WireError if they do not decode.
+        """
         self.take(parse(fleet_pb2.JoinRequest, data))
 
     def take(self, request: fleet_pb2.JoinRequest) -> None:
-        """Handle one message, and pass it to the fleet unless it is a heartbeat. Raises WireError."""
+        """Handle one message, and pass it to the fleet unless it is a heartbeat. Messages that arrive after
+        the master has closed the link are ignored.
+
+        request: the message.
+
+        Raises WireError if its contents do not decode.
+        """
         if self.watch:
             self.watch.reset()
         message = decode_upward(request)
@@ -202,10 +263,15 @@ class _MemberReceiver:
             self._members.on_message(self._name, message, downlink)
 
     def __enter__(self) -> _MemberReceiver:
+        """Count one more way by which the member's messages arrive."""
         self._ways += 1
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Count one way less; mark the link as lost if it was the last one, or if a message did not decode.
+
+        kind, error, trace: the exception that ended the way, or None.
+        """
         self._ways -= 1
         if isinstance(error, WireError):
             self._downlink.outbox.lose(f"it sent a message that cannot be decoded: {error}")
@@ -219,20 +285,21 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     def __init__(
         self,
         members: Membership,
-        pulse: Heartbeat | None = None,
+        heartbeat: Heartbeat | None = None,
         refused_members: RefusedMembers | None = None,
-        nearby: bool = False,
+        with_unix_socket: bool = False,
     ) -> None:
-        """Admit members to `members`.
+        """Admit members.
 
-        pulse: how often members send heartbeats, and how long they may be silent. refused_members: where
-        refusals
-        are noted. nearby: offer a unix socket to members on this machine.
+        members: admits the members, and gets their messages.
+        heartbeat: how often members send heartbeats, and how long they may be silent; None for the defaults.
+        refused_members: where refusals are noted; None to note them nowhere else.
+        with_unix_socket: offer a unix socket to members on this machine.
         """
         self._members = members
-        self._pulse = pulse or Heartbeat()
+        self._pulse = heartbeat or Heartbeat()
         self._refused_members = refused_members or RefusedMembers()
-        self._nearby = UnixHost() if nearby else None
+        self._nearby = UnixHost() if with_unix_socket else None
         self._downlinks: set[Downlink] = set()
         self._lenders: dict[Downlink, Registration] = {}
         self._closing = False
@@ -240,7 +307,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def ListLenders(
         self, request: fleet_pb2.ListLendersRequest, context: Context
     ) -> fleet_pb2.ListLendersResponse:
-        """Return the addresses of the workers that lend the model's files to others."""
+        """Return the addresses of the workers that lend the model's files to others, with the model's
+        fingerprint; no addresses if none lends.
+
+        request: the name of the member that asks.
+        context: the gRPC call, whose certificate must be that of a worker or drafter of this name.
+        """
         check_role(names_of(context), request.name, "worker", "drafter")
         lenders = list(self._lenders.values())
         return fleet_pb2.ListLendersResponse(
@@ -248,10 +320,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         )
 
     async def Join(self, request_iterator: JoinRequests, context: Context) -> None:
-        """Admit a member, and exchange messages with it until either side ends the stream.
+        """Admit a member, and exchange messages with it until either side ends the stream. The first message
+        of the member must be its registration.
 
-        The first message of the member must be its registration. Raises Refused if it does not belong to this
-        fleet, Unavailable while the master shuts down, and WireError.
+        request_iterator: the messages of the member.
+        context: the gRPC call.
+
+        Raises Refused if the member does not belong to this fleet, Unavailable while the master shuts down,
+        and WireError.
         """
         registration = await _first_message(request_iterator)
         if self._closing:
@@ -289,37 +365,48 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         if self._nearby:
             await self._nearby.close()
 
-    async def _joined(self, ear: _MemberReceiver, context: Context) -> fleet_pb2.JoinResponse:
-        """Return the first response to a member, with a unix socket if the member runs on this machine."""
+    async def _joined(self, receiver: _MemberReceiver, context: Context) -> fleet_pb2.JoinResponse:
+        """Return the first response to a member, with a unix socket if the member runs on this machine.
+
+        receiver: receives the messages of the unix socket.
+        context: the gRPC call, which tells the member's address.
+        """
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         if self._nearby and is_local_socket(
             unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")
         ):
             with suppress(Overloaded, Unavailable):
-                joined.socket = await self._nearby.expect(lambda: ear)
+                joined.socket = await self._nearby.expect(lambda: receiver)
         return fleet_pb2.JoinResponse(joined=joined)
 
     async def _attend(
         self,
         registration: Registration,
         requests: JoinRequests,
-        ear: _MemberReceiver,
+        receiver: _MemberReceiver,
         downlink: Downlink,
         context: Context,
     ) -> None:
-        """Send and receive until either direction ends. Raises WireError for a message that does not decode.
+        """Send and receive until either direction ends. The member counts as lost if it is silent for longer
+        than the heartbeat allows.
 
-        The member counts as lost if it is silent for longer than the heartbeat allows.
+        registration: what the member said of itself.
+        requests: the further messages of the member.
+        receiver: handles the messages.
+        downlink: the master's link to the member, whose queue is sent.
+        context: the gRPC call.
+
+        Raises WireError for a message that does not decode.
         """
         silence = self._pulse.silence
         outbox = downlink.outbox
-        told = f"silent for {silence:g} s"
+        reason = f"silent for {silence:g} s"
         # A member with a GPU may compile kernels at any time, and then holds its interpreter's lock for
         # seconds.
         compiles = bool(registration.gpus)
-        watch = SilenceTimer(silence, lambda: outbox.lose(told), lambda: downlink.busy or compiles)
-        ear.watch = watch
-        hearing = asyncio.create_task(_receive(ear, requests))
+        watch = SilenceTimer(silence, lambda: outbox.lose(reason), lambda: downlink.busy or compiles)
+        receiver.watch = watch
+        hearing = asyncio.create_task(_receive(receiver, requests))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
             if hearing.done():
@@ -329,15 +416,26 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             hearing.cancel()
 
 
-async def _receive(ear: _MemberReceiver, requests: JoinRequests) -> None:
-    """Receive the messages of a member's stream until it ends. Raises WireError."""
-    with ear:
+async def _receive(receiver: _MemberReceiver, requests: JoinRequests) -> None:
+    """Receive the messages of a member's stream until it ends.
+
+    receiver: handles the messages.
+    requests: the messages.
+
+    Raises WireError for a message that does not decode.
+    """
+    with receiver:
         async for request in requests:
-            ear.take(request)
+            receiver.take(request)
 
 
 async def _first_message(requests: JoinRequests) -> Registration:
-    """Return the registration with which a stream begins. Raises WireError if it begins otherwise."""
+    """Return the registration with which a stream begins.
+
+    requests: the messages of the member.
+
+    Raises WireError if the stream begins otherwise, or is empty.
+    """
     request = await anext(requests, None)
     message = None if request is None else decode_upward(request)
     if not isinstance(message, Registration):
@@ -351,28 +449,40 @@ _TERMS = Terms(PUBLIC_BYTES)
 
 
 async def open_master_port(
-    listen: str, master: MasterService, fleet: FleetService | None, terms: Terms = _TERMS
+    address: str, master: MasterService, fleet: FleetService | None, terms: Terms = _TERMS
 ) -> GrpcServer:
-    """Open the port for clients. Its health service reports `specsot.v1.Master` as set by the caller.
+    """Open the port for clients, and return its server. Its health service reports `specsot.v1.Master` as set
+    by the caller.
 
+    address: host:port, or the path of a unix socket.
+    master: the service for clients.
     fleet: the service for members on the same port, or None if members have a port of their own. They need
-    their own port if members show certificates or clients show tokens, because gRPC for Python requires
-    certificates either from all connections of a port or from none. Raises Unavailable if the address cannot
-    be used.
+        their own port if members show certificates or clients show tokens, because gRPC for Python requires
+        certificates either from all connections of a port or from none.
+    terms: sizes, TLS and tokens of the port.
+
+    Raises Unavailable if the address cannot be used.
     """
     services = {MASTER_SERVICE: partial(master_pb2_grpc.add_MasterServicer_to_server, master)}
     if fleet is not None:
         services |= {FLEET_SERVICE: partial(fleet_pb2_grpc.add_FleetServicer_to_server, fleet)}
-    endpoint = await open_server(listen, services, terms)
+    endpoint = await open_server(address, services, terms)
     if fleet is not None:
         await endpoint.report(FLEET_SERVICE, True)
     return endpoint
 
 
-async def open_fleet_port(listen: str, fleet: FleetService, terms: Terms) -> GrpcServer:
-    """Open a port for members only, which is reported as healthy at once. Raises Unavailable."""
+async def open_fleet_port(address: str, fleet: FleetService, terms: Terms) -> GrpcServer:
+    """Open a port for members only, and return its server. The port is reported as healthy at once.
+
+    address: host:port, or the path of a unix socket.
+    fleet: the service for members.
+    terms: sizes and TLS of the port.
+
+    Raises Unavailable if the address cannot be used.
+    """
     endpoint = await open_server(
-        listen, {FLEET_SERVICE: partial(fleet_pb2_grpc.add_FleetServicer_to_server, fleet)}, terms
+        address, {FLEET_SERVICE: partial(fleet_pb2_grpc.add_FleetServicer_to_server, fleet)}, terms
     )
     await endpoint.report(FLEET_SERVICE, True)
     return endpoint

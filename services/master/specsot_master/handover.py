@@ -21,26 +21,31 @@ log = structlog.get_logger()
 ROUND_SECONDS = 60.0
 # Tokens, over all sequences. So few are computed again in the next epoch rather than migrated in a further
 # round. Untuned.
-FEW_ROWS = 32
+MAX_RECOMPUTED_ROWS = 32
 # Rounds of one change. Untuned.
 MAX_ROUNDS = 4
 # Bytes of KV that are migrated, the longest sequences first. A link's send queue holds twice as many.
-MAX_BYTES = 256 << 20
+MAX_MIGRATED_BYTES = 256 << 20
 
 
 class KvHandover:
     """Migrates KV for one change of the ring at a time, in rounds.
 
     Each round migrates the tokens that have become final since the round before:
-    # final tokens of sequence 7 at the three rounds: 900, 960, 970
-    # -> round 1 sends rows 0..899, round 2 rows 900..959; the last 10 are fewer than FEW_ROWS: done
-
-    The argument `later` is called when a round's time has run out, so that the fleet calls `done` again.
+        # final tokens of sequence 7 at the three rounds: 900, 960, 970
+        # -> round 1 sends rows 0..899, round 2 rows 900..959; the last 10 are fewer than MAX_RECOMPUTED_ROWS:
+        done
     """
 
-    def __init__(self, table: MemberTable, later: Callable[[], None]) -> None:
+    def __init__(self, table: MemberTable, on_timeout: Callable[[], None]) -> None:
+        """Create a migration that has not begun.
+
+        table: the members and their links.
+        on_timeout: called without arguments when a round's time has run out, so that the fleet calls
+            `continue_migration` again.
+        """
         self._table = table
-        self._later = later
+        self._later = on_timeout
         # What the change depends on: (epoch, next stages, registrations of the takers, draft head).
         self._change: object = None
         # By sequence id: how many leading tokens every taker has, or receives in this round.
@@ -56,20 +61,23 @@ class KvHandover:
         # The epoch that began with migrated rows, with their counts by sequence id.
         self._kept: tuple[int, Mapping[int, int]] = 0, {}
 
-    def done(self, epoch: Epoch, wanted: Stages, final: Callable[[], Mapping[int, int]]) -> bool:
-        """Start or continue the migration to the stages `wanted`.
+    def continue_migration(
+        self, epoch: Epoch, next_stages: Stages, final_rows: Callable[[], Mapping[int, int]]
+    ) -> bool:
+        """Start or continue the migration to the next stages. Return True if the next epoch may begin now;
+        False if rows are still being migrated.
 
-        Return whether the next epoch may begin now.
+        If the members have changed since the last call, the migration starts anew. If rows cannot be
+        migrated, or were not in time, the result is True, and the next epoch computes them again.
 
-        final: returns, by sequence id, for how many leading tokens the KV on every stage is final.
-
-        If the members changed since the last call, the migration starts anew. If rows cannot be migrated, or
-        were not in time, the next epoch begins without them and computes them again.
+        epoch: the running epoch, whose stages give their rows.
+        next_stages: the stages of the next epoch, which take the rows.
+        final_rows: returns, by sequence id, how many of its first tokens have final KV on every stage.
         """
         members = self._table.registrations
-        takers = [one for one in members if any(one.name == to.name for to in wanted)]
-        change = epoch.number, wanted, takers, head_of(members)
-        reason = why_not(members, epoch, wanted)
+        takers = [one for one in members if any(one.name == to.name for to in next_stages)]
+        change = epoch.number, next_stages, takers, head_of(members)
+        reason = handover_obstacle(members, epoch, next_stages)
         if self._change != change or reason:
             self._change = change
             self._rounds = 0
@@ -77,101 +85,124 @@ class KvHandover:
             self._lacking.clear()
             self._over.clear()
         if reason:
-            log.info("KV rows are not handed over", reason=reason)
+            log.info("KV rows not migrated", reason=reason)
             return True
         if self._lacking and asyncio.get_running_loop().time() < self._ends:
             return False
         if self._lacking:
-            log.warning("KV rows were not handed over in time", lacking=sorted(self._lacking))
+            log.warning("KV rows not migrated in time", lacking=sorted(self._lacking))
             self._migrated.clear()
             return True
-        live = {one: rows for one, rows in final().items() if one not in self._over}
-        return not self._go_on(epoch, wanted, _within(MAX_BYTES, members, live))
+        live = {one: rows for one, rows in final_rows().items() if one not in self._over}
+        return not self._go_on(epoch, next_stages, _within(MAX_MIGRATED_BYTES, members, live))
 
-    def note(self, name: str, number: int, over: Sequence[int]) -> None:
-        """Note that a taker has received all rows of the order of this number.
+    def record_confirmation(self, name: str, number: int, closed_sequences: Sequence[int]) -> None:
+        """Note that a taker has received all rows of an order. Confirmations of older orders are ignored.
 
-        over: sequences of the order that the givers had closed, so that they sent no rows of them.
-        Confirmations of older orders are ignored.
+        name: the taker's name.
+        number: the number of the order, as `HandOver` carries it.
+        closed_sequences: ids of sequences in the order that the givers had closed already, so that they sent
+            no rows of them.
         """
         if number == self._number:
             self._lacking.discard(name)
-            self._over.update(over)
-            for sequence in over:
+            self._over.update(closed_sequences)
+            for sequence in closed_sequences:
                 self._migrated.pop(sequence, None)
 
-    def serve(self, epoch: int) -> None:
-        """Note that this epoch began with the migrated rows, and that no change is under way any more."""
+    def finish_migration(self, epoch: int) -> None:
+        """Note that an epoch has begun with the migrated rows, and that no change is under way any more.
+
+        epoch: the number of the epoch that has begun.
+        """
         if self._migrated:
             rows = sum(self._migrated.values())
-            log.info("KV rows are handed over", epoch=epoch, sequences=len(self._migrated), rows=rows)
+            log.info("KV rows migrated", epoch=epoch, sequences=len(self._migrated), rows=rows)
         self._kept = (epoch, self._migrated)
         self._change = None
 
-    def kept(self, epoch: int) -> Mapping[int, int]:
-        """Return, by sequence id of the previous epoch, how many leading tokens' KV this epoch's stages have.
+    def migrated_rows(self, epoch: int) -> Mapping[int, int]:
+        """Return, by sequence id of the previous epoch, how many of its first tokens have KV on this epoch's
+        stages. Return an empty mapping for an epoch that did not begin with migrated rows.
 
-        Return nothing for an epoch that did not begin with migrated rows.
+        epoch: the number of the epoch.
         """
         return self._kept[1] if epoch == self._kept[0] else {}
 
-    def _go_on(self, epoch: Epoch, wanted: Stages, final: Mapping[int, int]) -> bool:
-        """Begin a further round and return True, unless few rows remain or MAX_ROUNDS have been made.
+    def _go_on(self, epoch: Epoch, next_stages: Stages, final_rows: Mapping[int, int]) -> bool:
+        """Begin a further round and return True; or return False if at most MAX_RECOMPUTED_ROWS rows remain,
+        or MAX_ROUNDS have been made.
 
-        final: by sequence id, how many leading tokens are final now, within MAX_BYTES.
+        epoch: the running epoch, whose stages give their rows.
+        next_stages: the stages of the next epoch, which take the rows.
+        final_rows: by sequence id, how many of its first tokens have final KV now; the sequences fit into
+            MAX_MIGRATED_BYTES.
         """
         asked = [
             RowsOf(sequence, self._migrated.get(sequence, 0), last)
-            for sequence, last in final.items()
+            for sequence, last in final_rows.items()
             if last > self._migrated.get(sequence, 0)
         ]
-        if sum(one.last - one.first for one in asked) <= FEW_ROWS or self._rounds == MAX_ROUNDS:
+        if sum(one.last - one.first for one in asked) <= MAX_RECOMPUTED_ROWS or self._rounds == MAX_ROUNDS:
             return False
         self._rounds += 1
         self._number += 1
         self._migrated |= {one.sequence: one.last for one in asked}
-        self._lacking = {stage.name for stage in wanted}
+        self._lacking = {stage.name for stage in next_stages}
         self._ends = asyncio.get_running_loop().time() + ROUND_SECONDS
         asyncio.get_running_loop().call_later(ROUND_SECONDS, self._later)
         features = head_of(self._table.registrations) is not None
-        order = HandOver(epoch.number, epoch.stages, wanted, tuple(asked), self._number, features)
+        order = HandOver(epoch.number, epoch.stages, next_stages, tuple(asked), self._number, features)
         self._table.send_all(
-            dict.fromkeys(dict.fromkeys(stage.name for stage in (*wanted, *epoch.stages)), order)
+            dict.fromkeys(dict.fromkeys(stage.name for stage in (*next_stages, *epoch.stages)), order)
         )
         return True
 
 
 def head_of(members: Sequence[Registration]) -> Head | None:
-    """Return the draft head for which the next epoch's last stage keeps features, or None without one."""
+    """Return the draft head for which the next epoch's last stage keeps features; None if no drafter with a
+    head has joined.
+
+    members: the registrations of all members.
+    """
     return next((one.head for one in members if one.head), None)
 
 
-def why_not(members: Sequence[Registration], epoch: Epoch, after: Stages) -> str | None:
-    """Return in words why rows cannot be migrated to the stages `after`, or None if they can be."""
-    names = {stage.name for stage in (*epoch.stages, *after)}
+def handover_obstacle(members: Sequence[Registration], epoch: Epoch, next_stages: Stages) -> str | None:
+    """Return in words why rows cannot be migrated to these stages, or None if they can be.
+
+    members: the registrations of all members.
+    epoch: the running epoch, whose stages would give their rows.
+    next_stages: the stages of the next epoch.
+    """
+    names = {stage.name for stage in (*epoch.stages, *next_stages)}
     stages = [one for one in members if one.name in names]
     head = head_of(members)
     if head and not (epoch.ring and epoch.ring.head == head):
-        return "a draft head came later, and reads features of all that was written"
+        return "a draft head joined after the ring was formed, and needs the features of all tokens"
     if unable := [one.name for one in stages if not one.hands_over]:
-        return f"not done by {', '.join(unable)}: states, parts of layers, or another version"
+        return f"not supported by {', '.join(unable)}: recurrent states, parts of layers, or another version"
     alike = len({(one.dtype, one.number_bytes, one.quantization) for one in stages}) == 1
-    return None if alike else "stages keep rows in different types"
+    return None if alike else "stages store KV in different data types"
 
 
-def _within(most: int, members: Sequence[Registration], final: Mapping[int, int]) -> dict[int, int]:
-    """Choose the longest sequences whose KV takes at most so many bytes together.
+def _within(max_bytes: int, members: Sequence[Registration], final_rows: Mapping[int, int]) -> dict[int, int]:
+    """Return the longest sequences whose KV takes at most `max_bytes` bytes together, with their numbers of
+    rows. A sequence that does not fit into the remaining bytes is left out, and shorter ones may still be
+    chosen:
 
-    final: by sequence id, the number of final tokens. Return the chosen part of it. A sequence that does not
-    fit into the remaining bytes is left out, and shorter ones may still be chosen:
-    # room for 1000 tokens, final {1: 700, 2: 500, 3: 200} -> {1: 700, 3: 200}
+        # room for 1000 tokens, final rows {1: 700, 2: 500, 3: 200} -> {1: 700, 3: 200}
+
+    max_bytes: bytes of KV, and of the last stage's features, over all layers.
+    members: the registrations of all members, of which at least one is a worker.
+    final_rows: by sequence id, how many of its first tokens have final KV on every stage.
     """
     width = head.width if (head := head_of(members)) else 0
     workers = [one for one in members if one.kind == "worker"]
     row = max(one.row_bytes * one.model_layers + width * one.number_bytes for one in workers)
     chosen = dict[int, int]()
-    room = most
-    for sequence, rows in sorted(final.items(), key=lambda one: -one[1]):
+    room = max_bytes
+    for sequence, rows in sorted(final_rows.items(), key=lambda one: -one[1]):
         if rows * row <= room:
             chosen[sequence] = rows
             room -= rows * row

@@ -76,25 +76,30 @@ _NAMES: dict[type[Record], str] = {
 
 
 def encode_record(record: Record) -> str:
-    """Return a record as JSON: an array of its kind and its fields in order, such as ["again",3]."""
+    """Return a record as JSON: an array of its kind and its fields in order, such as ["again",3].
+
+    record: what happened to a request.
+    """
     parts: list[Any] = [getattr(record, one.name) for one in fields(record)]
     if isinstance(record, StepRecord):
-        parts[1] = [_encode_outcome(ordinal, outcome) for ordinal, outcome in record.said]
+        parts[1] = [_encode_outcome(ordinal, outcome) for ordinal, outcome in record.outcomes]
     return json.dumps([_NAMES[type(record)], *parts], separators=(",", ":"))
 
 
-def decode_record(text: str) -> Record:
+def decode_record(encoded: str) -> Record:
     """Return the record of what `encode_record` returned.
+
+    encoded: the JSON text of a record.
 
     Raises ValueError or TypeError for anything else.
     """
-    match json.loads(text):
+    match json.loads(encoded):
         case ["begun", float(at), int(found)]:
             return AdmittedRecord(at, found)
         case ["branched", int(point), str(wording)]:
             return BranchRecord(point, wording)
-        case ["heard", float(at), [*said]]:
-            return StepRecord(at, tuple(_decode_outcome(*one) for one in said))
+        case ["heard", float(at), [*outcomes]]:
+            return StepRecord(at, tuple(_decode_outcome(*one) for one in outcomes))
         case ["again", int(ordinal)]:
             return ReopenedRecord(ordinal)
         case ["stopped", float(at)]:
@@ -102,11 +107,16 @@ def decode_record(text: str) -> Record:
         case ["failed", str(error), str(message)]:
             return FailedRecord(error, message)
         case _:
-            raise ValueError(f"no record: {text[:40]}")
+            raise ValueError(f"not a journal record: {encoded[:40]}")
 
 
 def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
-    """Return the fields of an outcome that are needed to replay it: no accepted nodes, no sequence id."""
+    """Return the fields of an outcome that are needed to replay it, as a JSON array: no accepted nodes, no
+    sequence id.
+
+    ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
+    outcome: what a step did for the sequence.
+    """
     end = outcome.end.value if outcome.end else None
     chances = [[one.logprob, one.top] for one in outcome.chances]
     prompt = [[[one.logprob, one.top] for one in outcome.prompt_chances]] if outcome.prompt_chances else []
@@ -119,15 +129,25 @@ def _decode_outcome(
     tokens: list[int],
     end: str | None,
     chances: list[Any],
-    prompt: Sequence[Any] = (),
+    prompt_chances: Sequence[Any] = (),
 ) -> tuple[int, Outcome]:
-    """Return (ordinal, outcome) of what `_encode_outcome` returned; the outcome's sequence id is 0."""
-    told = Outcome(0, draft_round, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
-    return ordinal, replace(told, prompt_chances=_decode_chances(prompt)) if prompt else told
+    """Return (ordinal, outcome) of what `_encode_outcome` returned; the outcome's sequence id is 0.
+
+    ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
+    draft_round: the number of the sequence's draft round.
+    tokens: the accepted tokens.
+    end: why the sequence ended, or None.
+    chances: the logprobs of the tokens, as JSON arrays.
+    prompt_chances: the logprobs of the prompt, as JSON arrays; empty if there are none.
+    """
+    decoded = Outcome(0, draft_round, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
+    return ordinal, replace(
+        decoded, prompt_chances=_decode_chances(prompt_chances)
+    ) if prompt_chances else decoded
 
 
 def _decode_chances(chances: Sequence[Any]) -> tuple[Logprob, ...]:
-    """Return log probabilities from their JSON arrays."""
+    """Return log probabilities from JSON arrays, one [logprob, [[token id, logprob], ...]] per token."""
     return tuple(Logprob(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
 
 
@@ -137,7 +157,7 @@ JOURNAL_FILE = "journal.sqlite"
 # Version of the file's contents. A file of another version is emptied when it is opened.
 JOURNAL_FORMAT = 2
 
-_UNREADABLE = "what was written down of this request cannot be read any more"
+_UNREADABLE = "the journal's record of this request cannot be read"
 
 # (request id, change): a new request, a further record of the request, or None to delete the request.
 Change = tuple[str, JournaledRequest | Record | None]
@@ -146,11 +166,13 @@ Change = tuple[str, JournaledRequest | Record | None]
 class JournalFile:
     """The journal's SQLite file in one directory, which only one master can open at a time."""
 
-    def __init__(self, directory: Path, model: str) -> None:
+    def __init__(self, directory: Path, model_fingerprint: str) -> None:
         """Open or create the file.
 
-        model: the fingerprint of the model; the contents for another model are deleted. Raises InvalidRequest
-        if the file cannot be opened, for example because another master has it open.
+        directory: the directory of the file, which is created if it is missing.
+        model_fingerprint: the fingerprint of the model; the contents for another model are deleted.
+
+        Raises InvalidRequest if the file cannot be opened, for example because another master has it open.
         """
         self._path = directory / JOURNAL_FILE
         try:
@@ -158,7 +180,7 @@ class JournalFile:
             # SQLite creates its -wal and -shm files with the permissions of the main file.
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
             self._data = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
-            self._take(f"{JOURNAL_FORMAT} {model}")
+            self._take(f"{JOURNAL_FORMAT} {model_fingerprint}")
         except (OSError, sqlite3.Error) as error:
             raise InvalidRequest(
                 f"no journal in {directory}: {_open_error(error)}", field="journal"
@@ -179,7 +201,13 @@ class JournalFile:
         return tuple(one for one in read if one)
 
     def write(self, changes: Iterable[Change]) -> None:
-        """Write all of these changes in one transaction. Raises sqlite3.Error if none could be written."""
+        """Write changes in one transaction. A change that cannot be encoded is replaced by the deletion of
+        its request.
+
+        changes: pairs of a request's id and what happened to it, in order.
+
+        Raises sqlite3.Error or OSError if none of them could be written.
+        """
         self._data.execute("BEGIN")
         try:
             for change in changes:
@@ -203,18 +231,24 @@ class JournalFile:
         for beside in ("", "-wal", "-shm"):
             self._path.with_name(JOURNAL_FILE + beside).unlink(missing_ok=True)
 
-    def _take(self, about: str) -> None:
-        """Lock the file exclusively, and empty it unless it was written for this format and model."""
+    def _take(self, contents_mark: str) -> None:
+        """Lock the file exclusively, and empty it unless it was written for this format and model.
+
+        contents_mark: the format's version and the model's fingerprint.
+        """
         run = self._data.execute
         run("PRAGMA locking_mode=EXCLUSIVE")
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=NORMAL")
         run("CREATE TABLE IF NOT EXISTS about(holds TEXT)")
-        if run("SELECT holds FROM about").fetchall() != [(about,)]:
-            self._begin(about)
+        if run("SELECT holds FROM about").fetchall() != [(contents_mark,)]:
+            self._begin(contents_mark)
 
-    def _begin(self, about: str) -> None:
-        """Create empty tables, in place of any others."""
+    def _begin(self, contents_mark: str) -> None:
+        """Create empty tables, in place of any others.
+
+        contents_mark: the format's version and the model's fingerprint, which the file remembers.
+        """
         run = self._data.execute
         for table in ("about", "requests", "records"):
             run(f"DROP TABLE IF EXISTS {table}")
@@ -225,10 +259,12 @@ class JournalFile:
         )
         run("CREATE TABLE records(request TEXT, record TEXT)")
         run("CREATE INDEX of_request ON records(request)")
-        run("INSERT INTO about VALUES (?)", (about,))
+        run("INSERT INTO about VALUES (?)", (contents_mark,))
 
     def _try(self, change: Change) -> None:
         """Write one change. If it cannot be encoded, its request is deleted and will not survive a restart.
+
+        change: a request's id and what happened to it.
 
         Raises sqlite3.Error and OSError, which concern the whole file.
         """
@@ -241,7 +277,10 @@ class JournalFile:
             self._forget(change[0])
 
     def _write(self, change: Change) -> None:
-        """Insert a request or a record, or delete a request."""
+        """Insert a request or a record, or delete a request.
+
+        change: a request's id and what happened to it.
+        """
         run = self._data.execute
         match change:
             case id, JournaledRequest(_, client, ask, seed, began, _, owner, wording):
@@ -254,37 +293,50 @@ class JournalFile:
             case id, record:
                 run("INSERT INTO records VALUES (?, ?)", (id, encode_record(record)))  # pyrefly: ignore[bad-argument-type]
 
-    def _forget(self, id: str) -> None:
-        """Delete a request and its records."""
-        self._data.execute("DELETE FROM records WHERE request = ?", (id,))
-        self._data.execute("DELETE FROM requests WHERE id = ?", (id,))
+    def _forget(self, request_id: str) -> None:
+        """Delete a request and its records; an unknown id is ignored."""
+        self._data.execute("DELETE FROM records WHERE request = ?", (request_id,))
+        self._data.execute("DELETE FROM requests WHERE id = ?", (request_id,))
 
 
-def _decoded(request: str, text: str) -> Record:
-    """Return a decoded record. In place of an unreadable one, return a record that fails its request."""
+def _decoded(request_id: str, encoded: str) -> Record:
+    """Return a decoded record. In place of an unreadable one, return a record that fails its request, and log
+    a warning.
+
+    request_id: the id of the request, for the log.
+    encoded: the JSON text of the record.
+    """
     try:
-        return decode_record(text)
+        return decode_record(encoded)
     except Exception as error:
-        log.warning("request lost", request_id=request, reason=_UNREADABLE, exc_info=error)
+        log.warning("request lost", request_id=request_id, reason=_UNREADABLE, exc_info=error)
         return FailedRecord("Unavailable", _UNREADABLE)
 
 
-def _journaled(records: tuple[Record, ...], id: str, *row: Any) -> JournaledRequest | None:
-    """Return the request of a table row, or None if the row cannot be read."""
+def _journaled(records: tuple[Record, ...], request_id: str, *columns: Any) -> JournaledRequest | None:
+    """Return the request of a table row, or None (and a warning in the log) if the row cannot be read.
+
+    records: the request's records, in order.
+    request_id: the request's id.
+    columns: the further columns of the table: client, ask, seed, began, owner, wording.
+    """
     try:
-        client, ask, seed, began, owner, wording = row
+        client, ask, seed, began, owner, wording = columns
         asked = decode_ask(master_pb2.GenerateRequest.FromString(ask))
-        return JournaledRequest(id, client, asked, seed, began, records, owner, wording)
+        return JournaledRequest(request_id, client, asked, seed, began, records, owner, wording)
     except Exception as error:
-        log.warning("request lost", request_id=id, reason=_UNREADABLE, exc_info=error)
+        log.warning("request lost", request_id=request_id, reason=_UNREADABLE, exc_info=error)
         return None
 
 
 def _open_error(error: OSError | sqlite3.Error) -> str:
-    """Return in words why the file cannot be opened."""
+    """Return in words why the journal's file cannot be opened.
+
+    error: what opening it has raised.
+    """
     taken = isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
     if taken:
-        return "another master has it; a second one does not stand by"
+        return "another master has it open, and only one may"
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
@@ -297,6 +349,11 @@ class Journal:
     """
 
     def __init__(self, store: JournalFile, thread: Executor) -> None:
+        """Read the requests that the file contains.
+
+        store: the opened file.
+        thread: an executor with one thread, in which the file is written.
+        """
         self.kept = store.read()
         self._store = store
         self._thread = thread
@@ -320,11 +377,15 @@ class Journal:
         if not self._lost:
             self._store.close()
 
-    def put(self, id: str, what: JournaledRequest | Record | None) -> None:
-        """Add a change to the next batch: a new request, a record of the request, or None to delete it."""
+    def put(self, request_id: str, change: JournaledRequest | Record | None) -> None:
+        """Add a change to the next batch. Nothing happens if the journal has been given up.
+
+        request_id: the request's id.
+        change: a new request, a further record of the request, or None to delete the request.
+        """
         if self._lost:
             return
-        self._waiting.append((id, what))
+        self._waiting.append((request_id, change))
         loop = asyncio.get_running_loop()
         self._landing = self._landing or loop.create_future()
         self._writing = self._writing or start(self._write())
@@ -345,62 +406,93 @@ class Journal:
         self._writing = self._flying = None
 
     def _give_up(self, error: Exception) -> None:
-        """Delete the journal after a failed write; the master continues without it."""
+        """Delete the journal after a failed write; the master continues without it, and later changes are
+        ignored.
+
+        error: what the write has raised.
+        """
         self._lost = True
         self._waiting = []
-        log.error("the journal is given up: a restart will lose every request", exc_info=error)
+        log.error("journal deleted after a failed write: a restart will lose every request", exc_info=error)
         with contextlib.suppress(sqlite3.Error, OSError):
             self._store.remove()
 
 
-def open_journal(directory: Path, model: str) -> Journal:
+def open_journal(directory: Path, model_fingerprint: str) -> Journal:
     """Open the journal of a directory, with a thread that writes it.
 
-    model: the model's fingerprint. Raises InvalidRequest if the file cannot be opened.
+    directory: the directory of the journal's file, which is created if it is missing.
+    model_fingerprint: the fingerprint of the model; the contents for another model are deleted.
+
+    Raises InvalidRequest if the file cannot be opened.
     """
-    return Journal(JournalFile(directory, model), ThreadPoolExecutor(1, thread_name_prefix="journal"))
+    return Journal(
+        JournalFile(directory, model_fingerprint), ThreadPoolExecutor(1, thread_name_prefix="journal")
+    )
 
 
 class RequestJournal:
-    """The journal as engines use it: records resumable requests, and does nothing without a journal.
+    """The journal as engines use it: records resumable requests, and does nothing without a journal."""
 
-    The argument `now` of the methods is in seconds of the engine's clock, which starts anew with each
-    process. The argument `wall` returns seconds of a clock that continues while no master runs.
-    """
+    def __init__(self, journal: Journal | None = None, wall_clock: Callable[[], float] = time.time) -> None:
+        """Use a journal, or none.
 
-    def __init__(self, journal: Journal | None = None, wall: Callable[[], float] = time.time) -> None:
+        journal: the journal, or None to keep nothing.
+        wall_clock: returns seconds of a clock that continues while no master runs. The argument `now` of the
+            methods is in seconds of the engine's clock, which starts anew with each process.
+        """
         self._journal = journal
-        self._wall = wall
+        self._wall = wall_clock
 
     def record_arrival(self, request: RequestState, now: float) -> None:
-        """Record a new request, if it is resumable."""
+        """Record a new request, if it is resumable.
+
+        request: the request, with its prompts made.
+        now: the present time, in seconds of the engine's clock.
+        """
         if self._journal and request.ask.resumable:
             began = self._wall() - (now - request.since)
             wording = fingerprint_of(request.wording)
-            kept = JournaledRequest(
+            journaled = JournaledRequest(
                 request.id, request.client, request.ask, request.seed, began, (), request.owner, wording
             )
-            self._journal.put(request.id, kept)
+            self._journal.put(request.id, journaled)
 
-    def age(self, kept: JournaledRequest) -> float:
-        """Return how many seconds ago the request arrived, at least 0."""
-        return max(self._wall() - kept.began, 0.0)
+    def age(self, journaled: JournaledRequest) -> float:
+        """Return how many seconds ago a request arrived, at least 0.
+
+        journaled: the request as the journal keeps it.
+        """
+        return max(self._wall() - journaled.began, 0.0)
 
     def record(self, request: RequestState, record: Record) -> None:
-        """Record what happened to a request, if the request is resumable."""
+        """Record what happened to a request, if the request is resumable.
+
+        request: the request.
+        record: what happened, with times in seconds since the request's arrival.
+        """
         if self._journal and request.ask.resumable:
             self._journal.put(request.id, record)
 
     def branch_record(self, point: int, turn: PromptTurn) -> BranchRecord:
-        """Return the record of an opened branch; only with a journal it holds a fingerprint of the prompt."""
+        """Return the record of an opened branch. Without a journal, it holds no fingerprint of the prompt,
+        since nothing will compare it.
+
+        point: the id of the point that the branch writes.
+        turn: the prompt of the branch.
+        """
         return BranchRecord(point, fingerprint_of(turn.suffix) if self._journal else "")
 
-    def forget(self, id: str) -> None:
-        """Delete a request from the journal."""
+    def forget(self, request_id: str) -> None:
+        """Delete a request from the journal; an unknown id is ignored."""
         if self._journal:
-            self._journal.put(id, None)
+            self._journal.put(request_id, None)
 
     async def secure(self, request: RequestState) -> None:
-        """Wait until the journal holds everything that the request's client is about to see."""
+        """Wait until the journal holds everything that the request's client is about to see. Return at once
+        for a request that is not resumable, or without a journal.
+
+        request: the request whose events are about to be sent.
+        """
         if self._journal and request.ask.resumable:
             await self._journal.secure()

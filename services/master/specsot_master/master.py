@@ -42,7 +42,10 @@ class RequestObserver(Protocol):
     """Observes the events of one request. Called on the event loop, so its methods must be quick."""
 
     def on_event(self, event: Event) -> None:
-        """Observe an event before the client receives it."""
+        """Observe an event before the client receives it.
+
+        event: the event, without its number.
+        """
         ...
 
     def on_end(self) -> None:
@@ -54,25 +57,43 @@ class RequestSource(Protocol):
     """Opens and cancels requests: the engine of a single ring, or the router over several rings."""
 
     async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
-        """Open a new request, or resume a known one. Return its events, which the caller must close.
+        """Open a new request, or resume a known one. Return a subscription that yields its events, which the
+        caller must close.
 
-        See `Engine.open` for arguments and errors.
+        ask: what the client asks for; None if a known request is resumed, which `offset` then names.
+        caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
+            owner.
+        offset: number of the first event to yield of the caller's known request; None for a new request.
+
+        Raises the errors of `Engine.open`, such as InvalidRequest and Unavailable.
         """
         ...
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
-        """Cancel a request; see `Engine.cancel`."""
+        """Cancel a request; the text so far becomes its answer. Return False if there is no such request of
+        this owner.
+
+        request_id: the id under which the request was opened.
+        owner: the owner of the caller's token; "" for a caller without a token.
+        """
         ...
 
 
 class RequestCounter:
     """The single entry point of requests from gRPC, HTTP and the same process; counts and observes them.
 
-    The count lets the master wait for running requests before it shuts down. The attribute `info` is a
-    function that returns the present state of the ring; `closing` is set once new requests are refused.
+    The count lets the master wait for running requests before it shuts down.
+
+    The attribute `closing` is set once new requests are refused.
     """
 
     def __init__(self, leader: RequestSource, info: Callable[[], Info]) -> None:
+        """Create an entry point without running requests.
+
+        leader: opens and cancels the requests: the engine of a single ring, or the router over several.
+        info: a function that returns the present state of the ring; it becomes the attribute of the same
+            name.
+        """
         self._leader = leader
         self.info = info
         self._running = 0
@@ -81,18 +102,25 @@ class RequestCounter:
         self._quiet.set()
         self._watches: list[Callable[[Ask], RequestObserver]] = []
 
-    def watch(self, begin: Callable[[Ask], RequestObserver]) -> None:
-        """Observe every request that starts from now on; `begin` creates an observer for each."""
-        self._watches.append(begin)
+    def watch(self, create_observer: Callable[[Ask], RequestObserver]) -> None:
+        """Observe every new request from now on.
+
+        create_observer: called with what the client asks for, once per new request; returns the object that
+            receives the request's events and its end.
+        """
+        self._watches.append(create_observer)
 
     async def generate(
         self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
     ) -> AsyncGenerator[Numbered, None]:
-        """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels.
+        """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels
+        the request, unless the request is resumable.
 
-        ask: the request; may be None if `offset` is given. offset: resume the caller's request from this
-        event on. A resumed request is not observed again. A resumable request is not cancelled when the
-        generator is closed.
+        ask: what the client asks for; may be None if `offset` is given.
+        caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
+            owner.
+        offset: number of the first event to yield of the caller's known request; None for a new request. A
+            resumed request is not observed again.
 
         Raises what `Engine.open` and its events raise, and Unavailable for a new request while the master
         shuts down.
@@ -108,17 +136,23 @@ class RequestCounter:
                     yield numbered
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
-        """Cancel a request; see `Engine.cancel`."""
+        """Cancel a request; the text so far becomes its answer. Return False if there is no such request of
+        this owner.
+
+        request_id: the id under which the request was opened.
+        owner: the owner of the caller's token; "" for a caller without a token.
+        """
         return self._leader.cancel(request_id, owner)
 
-    async def drain(self, grace: float) -> bool:
-        """Refuse new requests, and wait for the running ones.
+    async def drain(self, grace_seconds: float) -> bool:
+        """Refuse new requests from now on, and wait for the running ones. Return True if all of them ended in
+        time.
 
-        Return whether all ended within `grace` seconds.
+        grace_seconds: the longest time to wait, in seconds.
         """
         self.closing = True
         try:
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout(grace_seconds):
                 await self._quiet.wait()
         except TimeoutError:
             return False
@@ -138,7 +172,11 @@ class RequestCounter:
 
     @contextmanager
     def _watched(self, ask: Ask | None) -> Generator[list[RequestObserver]]:
-        """Create the observers of a new request, and end them after this block; with None, create none."""
+        """Create the observers of a new request, and end them after this block. Yield the observers in the
+        order of `watch`.
+
+        ask: what the client asks for; None for a resumed request, which has no observers.
+        """
         watches = [begin(ask) for begin in self._watches] if ask else []
         try:
             yield watches
@@ -175,21 +213,28 @@ class Master:
     requests: RequestCounter = field(init=False)
 
     def __post_init__(self) -> None:
+        """Create the entry point of all requests."""
         self.requests = RequestCounter(self.leader, self.info)
 
     def info(self) -> Info:
         """Return the present state of all rings and members, and why refused members were refused."""
-        told = total_info([one.info() for one in self.replicas])
+        total = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
-        waiting = (*told.waiting_for, *self.refused_members.lines()) if told.waiting_for else ()
-        return replace(told, models=(self.model,), members=members, waiting_for=waiting)
+        waiting = (*total.waiting_for, *self.refused_members.lines()) if total.waiting_for else ()
+        return replace(total, models=(self.model,), members=members, waiting_for=waiting)
 
     def waiting_for(self) -> str:
         """Return in words what each incomplete ring waits for; empty if all rings are complete."""
         return "; ".join(self.info().waiting_for)
 
     async def rebalance(self) -> Rebalanced:
-        """Split the layers of every formed ring anew; see `Fleet.rebalance` for the errors."""
+        """Split the layers of every formed ring anew over its workers, and return when all of them run again.
+        The result covers all rings: changed if one of them has changed, the largest epoch number, and the
+        rings' plans in words.
+
+        Raises the errors of `Fleet.rebalance`: Unavailable without a ring or if it breaks meanwhile, and
+        Refused if KV memory is too small.
+        """
         formed = [one for one in self.replicas if one.fleet.formed] or self.replicas[:1]
         done = await asyncio.gather(*(one.fleet.rebalance() for one in formed))
         plans = "; ".join(one.plan for one in done)
@@ -198,8 +243,9 @@ class Master:
     async def complete(self, with_drafter: bool = False) -> None:
         """Return once all rings are complete.
 
-        with_drafter: wait until each ring has a drafter, too. Raises Unavailable with the reason if an epoch
-        failed because a member cannot take part.
+        with_drafter: also wait until each ring has a drafter.
+
+        Raises Unavailable with the reason if an epoch failed because a member cannot take part.
         """
         for one in self.replicas:
             while not one.fleet.ready or (with_drafter and not one.drafts):
@@ -209,16 +255,22 @@ class Master:
                 await self.changed.wait()
 
     def end(self, reason: str) -> None:
-        """Fail all requests of all rings, and refuse further ones, with this reason."""
+        """Fail all requests of all rings, and refuse further ones.
+
+        reason: the error message that clients receive.
+        """
         for one in self.replicas:
             one.engine.handle(MasterLeaving(reason))
 
-    def _members_of(self, one: Replica) -> Iterable[MemberInfo]:
-        """Return a ring's members, with the ring's number if there are several rings."""
-        members = one.fleet.members()
+    def _members_of(self, replica: Replica) -> Iterable[MemberInfo]:
+        """Yield the members of a ring for status pages; with the ring's number, if there are several rings.
+
+        replica: the ring.
+        """
+        members = replica.fleet.members()
         if len(self.replicas) == 1:
             return members
-        return (replace(member, replica=one.number) for member in members)
+        return (replace(member, replica=replica.number) for member in members)
 
 
 def assemble(
@@ -230,9 +282,10 @@ def assemble(
 ) -> Master:
     """Read the model's tokenizer and config (no weights), and create a master with its engines and fleets.
 
-    base: the model's directory. ring: the options of the rings.
+    base: the model's directory.
+    ring: the options of the rings.
     after: the largest epoch number that an earlier master may have used; new epochs get larger numbers.
-    notes: the journal that survives a restart, or None.
+    notes: the journal that survives a restart, or None to keep nothing.
     forecasts: the directory with the measured costs for forecasts, one file per model; None to save none.
 
     Raises ModelError, and InvalidRequest for options that do not suit the model.
@@ -253,12 +306,12 @@ def assemble(
     router = RequestRouter(replicas)
 
     def settle() -> None:
-        """Move workers and requests between the rings."""
+        """Move idle workers to rings that lack one, and requests to rings that can continue them."""
         members.lend_workers()
         router.move_stranded()
 
     def changed() -> None:
-        """Handle that a ring has become complete or has broken."""
+        """Handle that a ring has become complete or has broken, or that members have joined or left."""
         event.set()
         # Deferred, so that the fleet first does what it can by itself.
         if several:
@@ -277,15 +330,25 @@ def assemble(
 
 
 def _check(ring: RingOptions, model: ModelInfo) -> None:
-    """Raises InvalidRequest if the numbers of workers, stages and layers do not fit together."""
+    """Raise InvalidRequest if the numbers of workers, stages and layers do not fit together.
+
+    ring: the options of the rings.
+    model: what is known of the model; only its number of layers is used.
+    """
     if not 0 < ring.workers <= model.layers:
         raise InvalidRequest(f"{ring.workers} workers cannot share {model.layers} layers", "workers")
     if ring.max_stages is not None and ring.max_stages < ring.workers:
         raise InvalidRequest(f"max_stages {ring.max_stages} < workers {ring.workers}", "max_stages")
 
 
-def _describe(base: Path, ring: RingOptions, style: str, has_template: bool) -> ModelInfo:
-    """Return what clients learn of the model; log a warning if the model has no chat template."""
+def _describe(base: Path, ring: RingOptions, plan_style: str, has_template: bool) -> ModelInfo:
+    """Return what clients learn of the model; log a warning if the model has no chat template.
+
+    base: the model's directory.
+    ring: the options of the rings, which may give the model a public name.
+    plan_style: the model's way to plan, as `--plan-style` names it.
+    has_template: True if the model's files hold a chat template.
+    """
     config = read_config(base)
     name = ring.name or name_of_model(base)
     layers = config.layers
@@ -296,11 +359,16 @@ def _describe(base: Path, ring: RingOptions, style: str, has_template: bool) -> 
             "a base model may continue the question instead of answering it",
             model=name,
         )
-    return ModelInfo(name, fingerprint(base), layers, positions, style, not has_template)
+    return ModelInfo(name, fingerprint(base), layers, positions, plan_style, not has_template)
 
 
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
-    """Return the engine's options, completed by what is known of the model."""
+    """Return the engine's options, completed by what is known of the model.
+
+    base: the model's directory.
+    ring: the options of the rings; its part `conduct` says how requests are treated.
+    model: what clients learn of the model; only its public name is used.
+    """
     config = read_config(base)
     folder = folder_of_model(base)
     heads = read_heads(folder, config)
@@ -310,7 +378,11 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
-    """Return the fleet's options, completed by what is known of the model."""
+    """Return the fleet's options, completed by what is known of the model.
+
+    ring: the options of the rings.
+    model: what clients learn of the model; its fingerprint and number of layers are used.
+    """
     wished = {one.name: getattr(ring, one.name) for one in fields(ring)}
     grace = DRAFTER_GRACE_SECONDS if ring.drafts else 0
     return RingConfig(**wished, fingerprint=model.fingerprint, model_layers=model.layers, drafter_grace=grace)

@@ -31,19 +31,33 @@ class Membership(Protocol):
     """Admits members and receives their messages: one fleet, or the router over several fleets."""
 
     async def join(self, registration: Registration, downlink: Link) -> None:
-        """Admit a member, to which `downlink` leads. Raises Refused if the member does not belong here."""
-        ...
+        """Admit a member, and start an epoch with it if that is possible now.
 
-    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
-        """Handle a member's message.
+        registration: what the member says of itself: kind, name, address, model fingerprint, layers.
+        downlink: the master's link to this member, on which it receives its configurations.
 
-        by: the downlink of the sender. A message is ignored if a newer process has the same name, so that its
-            downlink is another one.
+        Raises Refused if the member does not belong here.
         """
         ...
 
-    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None:
-        """Handle the loss of a member. by: as for `on_message`."""
+    def on_message(self, name: str, message: object, downlink: Link | None = None) -> None:
+        """Handle one message of a member. Messages of unknown members, and of other epochs, are ignored.
+
+        name: the sender's name.
+        message: a decoded message: Result, Ready, Progress, Broken or MemberLeaving.
+        downlink: the master's link to the sender. The message is ignored if a newer process has joined under
+            the same name, so that its link is another one. None accepts any process of this name.
+        """
+        ...
+
+    def on_disconnect(self, name: str, reason: str, downlink: Link | None = None) -> None:
+        """Handle the loss of a member. Nothing happens if the member is unknown.
+
+        name: the lost member's name.
+        reason: why it is lost, in words.
+        downlink: the master's link to the lost member; nothing happens if a newer process has its name. None
+            accepts any process of this name.
+        """
         ...
 
 
@@ -56,15 +70,23 @@ class RingUser(Protocol):
         ...
 
     def fitting(self, ring: RingState, /) -> int:
-        """Return how many of the known requests would fit a ring like this one."""
+        """Return how many of the known requests would fit a ring like this one.
+
+        ring: the sizes and limits of a ring that need not run.
+        """
         ...
 
     def final_rows(self) -> Mapping[int, int]:
-        """Return, by sequence id, for how many leading tokens the KV on every stage is final."""
+        """Return, by sequence id, how many of its first tokens have final KV on every stage, so that the KV
+        can be copied while requests continue. Sequences without final KV are left out.
+        """
         ...
 
     def handle(self, event: RingEvent, /) -> None:
-        """Handle a result, or a change of the ring's state."""
+        """Handle a result, or a change of the ring's state.
+
+        event: a result of the ring, or that the ring became ready or was lost.
+        """
         ...
 
 
@@ -81,20 +103,23 @@ class Member:
 
 
 class MemberTable:
-    """Members by name, in the order in which they joined; sends them messages.
-
-    The argument `on_lost(name, reason)` is called if a message cannot be delivered.
-    """
+    """Members by name, in the order in which they joined; sends them messages in the background."""
 
     def __init__(self, on_lost: Callable[[str, str], None]) -> None:
+        """Create a table without members.
+
+        on_lost: called with the member's name and a reason in words if a message cannot be delivered.
+        """
         self._on_lost = on_lost
         self._members: dict[str, Member] = {}
         self._tasks = set[asyncio.Task[object]]()
 
     def __getitem__(self, name: str) -> Member:
+        """Return the member of this name. Raises KeyError if there is none."""
         return self._members[name]
 
     def __contains__(self, name: str) -> bool:
+        """Return True if a member of this name has joined."""
         return name in self._members
 
     @property
@@ -103,52 +128,84 @@ class MemberTable:
         return [member.registration for member in list(self._members.values())]
 
     def add(self, registration: Registration, downlink: Link) -> None:
-        """Add a member; a member of the same name is replaced."""
+        """Add a member; a member of the same name is replaced.
+
+        registration: what the member said of itself when it joined; its name is the key.
+        downlink: the master's link to the member.
+        """
         self._members[registration.name] = Member(registration, downlink)
 
     def find(self, name: str) -> Member | None:
-        """Return the member of this name, or None."""
+        """Return the member of this name, or None if no member has it."""
         return self._members.get(name)
 
     def remove(self, name: str) -> Member:
         """Remove and return a member. Raises KeyError for an unknown name."""
         return self._members.pop(name)
 
-    def send(self, name: str, word: MemberMessage) -> None:
-        """Send a message in the background; unknown names are ignored, and a failure calls `on_lost`."""
-        self._soon(
-            self._deliver(name, word), lambda error: self._on_lost(name, f"{type(error).__name__} on the way")
+    def send(self, name: str, message: MemberMessage) -> None:
+        """Send a message in the background. Nothing happens if no member has this name; if the message cannot
+        be delivered, `on_lost` is called.
+
+        name: the receiver's name.
+        message: the message, not encoded yet.
+        """
+        self._run_in_background(
+            self._deliver(name, message),
+            lambda error: self._on_lost(name, f"{type(error).__name__} on the way"),
         )
 
-    def send_all(self, words: Mapping[str, MemberMessage]) -> None:
-        """Send each member, by name, its message in the background."""
-        for name, word in words.items():
-            self.send(name, word)
+    def send_all(self, messages: Mapping[str, MemberMessage]) -> None:
+        """Send each member its own message in the background, as `send` does.
+
+        messages: the message for each receiver, by the receiver's name.
+        """
+        for name, message in messages.items():
+            self.send(name, message)
 
     def disconnect(self, member: Member) -> None:
-        """Close the link of a process that was replaced; what the link still delivers is ignored."""
-        self._soon(member.downlink.close())
+        """Close the link of a process that was replaced; what the link still delivers is ignored.
+
+        member: the process, which need not be in the table any more.
+        """
+        self._run_in_background(member.downlink.close())
 
     def drop(self, name: str, reason: str) -> None:
-        """Disconnect a member that does not do its part, and report it as lost. The member may join again."""
+        """Disconnect a member that does not do its part, and report it as lost through `on_lost`. The member
+        may join again. An unknown name is ignored.
+
+        name: the member's name.
+        reason: why it is dropped, in words.
+        """
         if member := self._members.get(name):
             self.disconnect(member)
             self._on_lost(name, reason)
 
-    async def _deliver(self, name: str, word: MemberMessage) -> None:
-        """Send a message over the member's link; if the link fails, report the member as lost."""
+    async def _deliver(self, name: str, message: MemberMessage) -> None:
+        """Send a message over the member's link. If the link fails, report the member as lost, unless another
+        process has taken its name meanwhile. An unknown name is ignored.
+
+        name: the receiver's name.
+        message: the message, not encoded yet.
+        """
         member = self._members.get(name)
         if member is None:
             return
         try:
-            await member.downlink.send(word)
+            await member.downlink.send(message)
         except SpecsotError as error:
             if self._members.get(name) is member:
                 self._on_lost(name, str(error))
 
-    def _soon(self, work: Coroutine[Any, Any, object], failed: Failed | None = None) -> None:
-        """Run a coroutine as a task, and hold a reference to the task until it ends."""
-        task = start(work, failed)
+    def _run_in_background(
+        self, coroutine: Coroutine[Any, Any, object], on_error: Failed | None = None
+    ) -> None:
+        """Run a coroutine as a task, and hold a reference to the task until it ends.
+
+        coroutine: what is run.
+        on_error: called with the exception if the coroutine raises one; None to log the exception only.
+        """
+        task = start(coroutine, on_error)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -157,44 +214,59 @@ class RefusedMembers:
     """Members that were refused and may ask again, so that the master's status shows an operator why."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Create an empty list.
+
+        clock: returns monotonic seconds.
+        """
         self._clock = clock
         # By address of the member: the time of its last attempt, and the refusal in words.
         self._asked: dict[str, tuple[float, str]] = {}
 
-    def note(self, asking: Registration, refusal: Refused) -> None:
-        """Remember a refusal, and log it if it is not listed yet.
+    def note(self, registration: Registration, refusal: Refused) -> None:
+        """Remember a refusal, and log it if the same refusal is not listed yet. If MAX_REFUSED_MEMBERS
+        members are listed already, a further one is ignored.
 
-        At most MAX_REFUSED_MEMBERS members are listed.
+        registration: what the refused member said of itself.
+        refusal: the error that it received.
         """
-        said = f"{asking.kind} {asking.name} at {asking.address} is not let in: {refusal}"
-        known = said in self.lines()
+        line = f"{registration.kind} {registration.name} at {registration.address} is not let in: {refusal}"
+        known = line in self.lines()
         if not known and len(self._asked) < MAX_REFUSED_MEMBERS:
             log.warning(
                 "member not let in",
-                kind=asking.kind,
-                name=asking.name,
-                at=asking.address,
+                kind=registration.kind,
+                name=registration.name,
+                at=registration.address,
                 reason=str(refusal),
             )
         if known or len(self._asked) < MAX_REFUSED_MEMBERS:
-            self._asked[asking.address] = self._clock(), said
+            self._asked[registration.address] = self._clock(), line
 
-    def forget(self, joined: Registration) -> None:
-        """Forget the refusal of a member that has joined now."""
-        self._asked.pop(joined.address, None)
+    def forget(self, registration: Registration) -> None:
+        """Remove a member from the list, because it has joined now. Nothing happens if it is not listed.
+
+        registration: what the member said of itself; its address identifies it.
+        """
+        self._asked.pop(registration.address, None)
 
     def lines(self) -> tuple[str, ...]:
-        """Return one line per member that was refused within the last ASKS_AGAIN_SECONDS."""
+        """Return one line in words per member that was refused within the last ASKS_AGAIN_SECONDS; empty if
+        there is none. Older refusals are forgotten.
+        """
         since = self._clock() - ASKS_AGAIN_SECONDS
         self._asked = {address: one for address, one in self._asked.items() if one[0] > since}
-        return tuple(said for _, said in self._asked.values())
+        return tuple(line for _, line in self._asked.values())
 
 
 class RejoinGrace:
-    """A timer during which the fleet waits for lost members; `over` is called when the time has run out."""
+    """A timer during which the fleet waits for lost members."""
 
-    def __init__(self, over: Callable[[], None]) -> None:
-        self._over = over
+    def __init__(self, on_timeout: Callable[[], None]) -> None:
+        """Create a timer that does not run.
+
+        on_timeout: called without arguments when the time has run out, but not when the timer is stopped.
+        """
+        self._over = on_timeout
         self._alarm: asyncio.TimerHandle | None = None
 
     @property
@@ -203,18 +275,21 @@ class RejoinGrace:
         return self._alarm is not None
 
     def begin(self, seconds: float) -> None:
-        """Start the timer anew, whether or not it is running already."""
+        """Start the timer anew, whether or not it is running already.
+
+        seconds: how long it runs.
+        """
         self.end()
         self._alarm = asyncio.get_running_loop().call_later(seconds, self._run_out)
 
     def end(self) -> None:
-        """Stop the timer without calling `over`."""
+        """Stop the timer without calling `on_timeout`. Nothing happens if it is not running."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = None
 
     def _run_out(self) -> None:
-        """Call `over` when the time has run out."""
+        """Call `on_timeout`, as the time has run out."""
         self._alarm = None
         self._over()
 
@@ -225,13 +300,19 @@ class DrafterGrace(RejoinGrace):
     Without this wait, a drafter that joins a moment later would cause the ring to be formed a second time.
     """
 
-    def __init__(self, over: Callable[[], None], seconds: float) -> None:
-        super().__init__(over)
+    def __init__(self, on_timeout: Callable[[], None], seconds: float) -> None:
+        """Create a timer that does not run.
+
+        on_timeout: called without arguments when the time has run out.
+        seconds: how long to wait for a drafter; 0 for not at all.
+        """
+        super().__init__(on_timeout)
         self._seconds = seconds
         self._begun = False
 
     def waits(self, members: Iterable[Registration]) -> bool:
-        """Start the timer on the first call. Return whether no drafter has joined yet and time is left.
+        """Return True if no drafter has joined yet and time is left. The first call starts the timer, unless
+        a drafter is present; a drafter that joins stops it.
 
         members: the registrations of all members.
         """

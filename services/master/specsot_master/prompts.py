@@ -52,6 +52,8 @@ class Prompts:
         style: how the model plans; "auto" takes the style of specsot.json, else fork tags if the tokenizer
         has them, else lists. Raises ModelError if specsot.json cannot be used, or if the tokenizer lacks the
         tags of a style "tags".
+        directory: the model's directory, or a GGUF file in it.
+        text: the model's tokenizer and chat template.
         """
         folder = folder_of_model(Path(directory))
         self._text = text
@@ -69,13 +71,24 @@ class Prompts:
         self.tags = tags
         self.listed = style == "list" or (style == "auto" and not tags)
 
-    def check_fits(self, ask: Ask, positions: int) -> None:
-        """Raises ContextLengthExceeded if the first part of one message alone exceeds `positions` tokens."""
+    def check_fits(self, ask: Ask, max_positions: int) -> None:
+        """Raise ContextLengthExceeded if the first part of one message alone fills the context. A request
+        that passes this check may still be too long.
+
+        ask: what the client asks for; its prompt and each of its messages are checked.
+        max_positions: the model's context, in tokens.
+        """
         for text in (ask.prompt or "", *(message.content for message in ask.messages)):
-            self._text.check_fits(text, positions)
+            self._text.check_fits(text, max_positions)
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt of a direct answer. Raises TemplateRefused."""
+        """Return the token ids of the prompt of a direct answer, as the model's chat template renders it with
+        thinking off.
+
+        messages: the conversation, oldest turn first.
+
+        Raises TemplateRefused if the template does not take this conversation.
+        """
         return self._text.encode(self._text.render(messages))
 
     @property
@@ -84,40 +97,52 @@ class Prompts:
         return "tags" if self.tags else "list" if self.listed else "markers"
 
     def thinking(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt of a direct answer, with a thinking block opened if the model can think.
+        """Return the token ids of the prompt of a direct answer, with a thinking block opened if the model
+        can think; else the prompt that `chat` returns.
 
-        Raises TemplateRefused.
+        messages: the conversation, oldest turn first.
+
+        Raises TemplateRefused if the template does not take this conversation.
         """
         if self._text.thinking == "never":
             return self.chat(messages)
         turns = [{"role": one.role, "content": one.content} for one in messages]
-        return self._text.encode(self._text.render_turns(turns, (), thinks=True))
+        return self._text.encode(self._text.render_turns(turns, (), with_thinking=True))
 
     def score(self, messages: Sequence[Message]) -> ScorePrompt:
-        """Return the prompt by which the router lets the model decide, for models with a threshold.
+        """Return the prompt by which the router lets the model decide whether to plan. It ends in the first
+        words of an answer, and names the tokens whose probabilities count for each side. A model without a
+        threshold gets the threshold 0.
 
-        Raises TemplateRefused.
+        messages: the conversation, oldest turn first.
+
+        Raises TemplateRefused if the template does not take this conversation.
         """
         begun = head_of_answer(self._text.render(messages), BEGUN)
         return ScorePrompt(self._text.encode(begun), *self.score_words, self.threshold or 0.0)
 
     def _tokens_after(self, words: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of those words that are a single token after the beginning of an answer.
+        """Return the tokens of those words that are a single token after the beginning of an answer. Words
+        that need several tokens, or that change the tokens before them, are left out; the result may be
+        empty.
 
-        Words that need several tokens, or that change the tokens before them, are left out.
+        words: continuations of BEGUN, each with its leading space.
         """
         begun = self._text.encode(BEGUN)
         found = (self._text.encode(BEGUN + word) for word in words)
         return tuple(tokens[-1] for tokens in found if tokens[:-1] == begun)
 
     def size(self, text: str) -> int:
-        """Return how many tokens a text has that the master itself adds to the answer."""
+        """Return how many tokens a text has that the master itself adds to the answer, such as a heading."""
         return len(self._text.encode(text))
 
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
         """Return the prompts of a planned answer, which all begin with one shared prefix.
 
-        rules: the maximum number of points, and what else limits the plan. Raises TemplateRefused.
+        messages: the conversation, oldest turn first.
+        rules: the maximum number of points, and what else limits the plan.
+
+        Raises TemplateRefused if the template does not take this conversation.
         """
         if self.listed:
             return ListConversation(self._text, messages, rules, self.wording)
@@ -127,7 +152,10 @@ class Prompts:
 
 
 def messages_of(ask: Ask) -> tuple[Message, ...]:
-    """Return a request's conversation; a request with a bare prompt has a single user turn."""
+    """Return a request's conversation; a request with a bare prompt has a single user turn.
+
+    ask: what the client asks for, with a prompt or messages.
+    """
     return ask.messages if ask.prompt is None else (Message("user", ask.prompt),)
 
 
@@ -138,8 +166,8 @@ class ListConversation:
     once in the ring, and each branch forks them:
     # skeleton [p0 p1 p2 s0 s1], branch [p0 p1 p2 b0] -> prefix [p0 p1 p2], suffixes [s0 s1] and [b0]
 
-    The text before a control token that all prompts share is tokenized once (`_known`); each branch only
-    tokenizes what follows. See `core/plans/prompts.py` for the attributes.
+    The text before a control token that all prompts share is tokenized once (`_shared_tokens`); each branch
+    only tokenizes what follows. See `core/plans/prompts.py` for the attributes.
     """
 
     # The beginning of the answer to the planning turn, which is a part of the prompt.
@@ -152,6 +180,9 @@ class ListConversation:
 
         wording: the sentences that ask for the list and for a point; None for the defaults. Raises
         TemplateRefused if the template takes the conversation in no form.
+        text: the model's tokenizer and chat template.
+        messages: the conversation, oldest turn first, at least one.
+        rules: the maximum number of points, and what else limits the plan.
         """
         wording = wording or Wording()
         question = messages[-1].content
@@ -170,41 +201,55 @@ class ListConversation:
             self._slots = find_slots(self._render_branch, text.mark)
             probe = self._render_branch(*self._branch_words(SAMPLE_POINT, [SAMPLE_POINT]))
         cut, end = text.cut(asked, shared_text(asked, probe))
-        self._head = asked[:cut]
-        self._joint = asked[cut:end]
-        self._known = text.encode(self._head) if self._head else ()
+        self._shared_head = asked[:cut]
+        self._joint_token = asked[cut:end]
+        self._shared_tokens = text.encode(self._shared_head) if self._shared_head else ()
         skeleton = self._tokens(head_of_answer(asked, self.plan_head))
         branch = self._tokens(probe)
-        self.prefix = skeleton[: min(shared_length(skeleton, branch, len(self._known)), len(skeleton) - 1)]
-        self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._known))
+        self.prefix = skeleton[
+            : min(shared_length(skeleton, branch, len(self._shared_tokens)), len(skeleton) - 1)
+        ]
+        self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._shared_tokens))
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(self._messages)))
         self.asked = len(self.answer.tokens)
-        self.behind = len(probe) - (len(self._head) if self._slots else 0)
+        self.behind = len(probe) - (len(self._shared_head) if self._slots else 0)
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
         """Return the prompt of a point's branch.
 
-        A list names neither parents nor lengths, so both arguments are unused.
+        point: the point that the branch writes.
+        points: all points of the plan, which the prompt lists.
+        parents, length: unused, since a list names neither dependencies nor lengths.
         """
         return self._branch_turn(self._branch_words(point, points))
 
     def _branch_turn(self, words: Sequence[str]) -> PromptTurn:
-        """Return the prompt of a branch from what `_branch_words` returns."""
+        """Return the prompt of a branch, as tokens with the length of the shared prefix.
+
+        words: what `_branch_words` returns: texts that are put into the conversation.
+        """
         if self._slots:
             rendering = self._slots.fill(*map(self._text.mark, words))
         else:
             rendering = self._render_branch(*words)
-        return turn_from(self.prefix, self._tokens(rendering), len(self._known))
+        return turn_from(self.prefix, self._tokens(rendering), len(self._shared_tokens))
 
     def polish(self, text: str) -> PromptTurn:
-        """Return the prompt that asks for the merged text to be written anew."""
+        """Return the prompt that asks for the answer to be written anew as one text.
+
+        text: the texts of all branches, joined.
+        """
         words = self._sentences.polish.replace("{text}", text)
-        return turn_from(self.prefix, self._tokens(self._render(words)), len(self._known))
+        return turn_from(self.prefix, self._tokens(self._render(words)), len(self._shared_tokens))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
-        """Return the words that follow the question and ask for the plan."""
+        """Return the words that follow the question and ask for the plan.
+
+        rules: the maximum number of points; if the question itself asks for this number, exactly so many are
+            asked for.
+        """
         question = self._messages[-1].content
         exact = points_asked(question) == rules.max_points
         return self._sentences.ask_for_list(rules.max_points, exact, compares(question))
@@ -215,27 +260,48 @@ class ListConversation:
         return 2 if self._form == "turns" else 1
 
     def _branch_words(self, point: Point, points: Sequence[Point]) -> tuple[str, ...]:
-        """Return what a branch's prompt holds of the plan; in turns, the list is a text of its own."""
+        """Return the texts that a branch's prompt adds to the conversation: in the form "turns" the written
+        list and the question for the point, else both in one text.
+
+        point: the point that the branch writes.
+        points: all points of the plan.
+        """
         words = self._sentences.ask_for_point(self._form, point, points)
         return (write_list(points), words) if self._form == "turns" else (words,)
 
     def _render_branch(self, *words: str) -> str:
-        """Render the prompt of a branch from what `_branch_words` returns."""
+        """Return the rendered prompt of a branch.
+
+        words: what `_branch_words` returns: two texts in the form "turns", else one. While slots are searched
+            for, placeholders of the same number.
+        """
         if self._form == "turns":
             written, asked = words
-            first = ask_after(self._messages, self._list_words, joined=False)
+            first = ask_after(self._messages, self._list_words, in_last_turn=False)
             return self._text.render((*first, Message("assistant", written), Message("user", asked)))
-        return self._render(*words, paragraph=self._form == "outline")
+        return self._render(*words, as_paragraph=self._form == "outline")
 
-    def _render(self, words: str, paragraph: bool = False) -> str:
-        """Render the conversation with these words after its last turn."""
-        return render_asked(self._text, self._messages, words, paragraph)
+    def _render(self, words: str, as_paragraph: bool = False) -> str:
+        """Return the rendered conversation with these words after its last turn.
+
+        words: what the master asks for, such as a plan.
+        as_paragraph: set the words off as a paragraph of their own; see `append_words`.
+        """
+        return render_asked(self._text, self._messages, words, as_paragraph)
 
     def _tokens(self, rendering: str) -> tuple[int, ...]:
-        """Return the tokens of a rendering; its beginning is taken from `_known` if it is the shared one."""
-        cut = len(self._head)
-        if self._joint and rendering.startswith(self._joint, cut) and rendering.startswith(self._head):
-            return self._known + self._text.encode(rendering[cut:])
+        """Return the tokens of a rendering; the tokens of its beginning are taken from `_shared_tokens` if it
+        is the shared one.
+
+        rendering: a rendered prompt of this conversation, with marks.
+        """
+        cut = len(self._shared_head)
+        if (
+            self._joint_token
+            and rendering.startswith(self._joint_token, cut)
+            and rendering.startswith(self._shared_head)
+        ):
+            return self._shared_tokens + self._text.encode(rendering[cut:])
         return self._text.encode(rendering)
 
 
@@ -249,52 +315,90 @@ class MarkersConversation(ListConversation):
     plan_head = ""
 
     def __init__(self, text: Text, messages: Sequence[Message], rules: PlanRules) -> None:
-        """Raises TemplateRefused if the template takes the conversation in no form."""
+        """Render the planning turn and a sample branch, and find the prefix that both share.
+
+        text: the model's tokenizer and chat template.
+        messages: the conversation, oldest turn first, at least one.
+        rules: the maximum number of points, the tools that points may name, and what else limits the plan.
+
+        Raises TemplateRefused if the template takes the conversation in no form.
+        """
         super().__init__(text, messages, rules, Wording(form="question"))
         self.told = None
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
-        """Return the prompt of a point's branch, with the texts of the points on which it depends."""
+        """Return the prompt of a point's branch, with the texts of the points on which it depends.
+
+        point: the point that the branch writes.
+        points: all points of the plan, which the prompt lists.
+        parents: the points on which `point` depends, each with its finished text.
+        length: about how many tokens the text shall have.
+        """
         return self._branch_turn((_fill_branch(shipped_parts(), point, points, parents, length),))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
-        """Return the words that explain the language of markers and ask for the plan."""
+        """Return the words that explain the language of markers and ask for the plan.
+
+        rules: the maximum number of points, and the tools that points may name.
+        """
         return fill_skeleton(shipped_parts(), rules).skeleton_turn
 
     def _branch_words(self, point: Point, points: Sequence[Point]) -> tuple[str, ...]:
-        """Return what a branch's prompt holds of the plan, for the sample from which its places are found."""
+        """Return the single text that a branch's prompt adds to the conversation, for the sample from which
+        its places are found: without parents, and with length 1.
+
+        point: the point that the branch writes.
+        points: all points of the plan.
+        """
         return (_fill_branch(shipped_parts(), point, points, [], 1),)
 
 
 def head_of_answer(rendering: str, words: str) -> str:
-    """Return a rendering whose answer begins with these words; after "Assistant:" a space is inserted."""
+    """Return a rendering whose answer begins with these words; after a rendering that ends with ":"
+    ("Assistant:"), a space is inserted.
+
+    rendering: a rendered conversation that ends with the head of the assistant's turn.
+    words: the first words of the answer, which are part of the prompt.
+    """
     return f"{rendering} {words}" if rendering.endswith(":") else rendering + words
 
 
 def ask_after(
-    messages: tuple[Message, ...], words: str, paragraph: bool = False, joined: bool = True
+    messages: tuple[Message, ...], words: str, as_paragraph: bool = False, in_last_turn: bool = True
 ) -> tuple[Message, ...]:
-    """Return the conversation with these words after its last turn: within a user's turn, and, unless
-    `joined` is set, as a turn of their own after any other.
+    """Return the conversation with these words after its last turn. They go into the last turn if it is the
+    user's or if `in_last_turn` is set; else they become a user turn of their own.
+
+    messages: the conversation, oldest turn first, at least one.
+    words: what the master asks for, such as a plan.
+    as_paragraph: set the words off as a paragraph of their own; see `append_words`.
+    in_last_turn: put the words into the last turn, whoever's it is.
     """
     last = messages[-1]
-    if last.role != "user" and not joined:
+    if last.role != "user" and not in_last_turn:
         return (*messages, Message("user", words))
-    return (*messages[:-1], Message(last.role, append_words(last.content, words, paragraph)))
+    return (*messages[:-1], Message(last.role, append_words(last.content, words, as_paragraph)))
 
 
-def render_asked(text: Text, messages: tuple[Message, ...], words: str, paragraph: bool = False) -> str:
-    """Render the conversation with these words after its last turn; in a turn of their own after one that is
-    not the user's, unless the template refuses that. paragraph: see `append_words`.
+def render_asked(text: Text, messages: tuple[Message, ...], words: str, as_paragraph: bool = False) -> str:
+    """Return the rendered conversation with these words after its last turn: in the last turn if it is the
+    user's, else in a turn of their own, unless the template refuses that.
+
+    text: the model's tokenizer and chat template.
+    messages: the conversation, oldest turn first, at least one.
+    words: what the master asks for, such as a plan.
+    as_paragraph: set the words off as a paragraph of their own; see `append_words`.
+
+    Raises TemplateRefused if the template takes the conversation in no form.
     """
     try:
-        return text.render(ask_after(messages, words, paragraph, joined=False))
+        return text.render(ask_after(messages, words, as_paragraph, in_last_turn=False))
     except TemplateRefused:
         if messages[-1].role == "user":
             raise
-        return text.render(ask_after(messages, words, paragraph))
+        return text.render(ask_after(messages, words, as_paragraph))
 
 
 ROUTER_FILE = "router.json"
@@ -305,6 +409,8 @@ def read_threshold(directory: Path) -> float | None:
 
     Return None if the directory has no ROUTER_FILE, or if the file's threshold is null.
     Raises ModelError for a file that cannot be read.
+
+    directory: the model's directory.
     """
     path = directory / ROUTER_FILE
     if not path.is_file():
@@ -348,14 +454,22 @@ class PromptParts:
 
 
 def fill_skeleton(parts: PromptParts, rules: PlanRules) -> PromptParts:
-    """Return the parts with {points} and {tools} of the planning turn filled in from a request's rules."""
+    """Return the parts with {points} and {tools} of the planning turn filled in.
+
+    parts: the templates of the model's prompts.
+    rules: the maximum number of points of this request, and its tools; "None" is added to the tools.
+    """
     tools = ", ".join((*rules.tools, "None"))
     words = parts.skeleton_turn.replace("{points}", str(rules.max_points)).replace("{tools}", tools)
     return replace(parts, skeleton_turn=words)
 
 
 def read_parts(directory: Path) -> PromptParts | None:
-    """Return the parts of a model directory, or None if it has no specsot.json. Raises ModelError."""
+    """Return the prompt parts of a model, or None if its directory has no specsot.json. Raises ModelError if
+    the file cannot be used.
+
+    directory: the model's directory.
+    """
     path = directory / PARTS_FILE
     return read_parts_file(path) if path.is_file() else None
 
@@ -367,7 +481,12 @@ def shipped_parts() -> PromptParts:
 
 
 def read_parts_file(path: Path) -> PromptParts:
-    """Read a file of parts, and fill in a sample branch as a check. Raises ModelError."""
+    """Return the prompt parts in a file, after a sample branch was filled in as a check.
+
+    path: a file in the format of specsot.json.
+
+    Raises ModelError if the file cannot be read, or if one of its templates has an unknown placeholder.
+    """
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
         parts = _parts_of(given)
@@ -377,12 +496,15 @@ def read_parts_file(path: Path) -> PromptParts:
     return parts
 
 
-def _parts_of(given: dict[str, Any]) -> PromptParts:
-    """Return the parts that a decoded file holds; unknown names are ignored. Raises ValueError, TypeError.
+def _parts_of(decoded: dict[str, Any]) -> PromptParts:
+    """Return the prompt parts that a decoded file holds; unknown names are ignored. A file with nothing but a
+    wording leaves the plan style open ("auto").
 
-    A file with nothing but a wording leaves the plan style open.
+    decoded: the JSON object of the file.
+
+    Raises ValueError for a wrong plan style or missing templates, and TypeError.
     """
-    known = {field.name: given[field.name] for field in fields(PromptParts) if field.name in given}
+    known = {field.name: decoded[field.name] for field in fields(PromptParts) if field.name in decoded}
     if "wording" in known:
         known["wording"] = read_wording(known["wording"])
         if not known.keys() & {"plan_style", "skeleton_turn", "branch_turn"}:
@@ -402,63 +524,87 @@ class PartsConversation:
     # prefix | user turn that asks for the plan or a point | head of the assistant's turn
     """
 
+    # A plan in markers is asked for in the model's own words, so there are no instructions to compare with.
     told: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
         """Render the conversation.
 
         Raises TemplateRefused, and ModelError if the template does not append turns.
+
+        text: the model's tokenizer and chat template.
+        parts: the templates of the model's prompts, with {points} and {tools} filled in.
+        messages: the conversation, oldest turn first, at least one.
         """
         self._text = text
         self._parts = parts
         self._messages = _with_system(parts.system, tuple(messages))
-        self._opening = text.render(self._messages, answer=False)
+        self._opening = text.render(self._messages, for_answer=False)
         self.prefix = text.encode(self._opening)
-        self._place = find_slots(self._ask, text.mark)
-        self._head = text.encode(self._answer(parts.skeleton_turn) + parts.answer_prefix)
+        self._slots = find_slots(self._ask, text.mark)
+        self._answer_head = text.encode(self._answer(parts.skeleton_turn) + parts.answer_prefix)
         self.skeleton: PromptTurn = self._turn(parts.skeleton_turn)
         asked = len(self._ask(parts.skeleton_turn))
-        self.behind = asked - (len(self._opening) if self._place else 0)
+        self.behind = asked - (len(self._opening) if self._slots else 0)
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(messages)))
         self.asked = len(self.answer.tokens)
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
-        """Return the prompt of a point's branch, with the texts of the points on which it depends."""
+        """Return the prompt of a point's branch, with the texts of the points on which it depends.
+
+        point: the point that the branch writes.
+        points: all points of the plan, which the prompt lists.
+        parents: the points on which `point` depends, each with its finished text.
+        length: about how many tokens the text shall have.
+        """
         return self._turn(_fill_branch(self._parts, point, points, parents, length))
 
     def polish(self, text: str) -> PromptTurn:
-        """Return the prompt that asks for the merged text to be written anew."""
+        """Return the prompt that asks for the answer to be written anew as one text.
+
+        text: the texts of all branches, joined.
+        """
         sentences = self._parts.wording.of(self._messages[-1].content)
         return self._turn(sentences.polish.replace("{text}", text))
 
     def _turn(self, words: str) -> PromptTurn:
         """Return a prompt of prefix, user turn and head of the answer, each of which is tokenized separately.
 
+        words: the text of the user turn.
+
         Raises ModelError if the template does not append the turn to the conversation.
         """
-        place = self._place
-        asked = place.fill(self._text.mark(words)) if place else self._ask(words)
+        slots = self._slots
+        asked = slots.fill(self._text.mark(words)) if slots else self._ask(words)
         if not asked.startswith(self._opening):
-            raise _misplaced()
+            raise _turns_not_appended()
         turn = self._text.encode(asked[len(self._opening) :])
-        return PromptTurn(self.prefix + turn + self._head, len(self.prefix))
+        return PromptTurn(self.prefix + turn + self._answer_head, len(self.prefix))
 
     def _ask(self, words: str) -> str:
-        """Render the conversation with one more user turn, without the head of the answer."""
-        return self._text.render((*self._messages, Message("user", words)), answer=False)
+        """Return the rendered conversation with one more user turn, without the head of the answer.
+
+        words: the text of the user turn.
+        """
+        return self._text.render((*self._messages, Message("user", words)), for_answer=False)
 
     def _answer(self, words: str) -> str:
-        """Return what the template adds to a user turn to begin the answer. Raises ModelError."""
+        """Return the text that the template adds to a user turn to begin the answer.
+
+        words: the text of a sample user turn.
+
+        Raises ModelError if the template does not append turns to a rendered conversation.
+        """
         asked = self._ask(words)
         answered = self._text.render((*self._messages, Message("user", words)))
         if not (asked.startswith(self._opening) and answered.startswith(asked)):
-            raise _misplaced()
+            raise _turns_not_appended()
         return answered[len(asked) :]
 
 
-def _misplaced() -> ModelError:
+def _turns_not_appended() -> ModelError:
     """Return the error of a template that does not append turns to a rendered conversation."""
     return ModelError(f"{PARTS_FILE} needs a chat template that renders turns one behind the other")
 
@@ -474,17 +620,23 @@ def _fill_branch(
 
     points: the whole plan. parents: the points on which `point` depends, with their texts. length: about how
     many tokens the text shall have.
+    parts: the templates of the model's prompts.
+    point: the point that the branch writes.
     """
     plan = "".join(parts.plan_line.format(id=other.id, title=other.title) for other in points)
     read = "".join(parts.parent_text.format(id=one.id, title=one.title, text=text) for one, text in parents)
     return parts.branch_turn.format(plan=plan + read, id=point.id, title=point.title, length=length)
 
 
-def _with_system(system: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the conversation with the model's system prompt before the caller's, in a single system turn."""
-    if not system:
+def _with_system(system_prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the conversation with the model's system prompt before the caller's, in a single system turn.
+
+    system_prompt: the model's system prompt; "" returns the conversation unchanged.
+    messages: the caller's conversation, at least one turn.
+    """
+    if not system_prompt:
         return messages
     if messages[0].role == "system":
-        joined = Message("system", f"{system}\n\n{messages[0].content}")
+        joined = Message("system", f"{system_prompt}\n\n{messages[0].content}")
         return (joined, *messages[1:])
-    return (Message("system", system), *messages)
+    return (Message("system", system_prompt), *messages)

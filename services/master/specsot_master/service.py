@@ -48,23 +48,36 @@ TEND_SECONDS = 1.0
 
 
 def run() -> int:
-    """Read the options, write logs, and serve until a signal arrives. Return the process's exit status."""
+    """Read the options, write logs, and serve until a signal arrives. Return the process's exit status: 0
+    after a shutdown, and another number if the master could not start or failed.
+    """
     config = read_config()
     write_logs("master", config.service.log_format, config.service.log_level)
     return run_service("specsot-master", lambda leaving: serve(config, leaving), prepare=lambda: config.base)
 
 
-async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
-    """Run a master, with the telemetry that the options ask for, until `leaving` is set.
+async def serve(config: MasterConfig, stop_event: asyncio.Event) -> None:
+    """Run a master, with the telemetry that the options ask for, until it is told to stop.
+
+    config: the options of the process.
+    stop_event: set when the process shall shut down, for example by SIGTERM.
 
     Raises ModelError, InvalidRequest, and Unavailable if a port is taken.
     """
     with observed("master", config.service) as seen:
-        await run_master(config, seen, leaving)
+        await run_master(config, seen, stop_event)
 
 
-async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
-    """Restore the journal's requests, open the ports, and serve until `leaving` is set; then shut down."""
+async def run_master(config: MasterConfig, observation: Observation, stop_event: asyncio.Event) -> None:
+    """Restore the journal's requests, open the ports, and serve until the master is told to stop; then shut
+    down.
+
+    config: the options of the process.
+    observation: the process's tracer and registry of metrics.
+    stop_event: set when the process shall shut down.
+
+    Raises the errors of `serve`.
+    """
     base = config.base
     journal = open_journal(config.journal, fingerprint(base)) if config.journal else None
     # Milliseconds since 1970. An epoch lasts longer than a millisecond, so these epoch numbers exceed all
@@ -72,16 +85,16 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     after = time.time_ns() // 1_000_000
     master = assemble(base, config.ring, after, RequestJournal(journal), cache_folder() / "forecasts")
     await master.leader.revive(journal.kept if journal else ())
-    members = FleetService(master.members, config.pulse, master.refused_members, nearby=True)
-    metrics = start_telemetry(master, seen, config)
+    members = FleetService(master.members, config.pulse, master.refused_members, with_unix_socket=True)
+    metrics = start_telemetry(master, observation, config)
     async with open_endpoints(config, master, members, metrics) as endpoint:
         spare_collector()
         log.info("waiting for the ring", missing=master.waiting_for())
-        tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
+        tending = [one.fleet.reform_regularly(TEND_SECONDS) for one in master.replicas]
         async with running_alongside(
             *tending, watch_health(master, endpoint, stall_detectors(master, config.stuck_after))
         ):
-            await leaving.wait()
+            await stop_event.wait()
             log.info("leaving", grace=config.service.grace)
             await shut_down(master, members, endpoint, config.service.grace)
             if journal:
@@ -104,33 +117,43 @@ def spare_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
-def start_telemetry(master: Master, seen: Observation, config: MasterConfig) -> Metrics | None:
-    """Record spans and metrics of every request, as far as the options ask for them.
+def start_telemetry(master: Master, observation: Observation, config: MasterConfig) -> Metrics | None:
+    """Record spans and metrics of every request, as far as the options ask for them. Return the metrics, or
+    None if the options ask for none.
 
-    Return the metrics, or None if the options ask for none.
+    master: the master whose requests and steps are recorded.
+    observation: the process's tracer and registry of metrics; the registry is None without metrics.
+    config: the options of the process.
     """
-    if seen.tracer.on:
-        master.requests.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
-    if seen.registry is None:
+    if observation.tracer.on:
+        master.requests.watch(lambda ask: RequestSpans(observation.tracer, ask, master.model.name))
+    if observation.registry is None:
         return None
     from specsot_master.telemetry import observe_master
 
-    return observe_master(master, seen.registry, config.metrics_prefix)
+    return observe_master(master, observation.registry, config.metrics_prefix)
 
 
 def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
-    """Return a detector per ring that reports a ring which has work but makes no step for so many seconds."""
+    """Return one detector per ring, in the order of the rings, that reports a ring which has work but makes
+    no step.
+
+    master: the master with its rings.
+    stuck_after: seconds without a step after which a ring counts as stalled.
+    """
     return [StallDetector(stuck_after) for _ in master.replicas]
 
 
-async def watch_health(master: Master, endpoint: GrpcServer, progress: Sequence[StallDetector]) -> None:
-    """Keep the reported health of `specsot.v1.Master` up to date. Runs until cancelled.
+async def watch_health(master: Master, endpoint: GrpcServer, detectors: Sequence[StallDetector]) -> None:
+    """Keep the reported health of `specsot.v1.Master` up to date. Runs until cancelled. The health is checked
+    every TEND_SECONDS, and whenever a ring becomes complete or breaks.
 
-    The health is checked every TEND_SECONDS, and whenever a ring becomes complete or breaks. progress: one
-    detector per ring.
+    master: the master whose health is reported.
+    endpoint: the gRPC server whose health service reports it.
+    detectors: one detector per ring, in the order of the rings.
     """
     while True:
-        await update_health(master, endpoint, progress, asyncio.get_running_loop().time())
+        await update_health(master, endpoint, detectors, asyncio.get_running_loop().time())
         master.changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(TEND_SECONDS):
@@ -138,51 +161,62 @@ async def watch_health(master: Master, endpoint: GrpcServer, progress: Sequence[
 
 
 async def update_health(
-    master: Master, endpoint: GrpcServer, progress: Sequence[StallDetector], now: float
+    master: Master, endpoint: GrpcServer, detectors: Sequence[StallDetector], now: float
 ) -> None:
-    """Report whether the master serves: some ring is complete and makes steps if it has work.
+    """Report whether the master serves: some ring is complete and makes steps if it has work. A master that
+    shuts down does not serve.
 
-    A master that shuts down does not serve. now: the event loop's time in seconds.
+    master: the master whose health is reported.
+    endpoint: the gRPC server whose health service reports it.
+    detectors: one detector per ring, in the order of the rings.
+    now: the event loop's time, in seconds.
     """
     serving = False
-    for one, watched in zip(master.replicas, progress):
+    for one, watched in zip(master.replicas, detectors):
         moves = watched.is_moving(one.engine.steps.info().steps, one.engine.has_work, now)
         serving |= one.fleet.ready and moves
         if not moves and master.serving:
-            log.error("no step comes, though there is work", epoch=one.fleet.epoch)
+            log.error("ring stalled", epoch=one.fleet.epoch)
     master.serving = serving and not master.leaving
     await endpoint.report(MASTER_SERVICE, master.serving)
 
 
-async def shut_down(master: Master, members: FleetService, endpoint: GrpcServer, grace: float) -> None:
+async def shut_down(
+    master: Master, members: FleetService, endpoint: GrpcServer, grace_seconds: float
+) -> None:
     """Refuse new requests, wait for running ones, fail those that are left, then dismiss the members.
 
-    grace: seconds for which running requests may continue.
+    master: the master that shuts down.
+    members: the gRPC service by which members are connected.
+    endpoint: the gRPC server whose health service reports that the master does not serve any more.
+    grace_seconds: seconds for which running requests may continue.
     """
     master.leaving = True
     master.serving = False
     await endpoint.report(MASTER_SERVICE, False)
-    if not await master.requests.drain(grace):
+    if not await master.requests.drain(grace_seconds):
         master.end("the master is shutting down")
         await master.requests.drain(1.0)
     await members.close()
 
 
 @asynccontextmanager
-async def running_alongside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    """Run these coroutines during the block, and cancel them at its end.
+async def running_alongside(*coroutines: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+    """Run coroutines during the block, and cancel them at its end.
 
     If one of them fails, the block is cancelled at once and its error is raised: a master that no longer
     follows its own state must not report that it is healthy.
+
+    coroutines: what runs alongside the block; each runs until it is cancelled.
     """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
+            tasks = [group.create_task(work) for work in coroutines]
             yield
             for task in tasks:
                 task.cancel()
     except BaseExceptionGroup as errors:
-        log.error("the master cannot go on", exc_info=errors)
+        log.error("master failed", exc_info=errors)
         raise errors.exceptions[0] from None
 
 
@@ -196,6 +230,9 @@ async def open_endpoints(
 ) -> AsyncGenerator[GrpcServer]:
     """Open the ports for clients, members and HTTP during the block; yield the gRPC server for clients.
 
+    config: the options of the process, with the addresses.
+    master: what serves the clients' requests.
+    members: the gRPC service for members.
     metrics: the metrics that are recorded already; None to create them for HTTP if they are needed.
 
     Raises Unavailable if an address cannot be used, and InvalidRequest for bad certificates or if the extra
@@ -225,7 +262,7 @@ async def open_endpoints(
 
 
 def check_extra() -> None:
-    """Raises InvalidRequest if the extra `http` is not installed."""
+    """Raise InvalidRequest if the extra `http` is not installed."""
     try:
         import specsot_master.http.app  # noqa: F401
     except ModuleNotFoundError as error:
@@ -234,8 +271,18 @@ def check_extra() -> None:
         ) from None
 
 
-async def open_http(listen: str, config: MasterConfig, master: Master, metrics: Metrics | None) -> HttpServer:
-    """Open the HTTP server at an address. Raises Unavailable, and InvalidRequest for bad certificates."""
+async def open_http(
+    address: str, config: MasterConfig, master: Master, metrics: Metrics | None
+) -> HttpServer:
+    """Open the HTTP server, and return it.
+
+    address: host:port on which it listens; port 0 stands for any free port.
+    config: the options of the process.
+    master: what serves the clients' requests.
+    metrics: the metrics that are recorded already; None to create them.
+
+    Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates.
+    """
     from specsot_master.http.app import open_http
     from specsot_master.telemetry import observe_master
 
@@ -244,21 +291,30 @@ async def open_http(listen: str, config: MasterConfig, master: Master, metrics: 
     names = config.http_names
     origins = config.allowed_origins
     answers = config.default_mode, config.sse_ping_interval
-    endpoint = await open_http(listen, master, terms, metrics, *answers, names, origins)
+    endpoint = await open_http(address, master, terms, metrics, *answers, names, origins)
     scheme = "http" if terms.tls.cert is None else "https"
-    log.info("listening", at=f"{scheme}://{reachable(None, listen, endpoint.port)}/")
+    log.info("listening", at=f"{scheme}://{reachable(None, address, endpoint.port)}/")
     return endpoint
 
 
 def _public(config: MasterConfig) -> Terms:
-    """Return the terms for clients: they authenticate by tokens, and need no certificate."""
+    """Return the terms for the ports of clients: they authenticate by tokens, and need no certificate. TLS is
+    off if the option `client_tls` is.
+
+    config: the options of the process.
+    """
     own = config.service.tls if config.client_tls else PLAIN
     terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens())
     return replace(terms, streams=CLIENT_STREAMS, held=HELD_BYTES)
 
 
 def _terms(config: MasterConfig, tls: Tls, tokens: Tokens | None = None) -> Terms:
-    """Return the terms of a port with this TLS configuration and these tokens."""
+    """Return the terms of a port: sizes, reflection, TLS and tokens.
+
+    config: the options of the process.
+    tls: the certificate of the port, and the CA of its clients.
+    tokens: the valid client tokens, or None if clients need none.
+    """
     service = config.service
     return Terms(
         PUBLIC_BYTES, reflection=service.reflection, channelz=service.channelz, tls=tls, tokens=tokens

@@ -40,6 +40,12 @@ class RequestSpans:
     """
 
     def __init__(self, tracer: Tracer, ask: Ask, model: str) -> None:
+        """Begin the span of the request, and that of its wait for admission.
+
+        tracer: begins the spans.
+        ask: what the client asks for.
+        model: the public name of the model.
+        """
         self._tracer = tracer
         about = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model, "specsot.mode": ask.mode}
         self._whole = tracer.begin(REQUEST_SPAN, caller.get(), about=about)
@@ -49,7 +55,10 @@ class RequestSpans:
         self._begin(WAIT_SPAN)
 
     def on_event(self, event: events.Event) -> None:
-        """Begin or end the spans of the phases that this event separates."""
+        """Begin or end the spans of the phases that an event separates.
+
+        event: an event of the request.
+        """
         match event:
             case events.Started():
                 self._end(WAIT_SPAN)
@@ -80,25 +89,40 @@ class RequestSpans:
         for name in reversed(list(self._open)):
             self._open.pop(name).end(error=error if isinstance(error, SpecsotError) else "abandoned")
 
-    def _begin(self, name: str, **about: int) -> None:
-        """Begin the span of a phase, with these attributes."""
-        named = {f"specsot.{key}": value for key, value in about.items()}
+    def _begin(self, name: str, **attributes: int) -> None:
+        """Begin the span of a phase.
+
+        name: the name of the phase, under which `_end` finds the span.
+        attributes: attributes of the span; their names get the prefix "specsot.".
+        """
+        named = {f"specsot.{key}": value for key, value in attributes.items()}
         self._open[name] = self._tracer.begin(name, self._whole.context, about=named)
 
     def _speak(self, name: str) -> None:
-        """Note the first token of a phase in its span."""
+        """Note the first token of a phase in its span; later tokens are ignored.
+
+        name: the name of the phase.
+        """
         if name in self._open and name not in self._spoken:
             self._spoken.add(name)
             self._open[name].note(FIRST_TOKEN)
 
-    def _end(self, name: str, failed: bool = False, **about: int | str) -> None:
-        """End the span of a phase, if it is open, with these attributes."""
+    def _end(self, name: str, failed: bool = False, **attributes: int | str) -> None:
+        """End the span of a phase; nothing happens if it is not open.
+
+        name: the name of the phase.
+        failed: mark the span as failed.
+        attributes: further attributes of the span; their names get the prefix "specsot.".
+        """
         if span := self._open.pop(name, None):
-            named = {f"specsot.{key}": value for key, value in about.items()}
+            named = {f"specsot.{key}": value for key, value in attributes.items()}
             span.end(named, error="failed" if failed else None)
 
     def _finish(self, event: events.Finished) -> None:
-        """End all spans; the request's span gets the request's statistics."""
+        """End all spans; the request's span gets the request's statistics.
+
+        event: the end of the request.
+        """
         figures = event.statistics
         for name in [name for name in self._open if name != REQUEST_SPAN]:
             self._end(name)
@@ -115,9 +139,9 @@ class RequestSpans:
         )
 
 
-def _branch_span(branch: int) -> str:
-    """Return the name of a branch's span."""
-    return f"branch {branch}"
+def _branch_span(point_id: int) -> str:
+    """Return the name of the span of a branch."""
+    return f"branch {point_id}"
 
 
 # Labels of all metrics. "engine" is the number of the ring, as vLLM numbers its data-parallel engines.
@@ -128,16 +152,19 @@ _FINISH_REASONS = {reason.value for reason in events.Reason}
 
 
 class EngineGauges:
-    """The values of one ring's gauges and counters at one moment.
+    """The values of one ring's gauges and counters at one moment."""
 
-    The attribute `labels` has a value for each of LABELS, and `branches` is the number of branches in
-    progress.
-    """
+    def __init__(self, labels: Mapping[str, str], ring: Info | ReplicaInfo, num_branches: int) -> None:
+        """Take the values from the state of a ring.
 
-    def __init__(self, labels: Mapping[str, str], ring: Info | ReplicaInfo, branches: int) -> None:
+        labels: a value for each of LABELS, by the label's name; the attribute of the same name holds the
+            values alone.
+        ring: the state of the ring.
+        num_branches: how many branches are in progress; the attribute `branches` holds it.
+        """
         self.labels = tuple(labels.values())
         self.ring = ring
-        self.branches = branches
+        self.branches = num_branches
         self.requests = ring.requests or RequestsInfo()
         self.steps = ring.steps or StepsInfo()
         self.pages = ring.pages or PagesInfo(0, 0, 0)
@@ -153,10 +180,13 @@ _Table = Mapping[str, tuple[str, Callable[[EngineGauges], float]]]
 GAUGES: _Table = {
     "num_requests_running": ("Requests in the ring", lambda one: one.requests.running),
     "num_requests_waiting": ("Requests that wait for their turn", lambda one: one.requests.waiting),
-    "kv_cache_usage_perc": ("Share of KV pages that somebody needs, 1 is all", lambda one: one.used_share),
+    "kv_cache_usage_perc": (
+        "Fraction of KV pages that requests have reserved, from 0 to 1",
+        lambda one: one.used_share,
+    ),
     "kv_pages": ("KV pages of the ring, the same number in every member", lambda one: one.pages.total),
-    "kv_pages_free": ("KV pages that nobody needs", lambda one: one.pages.free),
-    "kv_pages_kept": ("KV pages that hold beginnings of prompts", lambda one: one.pages.kept),
+    "kv_pages_free": ("KV pages that no request has reserved", lambda one: one.pages.free),
+    "kv_pages_kept": ("KV pages that hold cached prefixes of prompts", lambda one: one.pages.kept),
     "sot_branch_active": ("Branches being written", lambda one: one.branches),
     "ring_ready": ("Whether the ring is complete", lambda one: one.ring.ready),
     "epoch": ("The ring's epoch", lambda one: one.ring.epoch),
@@ -165,14 +195,24 @@ COUNTERS: _Table = {
     "steps": ("Steps of the ring", lambda one: one.steps.steps),
     "generation_tokens": ("Tokens written, skeletons included", lambda one: one.steps.tokens),
     "prompt_tokens": ("Tokens of prompts", lambda one: one.requests.prompt_tokens),
-    "prefix_cache_queries": ("Prompt tokens looked for in the ring", lambda one: one.requests.prompt_tokens),
-    "prefix_cache_hits": ("Prompt tokens that were there already", lambda one: one.requests.cached_tokens),
-    "request_refused": ("Requests there was no room for", lambda one: one.requests.refused),
+    "prefix_cache_queries": (
+        "Prompt tokens looked up in the prefix cache",
+        lambda one: one.requests.prompt_tokens,
+    ),
+    "prefix_cache_hits": (
+        "Prompt tokens whose KV the ring had already",
+        lambda one: one.requests.cached_tokens,
+    ),
+    "request_refused": ("Requests refused because the queue was full", lambda one: one.requests.refused),
 }
 
 
 def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
-    """Yield the gauges and counters of all rings, with this prefix in their names."""
+    """Yield the gauges and counters of all rings.
+
+    engines: the values of each ring.
+    prefix: begins the names of all metrics.
+    """
     for family, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
         for name, (about, read) in table.items():
             metric = family(f"{prefix}:{name}", about, labels=LABELS)
@@ -187,7 +227,11 @@ def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterat
 
 
 def _ended_requests(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
-    """Yield the counters of finished requests, by reason, and of failed requests, by error."""
+    """Yield the counters of finished requests, by reason, and of failed requests, by error.
+
+    engines: the values of each ring.
+    prefix: begins the names of both metrics.
+    """
     well = CounterMetricFamily(
         f"{prefix}:request_success", "Requests that ended by themselves", labels=(*LABELS, "finished_reason")
     )
@@ -214,13 +258,15 @@ STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 PLAN_POINT_BUCKETS = tuple(range(1, 17))
 
 
-def count_buckets(most: int) -> tuple[int, ...]:
-    """Return the bucket bounds 1, 2, 5, 10, 20, 50, ... up to `most`, as vLLM builds them.
+def count_buckets(max_bound: int) -> tuple[int, ...]:
+    """Return the bucket bounds 1, 2, 5, 10, 20, 50, ..., as vLLM builds them.
 
-    # most 100 -> (1, 2, 5, 10, 20, 50, 100)
+        # max_bound 100 -> (1, 2, 5, 10, 20, 50, 100)
+
+    max_bound: the largest bound that may occur.
     """
-    steps = (step * 10**power for power in range(len(str(most))) for step in (1, 2, 5))
-    return tuple(step for step in steps if step <= most)
+    steps = (step * 10**power for power in range(len(str(max_bound))) for step in (1, 2, 5))
+    return tuple(step for step in steps if step <= max_bound)
 
 
 # Counters that are computed from results: help text, and a label in addition to LABELS.
@@ -229,15 +275,18 @@ RESULT_COUNTERS: Mapping[str, tuple[str, *tuple[str, ...]]] = {
     "spec_decode_num_draft_tokens": ("Drafted tokens",),
     "spec_decode_num_accepted_tokens": ("Drafted tokens that were accepted",),
     "spec_decode_num_accepted_tokens_per_pos": ("By depth", "position"),
-    "stage_bubble_seconds": ("Time of steps a stage did not compute", "stage"),
+    "stage_bubble_seconds": ("Seconds of steps in which a stage did not compute", "stage"),
 }
 # Histograms: help text, bucket bounds, and a label in addition to LABELS. The bounds None stand for token
 # counts up to the model's context (`count_buckets`).
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] = {
     "stage_seconds": ("Compute of one stage in one step", STEP_SECONDS, "stage"),
     "time_to_first_token_seconds": ("From arrival to the first token", FIRST_TOKEN_BUCKETS),
-    "inter_token_latency_seconds": ("Between steps that brought text to a request", TOKEN_LATENCY_BUCKETS),
-    "request_time_per_output_token_seconds": ("Mean of one request, behind its first", TOKEN_LATENCY_BUCKETS),
+    "inter_token_latency_seconds": ("Between steps that wrote text for a request", TOKEN_LATENCY_BUCKETS),
+    "request_time_per_output_token_seconds": (
+        "Mean seconds per token of one request, after its first token",
+        TOKEN_LATENCY_BUCKETS,
+    ),
     "e2e_request_latency_seconds": ("From arrival to the end", REQUEST_BUCKETS),
     "request_queue_time_seconds": ("From arrival to admission", REQUEST_BUCKETS),
     "request_prefill_time_seconds": ("From admission to the first token", REQUEST_BUCKETS),
@@ -245,8 +294,8 @@ HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] =
     "request_inference_time_seconds": ("From admission to the end", REQUEST_BUCKETS),
     "step_seconds": ("From one step to the next, while there is work", STEP_SECONDS),
     "request_prompt_tokens": ("Prompt tokens of one request", None),
-    "request_generation_tokens": ("Tokens one request wrote", None),
-    "iteration_tokens_total": ("Tokens one step brought", STEP_TOKEN_BUCKETS),
+    "request_generation_tokens": ("Tokens written for one request", None),
+    "iteration_tokens_total": ("Tokens of one step, over all sequences", STEP_TOKEN_BUCKETS),
     "sot_points_per_request": ("Points of one plan", PLAN_POINT_BUCKETS),
     "sot_branch_seconds": ("From a branch's start to its end", REQUEST_BUCKETS),
 }
@@ -261,26 +310,28 @@ class Metrics:
     def __init__(
         self,
         info: Callable[[], Info],
-        busy: Callable[[], bool] = lambda: True,
+        has_work: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         registry: CollectorRegistry | None = None,
         prefix: MetricPrefix = "specsot",
     ) -> None:
         """Register all metrics.
 
-        info: returns the state of the rings, from which gauges are read when metrics are collected. busy:
-        returns whether the ring has work, so that the time to its next result counts as a step's time. clock:
-        seconds that only go forward. registry: the registry of the process, or None to create one. prefix:
-        begins all names.
+        info: returns the state of the rings, from which gauges are read when metrics are collected.
+        has_work: returns whether the ring has work, so that the time to its next result counts as a step's
+            time.
+        clock: returns monotonic seconds.
+        registry: the registry of the process, or None to create one.
+        prefix: begins all names.
         """
-        self._busy = busy
+        self._busy = has_work
         self._clock = clock
         self._step_began: float | None = None
         self._engines: list[Metrics] = []
         self._registry = registry = registry or registry_of("master")
         model = info().models[0]
         self._labels = {"model_name": model.name, "engine": "0"}
-        self._told: dict[tuple[str, ...], Any] = {}
+        self._labelled_metrics: dict[tuple[str, ...], Any] = {}
         self._counters = {
             name: Counter(f"{prefix}:{name}", about, (*LABELS, *more), registry=registry)
             for name, (about, *more) in RESULT_COUNTERS.items()
@@ -295,18 +346,24 @@ class Metrics:
         self.branches = 0
         registry.register(PolledCollector(lambda: families_of(self._gauges(info()), prefix)))
 
-    def of(self, engine: int, busy: Callable[[], bool]) -> Metrics:
+    def of(self, ring_number: int, has_work: Callable[[], bool]) -> Metrics:
         """Return the metrics of one ring, which share the families of this object and have their own label.
 
-        engine: the number of the ring. busy: returns whether this ring has work.
+        ring_number: the number of the ring.
+        has_work: returns whether this ring has work.
         """
         one = copy(self)
-        one._labels, one._busy, one._told = self._labels | {"engine": str(engine)}, busy, {}  # noqa: SLF001
+        one._labels = self._labels | {"engine": str(ring_number)}  # noqa: SLF001
+        one._busy = has_work  # noqa: SLF001
+        one._labelled_metrics = {}  # noqa: SLF001
         self._engines.append(one)
         return one
 
     def _gauges(self, info: Info) -> list[EngineGauges]:
-        """Return the present values of all rings."""
+        """Return the present values of all rings.
+
+        info: the present state of the rings.
+        """
         engines = self._engines or [self]
         rings = info.replicas or [info]
         return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]  # noqa: SLF001
@@ -315,27 +372,41 @@ class Metrics:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def observe(self, name: str, value: float, *more: str) -> None:
-        """Add a value to a histogram. more: the values of labels in addition to LABELS."""
-        self._figure(name, *more).observe(value)
+    def observe(self, name: str, value: float, *label_values: str) -> None:
+        """Add a value to a histogram.
 
-    def _count(self, name: str, amount: float = 1, *more: str) -> None:
-        """Add an amount to a counter. more: the values of labels in addition to LABELS."""
-        self._figure(name, *more).inc(amount)
-
-    def _figure(self, *told: str) -> Any:
-        """Return a metric by its name and its labels in addition to LABELS, from a cache.
-
-        The client library's own lookup of labels takes as long as the counting itself.
+        name: the histogram's name in HISTOGRAMS, without a prefix.
+        value: the value, in the unit of the histogram.
+        label_values: the values of labels in addition to LABELS.
         """
-        if told not in self._told:
-            name, *more = told
+        self._figure(name, *label_values).observe(value)
+
+    def _count(self, name: str, amount: float = 1, *label_values: str) -> None:
+        """Add an amount to a counter.
+
+        name: the counter's name in RESULT_COUNTERS, without a prefix.
+        amount: what is added.
+        label_values: the values of labels in addition to LABELS.
+        """
+        self._figure(name, *label_values).inc(amount)
+
+    def _figure(self, *name_and_labels: str) -> Any:
+        """Return a metric, from a cache: the client library's own lookup of labels takes as long as the
+        counting itself.
+
+        name_and_labels: the metric's name, and the values of its labels in addition to LABELS.
+        """
+        if name_and_labels not in self._labelled_metrics:
+            name, *more = name_and_labels
             family = self._histograms.get(name) or self._counters[name]
-            self._told[told] = family.labels(*self._labels.values(), *more)
-        return self._told[told]
+            self._labelled_metrics[name_and_labels] = family.labels(*self._labels.values(), *more)
+        return self._labelled_metrics[name_and_labels]
 
     def on_result(self, result: Result) -> None:
-        """Record one step from its result."""
+        """Record one step.
+
+        result: what the last stage has reported.
+        """
         self._time(result)
         self.observe("iteration_tokens_total", sum(len(outcome.tokens) for outcome in result.outcomes))
         for stage, seconds in enumerate(result.seconds):
@@ -349,9 +420,10 @@ class Metrics:
                 self._count("spec_decode_num_accepted_tokens_per_pos", 1, str(position))
 
     def _time(self, result: Result) -> None:
-        """Record the time since the previous result, and how much of it each stage did not compute.
+        """Record the time since the previous result, and how much of it each stage did not compute. Nothing
+        is recorded if the ring had no work after the previous result.
 
-        Nothing is recorded if the ring had no work after the previous result.
+        result: the result that has just arrived.
         """
         now = self._clock()
         began = self._step_began
@@ -362,17 +434,21 @@ class Metrics:
         for stage, seconds in enumerate(result.seconds):
             self._count("stage_bubble_seconds", max(now - began - seconds, 0.0), str(stage))
 
-    def on_finish(self, figures: events.Statistics, waited: float) -> None:
-        """Record the statistics of a finished request. waited: seconds from its arrival to its admission."""
-        first = figures.seconds_to_first_token
-        whole = figures.seconds
-        tokens = figures.completion_tokens
-        self.observe("request_prefill_time_seconds", max(first - waited, 0.0))
+    def on_finish(self, statistics: events.Statistics, queue_seconds: float) -> None:
+        """Record the statistics of a finished request.
+
+        statistics: the request's own statistics.
+        queue_seconds: seconds from its arrival to its admission.
+        """
+        first = statistics.seconds_to_first_token
+        whole = statistics.seconds
+        tokens = statistics.completion_tokens
+        self.observe("request_prefill_time_seconds", max(first - queue_seconds, 0.0))
         self.observe("request_decode_time_seconds", max(whole - first, 0.0))
-        self.observe("request_inference_time_seconds", max(whole - waited, 0.0))
+        self.observe("request_inference_time_seconds", max(whole - queue_seconds, 0.0))
         self.observe("time_to_first_token_seconds", first)
         self.observe("e2e_request_latency_seconds", whole)
-        self.observe("request_prompt_tokens", figures.prompt_tokens)
+        self.observe("request_prompt_tokens", statistics.prompt_tokens)
         self.observe("request_generation_tokens", tokens)
         if tokens > 1:
             self.observe("request_time_per_output_token_seconds", (whole - first) / (tokens - 1))
@@ -385,14 +461,15 @@ SAME_STEP_SECONDS = 0.001
 class RequestMetrics:
     """Records the metrics of one request, as an observer of its events."""
 
-    def __init__(self, find: Callable[[str], Metrics], clock: Callable[[], float]) -> None:
+    def __init__(self, metrics_of: Callable[[str], Metrics], clock: Callable[[], float]) -> None:
         """Observe a request that has just arrived.
 
-        find: returns the metrics of the ring that has a request, by the request's id. clock: seconds that
-        only go forward.
+        metrics_of: returns the metrics of the ring that has a request, by the request's id; those of the
+            first ring for an unknown id.
+        clock: returns monotonic seconds.
         """
-        self._find = find
-        self._metrics = find("")
+        self._find = metrics_of
+        self._metrics = metrics_of("")
         self._clock = clock
         self._began = clock()
         self._last: float | None = None
@@ -400,7 +477,10 @@ class RequestMetrics:
         self._branches: dict[int, float] = {}
 
     def on_event(self, event: events.Event) -> None:
-        """Record what this event says of the request's latencies and branches."""
+        """Record what an event says of the request's latencies and branches.
+
+        event: an event of the request.
+        """
         match event:
             case events.MergedText() | events.BranchText() | events.SkeletonText():
                 self._on_text()
@@ -437,18 +517,22 @@ class RequestMetrics:
 def observe_master(
     master: Master, registry: CollectorRegistry | None = None, prefix: MetricPrefix = "specsot"
 ) -> Metrics:
-    """Record metrics of all requests and steps of a master from now on.
+    """Record metrics of all requests and steps of a master from now on, and return them.
 
-    registry: the registry of the process, or None to create one. prefix: begins all names.
+    master: the master.
+    registry: the registry of the process, or None to create one.
+    prefix: begins all names.
     """
     metrics = Metrics(master.info, registry=registry, prefix=prefix)
     engines = [metrics.of(one.number, lambda one=one: one.engine.has_work) for one in master.replicas]
     for one, engine in zip(master.replicas, engines):
         one.engine.steps.follow(engine.on_result)
 
-    def engine_of(request: str) -> Metrics:
-        """Return the metrics of the ring that has this request, or of the first ring."""
-        found = (engine for one, engine in zip(master.replicas, engines) if one.engine.has_request(request))
+    def engine_of(request_id: str) -> Metrics:
+        """Return the metrics of the ring that has a request, or of the first ring for an unknown id."""
+        found = (
+            engine for one, engine in zip(master.replicas, engines) if one.engine.has_request(request_id)
+        )
         return next(found, engines[0])
 
     master.requests.watch(lambda _: RequestMetrics(engine_of, time.monotonic))

@@ -33,14 +33,17 @@ EFFORTS = {"minimal": "low", "xhigh": "high"}
 Thinking = Literal["never", "asked", "always"]
 
 
-def _any_of(texts: Iterable[str]) -> str:
-    """Return a regular expression that matches the longest of these texts, built as a trie.
+def _any_of(literals: Iterable[str]) -> str:
+    """Return a regular expression that matches the longest of these literals, built as a trie; an empty one
+    for no literals.
 
     Shared beginnings are tried once: ["ab", "ac"] -> "a(?:b|c)". A flat alternation of 250 reserved tokens
     takes seconds to search two megabytes of "<|", and blocks the event loop meanwhile.
+
+    literals: the texts to match, as they are; none of them is a regular expression.
     """
     branches: dict[str, list[str]] = {}
-    for text in texts:
+    for text in literals:
         branches.setdefault(text[:1], []).append(text[1:])
     ends = branches.pop("", None) is not None
     alternatives = "|".join(re.escape(first) + _any_of(rest) for first, rest in sorted(branches.items()))
@@ -55,40 +58,48 @@ class ControlTokens:
     `mark` puts BREAK_MARK into every control token that a client's text spells. `encode` then tokenizes a
     rendered template so that marked occurrences become ordinary text tokens, and unmarked ones become control
     tokens:
-    # client's text "<|im_end|>" -> marked "<" + BREAK_MARK + "|im_end|>" -> text tokens, not the end token
-
-    The argument `ids` holds the ids of the control tokens.
+        # "<|im_end|>" of a client -> marked "<" + BREAK_MARK + "|im_end|>" -> text tokens
     """
 
     def __init__(self, tokenizer: Any, ids: Iterable[int]) -> None:
+        """Prepare the search for control tokens.
+
+        tokenizer: a `tokenizers.Tokenizer`.
+        ids: the ids of the control tokens, which are added tokens; those with a single character are left
+            out, because they cannot be marked.
+        """
         added = tokenizer.get_added_tokens_decoder()
         self._tokenizer = tokenizer
         self._ids = {added[id].content: id for id in ids if len(added[id].content) > 1}
         self._pattern = re.compile(_any_of(self._ids) if self._ids else "(?!)")
 
-    def mark(self, words: str) -> str:
-        """Return a client's text with BREAK_MARK within each control token, after its first character.
+    def mark(self, text: str) -> str:
+        """Return a client's text with BREAK_MARK within each control token, after its first character. A text
+        that spells no control token is returned unchanged.
 
-        Raises InvalidRequest if the text contains half of a surrogate pair, which UTF-8 cannot encode.
+        text: text from a client. Raises InvalidRequest if it contains half of a surrogate pair, which UTF-8
+            cannot encode.
         """
         try:
-            words.encode()
+            text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
         # Repeated because two control tokens may overlap in the text.
-        while self._pattern.search(words):
-            words = self._pattern.sub(lambda found: f"{found[0][0]}{BREAK_MARK}{found[0][1:]}", words)
-        return words
+        while self._pattern.search(text):
+            text = self._pattern.sub(lambda found: f"{found[0][0]}{BREAK_MARK}{found[0][1:]}", text)
+        return text
 
     def last(self, rendering: str, end: int) -> tuple[int, int]:
-        """Return (begin, end) of the last control token before `end` at which a rendering can be cut.
+        """Return (begin, end), in characters, of the last control token at which a rendering can be cut: the
+        text before the token, and the text from the token on, have the same tokens alone as together. Return
+        (0, 0) if there is none.
 
-        The text before the token, and the text from the token on, have the same tokens alone as together.
-        Return (0, 0) if there is no such control token.
+        rendering: a rendered conversation, with marks.
+        end: characters; the control token must end at or before this position.
         """
         found = (0, 0)
         for one in self._pattern.finditer(rendering, 0, end):
-            if one[0] in self._sharp:
+            if one[0] in self._cutting_tokens:
                 found = one.span()
         return found
 
@@ -98,22 +109,24 @@ class ControlTokens:
         Control tokens get secret names before the marks are removed, so the tokenizer finds only those that
         the template wrote. If the model's merges still build a control token out of text, the marks are
         replaced by a separator token, whose id is dropped afterwards.
+
+        rendering: a rendered conversation, with marks from `mark`.
         """
         names = self._names
-        ids = self._respelled
+        ids = self._model_ids
         aliased = self._pattern.sub(lambda found: names[self._ids[found[0]]], rendering)
-        found = self._split(aliased.replace(BREAK_MARK, ""))
+        found = self._token_ids(aliased.replace(BREAK_MARK, ""))
         # Some vocabularies reach a control token by ordinary merges, without its name.
         if any(token in self._control and token not in ids for token in found):
-            found = self._split(aliased.replace(BREAK_MARK, names[None]))
-        return tuple(told for token in found if (told := ids.get(token, token)) is not None)
+            found = self._token_ids(aliased.replace(BREAK_MARK, names[None]))
+        return tuple(id for token in found if (id := ids.get(token, token)) is not None)
 
-    def _split(self, text: str) -> list[int]:
-        """Return the ids of a text in the second tokenizer."""
-        return self._other.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    def _token_ids(self, text: str) -> list[int]:
+        """Return the ids of a text in the second tokenizer, without a bos or other token around it."""
+        return self._aliased_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     @cached_property
-    def _sharp(self) -> frozenset[str]:
+    def _cutting_tokens(self) -> frozenset[str]:
         """Control tokens that are found in any context and do not absorb white space before them."""
         added = self._tokenizer.get_added_tokens_decoder()
         loose = ("lstrip", "single_word", "normalized")
@@ -133,7 +146,7 @@ class ControlTokens:
         return {id: f"\U000f0000{secret}.{id}\U000f0001" for id in (*self._control, None)}
 
     @cached_property
-    def _other(self) -> Any:
+    def _aliased_tokenizer(self) -> Any:
         """A second tokenizer with the same vocabulary, in which control tokens have their secret names."""
         from tokenizers import AddedToken, Tokenizer
 
@@ -151,12 +164,12 @@ class ControlTokens:
         return other
 
     @cached_property
-    def _respelled(self) -> dict[int, int | None]:
+    def _model_ids(self) -> dict[int, int | None]:
         """Maps ids of added tokens in the second tokenizer to the model's ids; None for the separator."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         names = {id: self._names.get(id, token.content) for id, token in added}
-        return {self._other.token_to_id(self._names[None]): None} | {
-            self._other.token_to_id(name): id for id, name in names.items()
+        return {self._aliased_tokenizer.token_to_id(self._names[None]): None} | {
+            self._aliased_tokenizer.token_to_id(name): id for id, name in names.items()
         }
 
 
@@ -167,9 +180,16 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        """Keep the tokenizer; its vocabulary is read on the first call.
+
+        tokenizer: a `tokenizers.Tokenizer`.
+        """
         self._tokenizer = tokenizer
 
     def __call__(self, token: int) -> bytes:
+        """Return the bytes of one token: those of its name if it is an added token or if the decoder is of an
+        unknown kind, else those that the decoder writes for it. Return b"" for an id without a token.
+        """
         name = self._tokenizer.id_to_token(token)
         if name is None:
             return b""
@@ -196,9 +216,9 @@ class TokenBytes:
 
 # Characters per position. Of a longer text only so many characters are tokenized to find that it does not
 # fit; most texts have 3 to 5 characters per token.
-LONG = 8
+CHARACTERS_PER_POSITION = 8
 # Tokens. The cache of single tokens' texts takes some megabytes, and most vocabularies fit into it.
-KNOWN_TOKENS = 1 << 16
+MAX_CACHED_TOKENS = 1 << 16
 _SPECIAL_NAMES = (
     *("bos_token", "eos_token", "pad_token", "unk_token"),
     *("sep_token", "cls_token", "mask_token"),
@@ -217,8 +237,11 @@ class Text:
     def __init__(self, directory: str | Path, limit: int | None = None) -> None:
         """Read the tokenizer and the chat template of a Hugging Face model directory.
 
+        directory: the model's directory.
         limit: the number of token ids that the model has, which may be smaller than the tokenizer's; None if
-            every id of the tokenizer is valid. Raises ModelError.
+            every id of the tokenizer is valid.
+
+        Raises ModelError if there is no tokenizer, or if a file cannot be read.
         """
         folder = Path(directory)
         config = _read_json(folder / "tokenizer_config.json")
@@ -227,7 +250,7 @@ class Text:
         templates = _find_templates(folder, config)
         self._template = ChatTemplate(templates.get("default", PLAIN), names, templates.get("tool_use"))
         self.spell = TokenBytes(self._tokenizer)
-        self._decode_known = lru_cache(KNOWN_TOKENS)(self._tokenizer.decode)
+        self._decode_known = lru_cache(MAX_CACHED_TOKENS)(self._tokenizer.decode)
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self._limit = None if limit is None or self.largest < limit else limit
@@ -236,54 +259,75 @@ class Text:
         """Return the token ids of exactly this text, without a bos or other token around it.
 
         text: a rendering, in which marked control tokens become ordinary text (`ControlTokens`), or any other
-        text. Raises InvalidRequest for a token that the model does not have.
+            text.
+
+        Raises InvalidRequest for a token that the model does not have.
         """
-        return self._check(self._control.encode(text) if BREAK_MARK in text else self._split(text, bare=True))
+        return self._check(
+            self._control.encode(text) if BREAK_MARK in text else self._token_ids(text, bare=True)
+        )
 
-    def encode_bare(self, text: str, positions: int | None = None) -> tuple[int, ...]:
-        """Return the token ids of a text that the model shall continue, with the tokenizer's own additions.
+    def encode_bare(self, text: str, max_positions: int | None = None) -> tuple[int, ...]:
+        """Return the token ids of a text that the model shall continue, with the tokenizer's own additions,
+        usually a bos token. Control tokens that the text spells become control tokens.
 
-        Usually the tokenizer adds a bos token. Control tokens that the text spells become control tokens.
-        positions: if given, `check_fits` is called first. Raises InvalidRequest as `encode` does.
+        text: the client's prompt.
+        max_positions: the model's context in tokens; if given, `check_fits` is called first, so that a far
+            too long text is refused quickly. None to tokenize any text.
+
+        Raises InvalidRequest as `encode` does, and ContextLengthExceeded.
         """
-        if positions is not None:
-            self.check_fits(text, positions)
-        return self._check(self._split(text, bare=False))
+        if max_positions is not None:
+            self.check_fits(text, max_positions)
+        return self._check(self._token_ids(text, bare=False))
 
-    def check_fits(self, text: str, positions: int) -> None:
-        """Raises ContextLengthExceeded if the first part of a long text alone has `positions` tokens or more.
+    def check_fits(self, text: str, max_positions: int) -> None:
+        """Raise ContextLengthExceeded if the first part of a long text alone fills the context.
 
-        Only the first LONG characters per position are tokenized, because a whole text may take seconds. A
-        text that passes this check may still be too long.
+        Only the first CHARACTERS_PER_POSITION characters per position are tokenized, because a whole text may
+        take seconds. A text that passes this check may still be too long.
+
+        text: a client's text, not rendered yet.
+        max_positions: the model's context, in tokens.
         """
-        first = text[: LONG * positions]
-        if len(first) < len(text) and len(self._split(first, bare=True)) >= positions:
-            raise ContextLengthExceeded.of_text(positions, len(text))
+        first = text[: CHARACTERS_PER_POSITION * max_positions]
+        if len(first) < len(text) and len(self._token_ids(first, bare=True)) >= max_positions:
+            raise ContextLengthExceeded.of_text(max_positions, len(text))
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
-        """Return the text of these tokens. skip_special: leave out special tokens."""
+        """Return the text of these tokens; "" for no tokens. Bytes that are not a whole character become
+        U+FFFD.
+
+        tokens: token ids.
+        skip_special: leave out special tokens, such as the end of a turn.
+        """
         decode = self._tokenizer.decode if len(tokens) > 1 else self._decode_known
         return decode(tuple(tokens), skip_special_tokens=skip_special)
 
-    def detokenizer(self, skip_special: bool = True, before: Sequence[int] = ()) -> Detokenizer:
-        """Return a detokenizer for generated tokens.
+    def detokenizer(self, skip_special: bool = True, preceding_tokens: Sequence[int] = ()) -> Detokenizer:
+        """Return a detokenizer for the tokens that the model will generate.
 
-        before: tokens of the prompt that the answer continues, which are the context of the first generated
-            token. Only those after the last special token count, since a new text begins there.
+        skip_special: leave out special tokens, such as the end of a turn.
+        preceding_tokens: tokens of the prompt that the answer continues, which are the context of the first
+            generated token. Only the last MAX_PENDING_TOKENS of them are used, and of these only those after
+            the last special token, since a new text begins there. Empty if the answer is a text of its own.
         """
-        near = before[-MAX_PENDING_TOKENS:]
+        near = preceding_tokens[-MAX_PENDING_TOKENS:]
         cut = max((n + 1 for n, token in enumerate(near) if token in self.special_ids), default=0)
         return Detokenizer(partial(self.decode, skip_special=skip_special), near[cut:])
 
-    def render(self, messages: Sequence[Message], answer: bool = True) -> str:
+    def render(self, messages: Sequence[Message], for_answer: bool = True) -> str:
         """Render a conversation by the chat template, with marks in control tokens that its contents spell.
 
-        answer: end with the head of the assistant's turn, with any thinking block closed.
+        messages: the turns, oldest first.
+        for_answer: end with the head of the assistant's turn, with any thinking block closed; else end after
+            the last turn.
+
         Raises TemplateRefused if the template does not take this conversation.
         """
         marked = [Message(message.role, self.mark(message.content)) for message in messages]
-        rendering = self._template.render(marked, answer)
-        return self._skip_thinking(rendering) if answer else rendering
+        rendering = self._template.render(marked, for_answer)
+        return self._skip_thinking(rendering) if for_answer else rendering
 
     @cached_property
     def thinking(self) -> Thinking:
@@ -335,7 +379,13 @@ class Text:
     def _render_calls(
         self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
     ) -> str:
-        """Render a conversation in which invented functions are offered and called; see `derive`."""
+        """Render a conversation in which invented functions are offered and called; `form_of_template`
+        derives from such samples how the model writes tool calls.
+
+        turns: the turns in OpenAI's format, with `tool_calls` in them.
+        functions: the functions that are offered, in OpenAI's format.
+        answer: end with the head of the assistant's turn.
+        """
         tools = [{"type": "function", "function": one} for one in functions]
         return self._skip_thinking(self._template.render_turns(turns, answer, tools=tools), answer)
 
@@ -358,19 +408,25 @@ class Text:
         self,
         turns: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
-        thinks: bool = False,
+        with_thinking: bool = False,
         effort: str | None = None,
     ) -> str:
-        """Render a conversation with tools and tool calls, with marks in all texts, as `render` does.
+        """Render a conversation with tools and tool calls, with marks in all texts, as `render` does. If
+        tools are offered, the rendering does not contain the header of the answer's channel, because the
+        model chooses it.
 
-        thinks: end where the model begins to think, if it can think; else any thinking block is closed.
-        effort: the reasoning effort, for templates that use it. If tools are offered, the rendering does not
-        contain the header of the answer's channel, because the model chooses it. Raises TemplateRefused.
+        turns: the turns in OpenAI's format, oldest first.
+        tools: the tools that the model may call, in OpenAI's format; empty for none.
+        with_thinking: end where the model begins to think, if it can think; else any thinking block is
+            closed.
+        effort: OpenAI's reasoning effort, for templates that use it; None or "" for the template's default.
+
+        Raises TemplateRefused if the template does not take this conversation.
         """
         more: dict[str, Any] = {"tools": self._mark_all(tools)} if tools else {}
         if effort:
             more["reasoning_effort"] = EFFORTS.get(effort, effort)
-        if not (thinks and self.style):
+        if not (with_thinking and self.style):
             return self._skip_thinking(
                 self._template.render_turns(self._mark_all(turns), **more), bool(tools)
             )
@@ -379,39 +435,56 @@ class Text:
         )
         return rendering if self.style.begun(rendering) else f"{rendering}{self.style.begin}"
 
-    def _skip_thinking(self, rendering: str, calls: bool = False) -> str:
-        """Return the rendering with any open thinking block closed, so that the answer follows directly.
+    def _skip_thinking(self, rendering: str, may_call: bool = False) -> str:
+        """Return the rendering with any open thinking block closed, so that the answer follows directly. If
+        the model has no thinking tags, return it unchanged.
 
-        calls: leave out the header of the answer, because the model may begin a tool call instead.
+        rendering: a conversation that ends with the head of the assistant's turn.
+        may_call: leave out the header of the answer, because the model may begin a tool call instead.
         """
         if self.style is None:
             return rendering
-        return f"{self.style.skipped(rendering)}{'' if calls else self.style.header}"
+        return f"{self.style.skipped(rendering)}{'' if may_call else self.style.header}"
 
     def _mark_all(self, value: Any) -> Any:
-        """Mark every text within a JSON value; names of objects are marked too."""
+        """Return a JSON value in which every text is marked, names of objects too. Numbers, booleans and None
+        are returned unchanged.
+
+        value: a decoded JSON value from a client.
+        """
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, Mapping):
             return {self.mark(str(name)): self._mark_all(part) for name, part in value.items()}
         return [self._mark_all(part) for part in value] if isinstance(value, (list, tuple)) else value
 
-    def mark(self, words: str) -> str:
-        """Return a client's text with marks; see `ControlTokens.mark`."""
-        return self._control.mark(words)
+    def mark(self, text: str) -> str:
+        """Return a client's text with BREAK_MARK in each control token that it spells, so that `encode` makes
+        ordinary text of them. Raises InvalidRequest if the text contains half of a surrogate pair.
+        """
+        return self._control.mark(text)
 
     def cut(self, rendering: str, end: int) -> tuple[int, int]:
-        """Return (begin, end) of the last control token before `end` at which a rendering can be cut.
+        """Return (begin, end), in characters, of the last control token at which a rendering can be cut. The
+        tokens of the parts before and from `begin`, joined, are the tokens of the whole rendering:
 
-        The tokens of the parts before and from `begin`, joined, are the tokens of the whole rendering:
-        # the token found is "<|im_start|>" -> "...<|im_end|>" and "<|im_start|>user..." encode separately
+            # the token found is "<|im_start|>" -> "...<|im_end|>" and "<|im_start|>user..." encode separately
 
         Return (0, 0) if there is no such token.
+
+        rendering: a rendered conversation, with marks.
+        end: characters; the control token must end at or before this position.
         """
         return self._control.last(rendering, end)
 
-    def _split(self, text: str, bare: bool) -> tuple[int, ...]:
-        """Tokenize a text. bare: without a bos or other token around it. Releases the GIL meanwhile."""
+    def _token_ids(self, text: str, bare: bool) -> tuple[int, ...]:
+        """Return the token ids of a text. Releases the GIL meanwhile.
+
+        text: any text without marks.
+        bare: True for the text alone, False to add the tokenizer's own tokens, usually a bos token.
+
+        Raises InvalidRequest if the text contains half of a surrogate pair.
+        """
         try:
             return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=not bare)[0].ids)
         except TypeError as error:
@@ -419,7 +492,10 @@ class Text:
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
 
     def _check(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens. Raises InvalidRequest if one of them is beyond the model's vocabulary."""
+        """Return the tokens unchanged. Raises InvalidRequest if one of them is beyond the model's vocabulary.
+
+        tokens: token ids of the tokenizer, which may have more tokens than the model.
+        """
         if self._limit is not None and (last := max(tokens, default=0)) >= self._limit:
             name = self._tokenizer.id_to_token(last)
             raise InvalidRequest(
@@ -443,15 +519,15 @@ class Text:
     def _control(self) -> ControlTokens:
         """Added tokens that are special, that end an answer, or that the template itself writes."""
         added = self._tokenizer.get_added_tokens_decoder()
-        said = self._sample()
-        ids = (id for id, one in added.items() if one.special or id in self.end_ids or one.content in said)
+        sample = self._sample_rendering()
+        ids = (id for id, one in added.items() if one.special or id in self.end_ids or one.content in sample)
         return ControlTokens(self._tokenizer, ids)
 
-    def _sample(self) -> str:
+    def _sample_rendering(self) -> str:
         """Render a short conversation, which shows how the template begins and ends its turns."""
         roles = ("user", "assistant", "user")
         try:
-            return self._template.render([Message(role, "-") for role in roles], answer=False)
+            return self._template.render([Message(role, "-") for role in roles], for_answer=False)
         except SpecsotError:
             return ""
 
@@ -460,6 +536,8 @@ def _load_tokenizer(folder: Path) -> Any:
     """Read tokenizer.json, which takes milliseconds; older formats are converted by Transformers.
 
     Raises ModelError.
+
+    folder: the model's directory. Returns a `tokenizers.Tokenizer` that neither truncates nor pads.
     """
     from tokenizers import Tokenizer
 
@@ -477,7 +555,10 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _convert_tokenizer(folder: Path) -> Any:
-    """Convert a tokenizer of an older format by Transformers, from local files only. Raises ModelError."""
+    """Convert a tokenizer of an older format by Transformers, from local files only. Raises ModelError.
+
+    folder: the model's directory. Returns a `tokenizers.Tokenizer`.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -489,12 +570,18 @@ def _convert_tokenizer(folder: Path) -> Any:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty one if there is no file. Raises ModelError."""
+    """Return the object in a JSON file, or an empty one if there is no file. Raises ModelError for a file
+    that is not a JSON object.
+    """
     return read_json(path) if path.is_file() else {}
 
 
 def _special_names(config: dict[str, Any]) -> dict[str, str]:
-    """Return the texts of bos_token, eos_token and so on; older files hold {"content": ...} instead."""
+    """Return the texts of bos_token, eos_token and so on by these names. A token that the configuration does
+    not name is left out.
+
+    config: the contents of tokenizer_config.json; older files hold {"content": text} instead of the text.
+    """
     found = {name: config.get(name) for name in _SPECIAL_NAMES}
     plain = {name: value["content"] if isinstance(value, dict) else value for name, value in found.items()}
     return {name: value for name, value in plain.items() if isinstance(value, str)}
@@ -505,6 +592,9 @@ def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     "tool_use" renders requests with tools, as in Transformers. Empty if the model has no template.
 
     Templates in files of their own replace those of the configuration.
+
+    folder: the model's directory.
+    config: the contents of tokenizer_config.json.
     """
     path = folder / "chat_template.jinja"
     if path.is_file():
@@ -523,6 +613,10 @@ def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[in
 
     These are the eos ids of the generation config, of the model config and of the tokenizer, which may all
     differ, and the tokenizer's end tokens of fill-in-the-middle.
+
+    folder: the model's directory.
+    tokenizer: the model's `tokenizers.Tokenizer`.
+    names: texts of the special tokens by name, as `_special_names` returns them.
     """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):

@@ -69,14 +69,20 @@ class OpenPolish:
 
 @dataclass(frozen=True, slots=True)
 class ReopenSequence:
-    """Open the sequence with this ordinal again, because the ring that it ran in is gone."""
+    """Open a sequence again, because the ring that it ran in is gone.
+
+    ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
+    """
 
     ordinal: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSequence:
-    """End the sequence with this ordinal. The command has no effect if the sequence has already ended."""
+    """End a sequence. The command has no effect if the sequence has already ended.
+
+    ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
+    """
 
     ordinal: int
 

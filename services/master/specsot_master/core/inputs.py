@@ -14,7 +14,10 @@ from specsot_master.core.request import RequestState
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """An input that concerns one request. It is handled by the engine that runs the request."""
+    """An input that concerns one request. It is handled by the engine that runs the request.
+
+    request: the request that the input concerns.
+    """
 
     request: RequestState
 
@@ -23,7 +26,7 @@ class RequestEvent:
 class RequestArrived(RequestEvent):
     """The request enters this engine's queue.
 
-    lacking: why there is no ring, if there is none.
+    lacking: why there is no ring, in words; "" if there is one.
     """
 
     lacking: str = ""
@@ -105,7 +108,10 @@ class RingLost:
 
 @dataclass(frozen=True, slots=True)
 class OrderUnsent:
-    """The link could not deliver this order to stage 0. The ring itself still runs."""
+    """The link could not deliver an order to stage 0. The ring itself still runs.
+
+    order: the order that stage 0 did not receive.
+    """
 
     order: Order
 
@@ -114,6 +120,8 @@ class OrderUnsent:
 class MasterLeaving:
     """The master shuts down. All requests end; a later master that reads the journal continues those that are
     resumable.
+
+    reason: the error message that clients receive.
     """
 
     reason: str
@@ -126,8 +134,10 @@ Input = RequestEvent | RingEvent | OrderUnsent | MasterLeaving
 
 
 def react(event: RequestEvent) -> Sequence[Command]:
-    """Return the commands that follow from an event which touches neither the ring nor the queue. Other
-    events return no command.
+    """Return the commands that follow from an event which touches neither the ring nor the queue; an empty
+    list for any other event.
+
+    event: an input that concerns one request.
 
     Raises the error of a `PromptMade` event that has one.
     """
@@ -153,17 +163,23 @@ def react(event: RequestEvent) -> Sequence[Command]:
             return []
 
 
-def failure_of(error: Exception, otherwise: SpecsotError) -> SpecsotError:
-    """Return the error that ends a request in which `error` was raised.
+def failure_of(error: Exception, default_error: SpecsotError) -> SpecsotError:
+    """Return the error that ends a request in which an exception was raised.
 
     A WireError becomes Unavailable, because a member caused it and never the client. Other SpecsotErrors are
-    returned unchanged. For any other exception the client must not see details, so `otherwise` is returned.
+    returned unchanged. Of any other exception the client must not see details, so `default_error` is
+    returned.
+
+    error: the exception that was raised.
+    default_error: what the client receives for an exception that is no SpecsotError.
     """
     if isinstance(error, WireError):
-        return Unavailable(f"the ring lost its place in this answer: {error}")
-    return error if isinstance(error, SpecsotError) else otherwise
+        return Unavailable(f"the ring reported an impossible result for this request: {error}")
+    return error if isinstance(error, SpecsotError) else default_error
 
 
 def internal_error() -> SpecsotError:
-    """Return the error that clients receive for a fault of the master."""
+    """Return the error that clients receive for a fault of the master. It tells no details, which the log
+    has.
+    """
     return SpecsotError("internal error; the master's log has the details")

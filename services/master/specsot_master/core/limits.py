@@ -31,15 +31,21 @@ MIN_BRANCH_TOKENS = 24
 
 
 def prompt_characters(ask: Ask) -> int:
-    """Return the number of characters of the prompt and all messages."""
+    """Return the number of characters of the prompt and all messages; 0 for a prompt in tokens.
+
+    ask: what the client asks for.
+    """
     return len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
 
 
-def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
+def check_sizes(ask: Ask, request_id: str | None, max_positions: int) -> None:
     """Check everything that can be refused without tokenising the prompt: sizes, and the roles of messages.
 
-    Raises InvalidRequest. `id` is the request id that the client chose, `max_positions` the context in
-    tokens.
+    ask: what the client asks for.
+    request_id: the id that the client chose, or None.
+    max_positions: the model's context, in tokens.
+
+    Raises InvalidRequest that names the first wrong field.
     """
     size = prompt_characters(ask)
     tokens = len(ask.tokens)
@@ -49,7 +55,7 @@ def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
         (size <= MAX_TOKEN_CHARACTERS * max_positions, "prompt", f"{size} characters cannot fit the context"),
         (all(one.role in ROLES for one in ask.messages), "messages", f"roles are {', '.join(ROLES)}"),
         (stops, "stop", f"at most {MAX_STOP_CHARACTERS} characters"),
-        (len(id or "") <= MAX_ID_CHARACTERS, "request_id", f"at most {MAX_ID_CHARACTERS} characters"),
+        (len(request_id or "") <= MAX_ID_CHARACTERS, "request_id", f"at most {MAX_ID_CHARACTERS} characters"),
     )
     for holds, field, rule in rules:
         if not holds:
@@ -58,7 +64,10 @@ def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
 
 def check_drafter(ask: Ask, drafters: Sequence[str]) -> None:
     """Raise InvalidRequest if the client named a drafter that the fleet does not have. The message lists
-    those it has.
+    those it has. A request without a drafter, or with "none", passes.
+
+    ask: what the client asks for.
+    drafters: the drafters that a client may name.
     """
     here = (*drafters, "none")
     if ask.drafter is not None and ask.drafter not in here:
@@ -68,7 +77,12 @@ def check_drafter(ask: Ask, drafters: Sequence[str]) -> None:
 
 
 def check_tokens(ask: Ask, vocabulary: int) -> None:
-    """Raise InvalidRequest if the request names a token id outside the vocabulary."""
+    """Raise InvalidRequest if the request names a token id outside the vocabulary, in its prompt, its biases
+    or its stop tokens.
+
+    ask: what the client asks for.
+    vocabulary: the number of token ids that the model has.
+    """
     biased = [token for token, _ in ask.sampling.logit_bias]
     named = {"logit_bias": biased, "tokens": ask.tokens, "stop_token_ids": ask.stop_token_ids}
     for field, tokens in named.items():
@@ -79,19 +93,25 @@ def check_tokens(ask: Ask, vocabulary: int) -> None:
 
 
 def mode_of(ask: Ask) -> Mode:
-    """Return the request's mode. `auto` becomes `direct` if the token limit is too small for two points."""
+    """Return the request's mode. `auto` becomes `direct` if the token limit is too small for two points.
+
+    ask: what the client asks for.
+    """
     small = ask.mode == "auto" and ask.limits.new_tokens < MIN_PLANNED_TOKENS
     return "direct" if small else ask.mode
 
 
-def check_plan(ask: Ask, listed: bool = False) -> None:
+def check_plan(ask: Ask, plans_in_lists: bool = False) -> None:
     """Check that a plan can be written. Raises InvalidRequest in three cases:
 
     mode sot offers tools to a model that plans in lists, whose points cannot name a tool;
     mode sot has a token limit below POINT_TOKENS, so that not even one point fits;
     polish is set, in any mode, with a token limit below POLISHED_TOKENS.
+
+    ask: what the client asks for.
+    plans_in_lists: True if the model plans in a numbered list.
     """
-    if ask.tools and listed and ask.mode == "sot":
+    if ask.tools and plans_in_lists and ask.mode == "sot":
         raise InvalidRequest(
             "tools: this model plans in lists, whose points carry none; leave them out, or choose direct",
             field="tools",
@@ -114,24 +134,27 @@ def check_plan(ask: Ask, listed: bool = False) -> None:
 def plan_limit(ask: Ask) -> int:
     """Return the most tokens that the plan itself may take: at most half of the request's tokens, so that the
     rest can be written.
+
+    ask: what the client asks for; its limits are used.
     """
     return min(ask.limits.max_skeleton_tokens, max(ask.limits.new_tokens // 2, 1))
 
 
-def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanRules:
+def rules_of(ask: Ask, plans_in_lists: bool = False, max_points_in_time: int | None = None) -> PlanRules:
     """Return what this request's skeleton may contain. A plan has no more points than the token limit can pay
     for.
 
-    listed: True if the model plans in a numbered list. The rules of a list then carry no token budget (the
-        limit of the sequence bounds the plan), so that few different grammars are compiled.
-    points: the most points of a list that the client's time limit allows, or None. If the client asked for a
-        number of points, each may be shorter than usual.
+    ask: what the client asks for.
+    plans_in_lists: True if the model plans in a numbered list. The rules of a list then carry no token budget
+        (the limit of the sequence bounds the plan), so that few different grammars are compiled.
+    max_points_in_time: the most points of a list that the client's time limit allows, or None without such a
+        limit. If the client asked for a number of points, each may be shorter than usual.
     """
     tokens = ask.limits.new_tokens // (2 if ask.polish else 1)
-    if listed:
+    if plans_in_lists:
         asked = points_asked(question_of(ask))
         room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
-        most = min(room, points or MAX_LIST_POINTS, asked or MAX_LIST_POINTS, MAX_LIST_POINTS)
+        most = min(room, max_points_in_time or MAX_LIST_POINTS, asked or MAX_LIST_POINTS, MAX_LIST_POINTS)
         return PlanRules(direct=False, max_points=max(2, most), listed=True)
     return PlanRules(
         direct=ask.mode == "auto",
@@ -141,27 +164,36 @@ def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanR
     )
 
 
-def limited(ask: Ask, tokens: int) -> Ask:
-    """Return the request with another `max_new_tokens`."""
-    return replace(ask, limits=replace(ask.limits, max_new_tokens=tokens))
+def limited(ask: Ask, max_tokens: int) -> Ask:
+    """Return the request with another `max_new_tokens`.
+
+    ask: what the client asks for, which stays unchanged.
+    max_tokens: the most tokens that may be written for the request.
+    """
+    return replace(ask, limits=replace(ask.limits, max_new_tokens=max_tokens))
 
 
 def least_of(ask: Ask, budget: int) -> int:
-    """Return the share of `min_tokens` that a branch with this budget must write, rounded up.
-
-    The share is proportional to the budget. The plan and the headings count toward `min_tokens` with their
-    own shares.
+    """Return the share of `min_tokens` that a branch must write, in tokens, rounded up. The share is
+    proportional to the branch's budget. The plan and the headings count toward `min_tokens` with their own
+    shares.
 
         min_tokens 100, max_new_tokens 400, budget 90 -> ceil(100 * 90 / 400) = 23
+
+    ask: what the client asks for.
+    budget: the most tokens that the branch may decode.
     """
     return -(-ask.min_tokens * budget // ask.limits.new_tokens)
 
 
-def skeleton_limit(ask: Ask, listed: bool = False) -> int:
+def skeleton_limit(ask: Ask, plans_in_lists: bool = False) -> int:
     """Return the most tokens that the skeleton's sequence may decode. If the skeleton may turn out to be the
     answer itself, that is all of the request's tokens.
+
+    ask: what the client asks for.
+    plans_in_lists: True if the model plans in a numbered list.
     """
-    plans = listed or (ask.mode == "sot" and ask.constraint)
+    plans = plans_in_lists or (ask.mode == "sot" and ask.constraint)
     return plan_limit(ask) if plans else ask.limits.new_tokens
 
 
@@ -180,58 +212,82 @@ class BudgetShares:
 
 
 def share_out(
-    points: Sequence[Point], headings: Mapping[int, int], total: int, least: int, cap: int | None = None
+    points: Sequence[Point],
+    headings: Mapping[int, int],
+    total: int,
+    min_text_tokens: int,
+    max_branch_tokens: int | None = None,
 ) -> BudgetShares:
-    """Divide `total` tokens between the points of a plan.
+    """Divide tokens between the points of a plan.
 
-    Keeps as many first points as get at least `least` tokens of text in addition to their headings, but at
-    least one point. If one point is left and its heading leaves less than `least`, the heading is dropped.
+    Keeps as many first points as get at least `min_text_tokens` tokens of text in addition to their headings,
+    but at least one point. If one point is left and its heading leaves less than `min_text_tokens`, the
+    heading is dropped.
 
-    headings: tokens of each point's heading.
+    points: the points of the plan, at least one.
+    headings: tokens of each point's heading, by point id.
     total: tokens for all headings and budgets together; greater than 0.
-    cap: the most tokens of one branch, or None.
+    min_text_tokens: the fewest tokens for the text of a point.
+    max_branch_tokens: the most tokens of one branch, or None.
     """
-    kept = tuple(points[: max(_affordable(points, headings, total, least), 1)])
+    kept = tuple(points[: max(_affordable(points, headings, total, min_text_tokens), 1)])
     spent = sum(headings[point.id] for point in kept)
     # Only one point is left, and its title is too long for the remaining tokens.
-    if total - spent < min(least, total):
-        return BudgetShares(kept, {}, split_budget(kept, total, cap))
-    told = {point.id: headings[point.id] for point in kept}
-    return BudgetShares(kept, told, split_budget(kept, total - spent, cap, least))
+    if total - spent < min(min_text_tokens, total):
+        return BudgetShares(kept, {}, split_budget(kept, total, max_branch_tokens))
+    kept_headings = {point.id: headings[point.id] for point in kept}
+    return BudgetShares(
+        kept, kept_headings, split_budget(kept, total - spent, max_branch_tokens, min_text_tokens)
+    )
 
 
 def split_budget(
-    points: Sequence[Point], total: int, cap: int | None = None, least: int = 1
+    points: Sequence[Point], total: int, max_share: int | None = None, min_share: int = 1
 ) -> dict[int, int]:
     """Return the tokens of each branch, by point id.
 
     Tokens are divided in proportion to the wished lengths; tokens left by rounding go to the largest
-    remainders. A share is at least `least`, or at least an equal part if there are too few tokens for that,
-    and at most `cap`. The sum is at most `total`, which must be at least len(points).
+    remainders. The sum is at most `total`.
 
-        lengths {1: 10, 2: 30}, total 9          -> {1: 2, 2: 7}  (2.25 and 6.75, the larger remainder gets 1)
-        lengths {1: 10, 2: 30}, total 9, least 4 -> {1: 4, 2: 5}  (point 1 is raised, point 2 gets the rest)
+        lengths {1: 10, 2: 30}, total 9              -> {1: 2, 2: 7}  (2.25 and 6.75, the larger remainder
+        gets 1) lengths {1: 10, 2: 30}, total 9, min_share 4 -> {1: 4, 2: 5}  (point 1 is raised, 2 gets the
+        rest)
+
+    points: the points that are written, at least one.
+    total: tokens for all branches together, at least len(points).
+    max_share: the most tokens of one branch, or None.
+    min_share: the fewest tokens of one branch; if there are too few tokens for that, an equal part is the
+        fewest.
     """
-    least = min(least, total // len(points))
+    min_share = min(min_share, total // len(points))
     weights = {point.id: max(point.length, 1) for point in points}
-    shares = dict.fromkeys(weights, least)
+    shares = dict.fromkeys(weights, min_share)
     rest = total
-    while low := {id for id, weight in weights.items() if rest * weight < least * sum(weights.values())}:
-        rest -= least * len(low)
+    while low := {id for id, weight in weights.items() if rest * weight < min_share * sum(weights.values())}:
+        rest -= min_share * len(low)
         weights = {id: weight for id, weight in weights.items() if id not in low}
     whole = sum(weights.values())
     shares |= {id: rest * weight // whole for id, weight in weights.items()}
     by_remainder = sorted(weights, key=lambda id: (-(rest * weights[id] % whole), id))
     for id in by_remainder[: total - sum(shares.values())]:
         shares[id] += 1
-    return shares if cap is None else {id: min(share, cap) for id, share in shares.items()}
+    return shares if max_share is None else {id: min(share, max_share) for id, share in shares.items()}
 
 
-def _affordable(points: Sequence[Point], headings: Mapping[int, int], total: int, least: int) -> int:
-    """Return how many of the first points have room for their headings and `least` tokens of text each."""
+def _affordable(
+    points: Sequence[Point], headings: Mapping[int, int], total: int, min_text_tokens: int
+) -> int:
+    """Return how many of the first points have room for their headings and their text; 0 if not even the
+    first one has.
+
+    points: the points of the plan.
+    headings: tokens of each point's heading, by point id.
+    total: tokens for all headings and texts together.
+    min_text_tokens: the fewest tokens for the text of a point.
+    """
     count = 0
     for point in points:
-        total -= headings[point.id] + least
+        total -= headings[point.id] + min_text_tokens
         if total < 0:
             break
         count += 1

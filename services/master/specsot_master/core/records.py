@@ -41,16 +41,19 @@ class StepRecord:
     """One step of the ring advanced the request.
 
     at: seconds after the request's arrival.
-    said: the outcome of each sequence that the step advanced, as (ordinal, outcome).
+    outcomes: the outcome of each sequence that the step advanced, as (ordinal, outcome).
     """
 
     at: float
-    said: tuple[tuple[int, Outcome], ...]
+    outcomes: tuple[tuple[int, Outcome], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReopenedRecord:
-    """The sequence with this ordinal was opened again. Its draft rounds count from 0."""
+    """A sequence was opened again. Its draft rounds count from 0.
+
+    ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
+    """
 
     ordinal: int
 
@@ -81,23 +84,31 @@ Record = AdmittedRecord | BranchRecord | StepRecord | ReopenedRecord | Cancelled
 
 
 def fingerprint_of(tokens: Sequence[int]) -> str:
-    """Return a fingerprint of a prompt's tokens. Another template, plan file or tokenizer changes it."""
+    """Return a fingerprint of a prompt's tokens: 16 hexadecimal digits. Another template, plan file or
+    tokenizer changes it.
+
+    tokens: token ids.
+    """
     return blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
 
 
-def check_prompt_unchanged(before: str, tokens: Sequence[int]) -> None:
-    """Raise Unavailable if `tokens` do not have the fingerprint `before`: the journal's text answers another
-    prompt.
+def check_prompt_unchanged(old_fingerprint: str, tokens: Sequence[int]) -> None:
+    """Raise Unavailable if a prompt has changed since the journal was written: the journal's text answers
+    another prompt.
 
-    `before` is "" if the fingerprint is unknown; then nothing is checked.
+    old_fingerprint: the fingerprint in the journal; "" if it is unknown, then nothing is checked.
+    tokens: the token ids of the prompt as this master words it.
     """
-    if before and before != fingerprint_of(tokens):
+    if old_fingerprint and old_fingerprint != fingerprint_of(tokens):
         raise Unavailable("the master was restarted, and words its prompts differently now; ask again")
 
 
-def error_of(name: str, message: str) -> SpecsotError:
-    """Return the error with this class name and message; a SpecsotError if no class in `specsot.errors` has
-    the name.
+def error_of(class_name: str, message: str) -> SpecsotError:
+    """Return the error with this class name and message. It is a SpecsotError if no class in `specsot.errors`
+    has the name.
+
+    class_name: the name of the error's class, such as "TimedOut".
+    message: the error's message.
     """
-    kind = getattr(errors, name, SpecsotError)
+    kind = getattr(errors, class_name, SpecsotError)
     return PlanError(message, "") if kind is PlanError else kind(message)

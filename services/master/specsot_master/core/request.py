@@ -28,7 +28,10 @@ class Home(Protocol):
     """The engine that runs a request, as far as the request needs to know it."""
 
     def handle(self, event: Any, /) -> None:
-        """Handle one input of the engine. `event` is one of the classes in `core.inputs`."""
+        """Handle one input of the engine.
+
+        event: an object of one of the classes in `core.inputs`.
+        """
         ...
 
 
@@ -47,9 +50,11 @@ class Clock(Protocol):
         """Return the current time in seconds."""
         ...
 
-    def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
-        """Call `act` on the event loop after `seconds` seconds, unless the returned timer is cancelled
-        before.
+    def later(self, seconds: float, callback: Callable[[], object], /) -> Timer:
+        """Call a function on the event loop after a delay, unless the returned timer is cancelled before.
+
+        seconds: the delay.
+        callback: called without arguments; its result is ignored.
         """
         ...
 
@@ -75,9 +80,8 @@ class Reader:
 class EventBuffer:
     """A numbered buffer of events with any number of pushes and at most one attached reader at a time.
 
-    `keeps` is the number of events that stay in the buffer although they were read, so that a reader which
-    reconnects can read them again. `over` is True once the buffer was ended: no event follows. `error` is the
-    error that the buffer was ended with, or None.
+    The attribute `over` is True once the buffer was ended: no event follows. `error` is the error that the
+    buffer was ended with, or None.
 
     Offsets count from the first event of the request. Example with keeps=2, four pushed events and three of
     them taken:
@@ -88,6 +92,11 @@ class EventBuffer:
     """
 
     def __init__(self, keeps: int = 0) -> None:
+        """Create an empty buffer without a reader.
+
+        keeps: how many events stay in the buffer although they were read, so that a reader which reconnects
+            can read them again; 0 for a request that cannot be resumed.
+        """
         self.keeps = keeps
         self.over = False
         self.error: SpecsotError | None = None
@@ -110,24 +119,31 @@ class EventBuffer:
         """True if a reader is attached."""
         return self._reader is not None
 
-    def is_full(self, limit: int) -> bool:
-        """Return True if the request should pause because at least this many events are unread.
+    def is_full(self, max_unread: int) -> bool:
+        """Return True if the request should pause because too many events are unread.
 
-        With a reader attached the bound is `limit`. Without a reader the bound is `keeps` (at least 1): a
-        client that is disconnected misses nothing, as far as the buffer may grow.
+        With a reader attached, `max_unread` events are too many. Without a reader the bound is `keeps` (at
+        least 1): a client that is disconnected misses nothing, as far as the buffer may grow.
+
+        max_unread: the configured number of events that an attached client may leave unread (`--unread`).
         """
-        return self.unread >= (limit if self._reader else max(self.keeps, 1))
+        return self.unread >= (max_unread if self._reader else max(self.keeps, 1))
 
     def push(self, event: Numbered) -> None:
-        """Append one event and wake the reader."""
+        """Append one event and wake the reader.
+
+        event: the next event, with its number, for the client.
+        """
         self._events[self._end] = event
         self._end += 1
         self._trim()
         self._wake()
 
     def end(self, error: SpecsotError | None = None) -> None:
-        """Mark the buffer as over. The reader still takes the unread events, and then raises `error` if there
-        is one. A second call has no effect.
+        """Mark the buffer as over. The reader still takes the unread events. A second call has no effect.
+
+        error: what the reader raises after the unread events, or None if the request finished without an
+            error.
         """
         if not self.over:
             self.over = True
@@ -135,7 +151,10 @@ class EventBuffer:
             self._wake()
 
     def attach(self, reader: Reader, offset: int) -> None:
-        """Let `reader` read from `offset` on. A reader that was attached before is cut off with Cancelled.
+        """Let a reader read from an offset on. A reader that was attached before is cut off with Cancelled.
+
+        reader: the receiver of the events from now on.
+        offset: number of the event that the reader takes first, counted from the first event of the request.
 
         Raises InvalidRequest if the event at `offset` is no longer buffered, or if `offset` is larger than
         the number of events so far. If the buffer was ended with an error, an offset that is too large raises
@@ -152,13 +171,15 @@ class EventBuffer:
             raise InvalidRequest(
                 f"resume_from {offset} is ahead: there are {self._end} events", field="resume_from"
             )
-        self._cut_off(Cancelled("another call reads on here"))
+        self._cut_off(Cancelled("another call has resumed this request"))
         self._reader = reader
         self._next = offset
 
     def detach(self, reader: Reader) -> bool:
-        """Detach `reader`. Return True if it was the attached reader; else change nothing and return
-        False.
+        """Detach a reader that has left. Return True if it was the attached reader; else change nothing and
+        return False.
+
+        reader: the reader that has left; it may have been cut off before.
         """
         if self._reader is not reader:
             return False
@@ -166,8 +187,10 @@ class EventBuffer:
         return True
 
     def disconnect(self, error: SpecsotError) -> None:
-        """Cut the attached reader off: its next `take` raises `error`. If the buffer keeps no events for a
-        later reader (`keeps` is 0), all buffered events are dropped too.
+        """Cut the attached reader off. If the buffer keeps no events for a later reader (`keeps` is 0), all
+        buffered events are dropped too.
+
+        error: what the reader's next `take` raises.
         """
         self._cut_off(error)
         if not self.keeps:
@@ -175,7 +198,9 @@ class EventBuffer:
             self._first = self._next = self._end
 
     def take(self, reader: Reader) -> Numbered | None:
-        """Return the next event for `reader` and advance, or return None if no event is unread.
+        """Return the next event for a reader and advance, or return None if no event is unread.
+
+        reader: the reader that asks, which must be the attached one or have been cut off.
 
         Raises the error that this reader was cut off with. Raises the error that the buffer was ended with
         once all events before it were taken.
@@ -203,7 +228,10 @@ class EventBuffer:
             self._reader.wake()
 
     def _cut_off(self, error: SpecsotError) -> None:
-        """Detach the current reader, if there is one; its next `take` raises `error`."""
+        """Detach the current reader, if there is one.
+
+        error: what the reader's next `take` raises.
+        """
         if self._reader is not None:
             self._reader.error = error
             self._wake()
@@ -290,10 +318,13 @@ class RequestState:
     breaks: BreakHistory = field(default_factory=BreakHistory)
     events: EventBuffer = field(init=False)
     sequences: dict[int, ActiveSequence] = field(default_factory=dict[int, ActiveSequence])
+    # The prompts of sequences that were opened or are about to be, by ordinal.
     _turns: dict[int, PromptTurn] = field(default_factory=dict[int, PromptTurn])
+    # The pending alarms, by the class of their event.
     _alarms: dict[type[object], Timer] = field(default_factory=dict[type[object], Timer])
 
     def __post_init__(self) -> None:
+        """Create the event buffer, which keeps events that were read only for a resumable request."""
         self.events = EventBuffer(MAX_BUFFERED_EVENTS if self.ask.resumable else 0)
 
     @property
@@ -309,7 +340,10 @@ class RequestState:
         return self.plan.finished or self.events.error is not None
 
     def belongs_to(self, owner: str) -> bool:
-        """Return True if this caller may resume or cancel the request."""
+        """Return True if a caller may resume or cancel the request: it is the owner, or the request has none.
+
+        owner: the owner of the caller's token; "" for a caller without a token.
+        """
         return self.owner in ("", owner)
 
     @property
@@ -337,14 +371,16 @@ class RequestState:
         turns = self.prompt.conversation
         return turns.asked if turns else len(self.prompt.answer)
 
-    def workload(self, others: int) -> Workload:
-        """Return the inputs of this request's forecast. `others` is the number of sequences that already run
-        in the ring.
+    def workload(self, num_running_sequences: int) -> Workload:
+        """Return the inputs of this request's forecast: how many tokens its first prompt still has to
+        prefill, its limits, and the length of a branch's own turn (None for a direct answer).
+
+        num_running_sequences: how many sequences of other requests run in the ring.
         """
         sizes = self.prompt.sizes
         suffix = sizes.turn if sizes else None
         rows = self.prompt_tokens - self.found
-        return Workload(rows, self.ask.limits, suffix, others, self.prompt.kind)
+        return Workload(rows, self.ask.limits, suffix, num_running_sequences, self.prompt.kind)
 
     @property
     def first_turn(self) -> PromptTurn:
@@ -355,38 +391,48 @@ class RequestState:
             return turn_from(turns.prefix, score.tokens)
         return turns.skeleton if turns else PromptTurn(self.prompt.answer, self.shared)
 
-    def branch_turn(self, order: commands.OpenBranch) -> PromptTurn:
+    def branch_turn(self, command: commands.OpenBranch) -> PromptTurn:
         """Return the prompt of a branch. It is built on the first call and cached, as a branch may wait for
-        pages many times. Raises InvalidRequest.
+        pages many times.
+
+        command: the command that opens the branch: its point, the plan, the texts that it needs, and its
+            budget.
+
+        Raises InvalidRequest if the prompt cannot be built.
         """
         turns = self.prompt.conversation
-        id = order.point.id
+        id = command.point.id
         if id not in self._turns and isinstance(self.plan, ForkPlan):
             head = self.forked
             self._turns[id] = PromptTurn(head + self.plan.head_of(id), len(head))
         if id not in self._turns:
             assert turns is not None
-            length = min(order.point.length, order.budget)
-            self._turns[id] = turns.branch(order.point, order.points, order.parents, length)
+            length = min(command.point.length, command.budget)
+            self._turns[id] = turns.branch(command.point, command.points, command.parents, length)
         return self._turns[id]
 
-    def unmade(self, order: commands.OpenBranch) -> int:
+    def unmade(self, command: commands.OpenBranch) -> int:
         """Return how many characters must be tokenised to build a branch's prompt; 0 if the prompt is cached
         already, or if the request has no conversation.
-        """
-        if order.point.id in self._turns or self.prompt.conversation is None:
-            return 0
-        return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
-    def take_turn(self, order: commands.Open) -> PromptTurn:
-        """Return the prompt of the sequence that `order` opens, and remember it as the prompt of that
-        ordinal, so that `turn` returns it when the sequence is opened again after a repair. Raises
-        InvalidRequest.
+        command: the command that opens the branch.
+        """
+        if command.point.id in self._turns or self.prompt.conversation is None:
+            return 0
+        return self.prompt.conversation.behind + sum(len(text) for _, text in command.parents)
+
+    def take_turn(self, command: commands.Open) -> PromptTurn:
+        """Return the prompt of the sequence that a command opens, and remember it as the prompt of that
+        ordinal, so that `turn` returns it when the sequence is opened again after a repair.
+
+        command: the command that opens the sequence.
+
+        Raises InvalidRequest if the prompt cannot be built.
         """
         turns = self.prompt.conversation
-        match order:
+        match command:
             case commands.OpenBranch():
-                return self.branch_turn(order)
+                return self.branch_turn(command)
             case commands.OpenSkeleton() if turns:
                 self._turns[0] = turns.skeleton
             case commands.OpenPolish(text) if turns:
@@ -406,29 +452,38 @@ class RequestState:
         """
         return self.prompt.answer + (self.plan.context if isinstance(self.plan, ForkPlan) else ())
 
-    def asks(self, order: commands.Open) -> Ask:
-        """Return the request's parameters, adapted to the sequence that `order` opens.
+    def asks(self, command: commands.Open) -> Ask:
+        """Return the request's parameters, adapted to the sequence that a command opens.
 
         A score writes one token with default sampling and logprobs. A skeleton has no `min_tokens`. For a
         model that forks by tags, the only stop token of a branch is the tag that ends a thread, and the only
         stop token of any other sequence is the tag that ends the outlines.
+
+        command: the command that opens the sequence.
         """
-        if isinstance(order, commands.OpenScore):
+        if isinstance(command, commands.OpenScore):
             return scoring(self.ask)
-        if isinstance(order, commands.OpenSkeleton):
+        if isinstance(command, commands.OpenSkeleton):
             return replace(self.ask, min_tokens=0)
         if self.prompt.tags is None:
             return self.ask
-        threads = isinstance(order, commands.OpenBranch)
+        threads = isinstance(command, commands.OpenBranch)
         tag = self.prompt.tags.thread_end if threads else self.prompt.tags.outlines_end
         return replace(self.ask, stop_token_ids=(tag,))
 
     def shares(self, turn: PromptTurn) -> int:
-        """Return how many first tokens of `turn` are forked from the request's prefix; 0 if it has none."""
+        """Return how many first tokens of a prompt are forked from the request's prefix; 0 if the request has
+        none in the ring.
+
+        turn: the prompt of one of the request's sequences.
+        """
         return min(turn.shared, self.shared) if self.node else 0
 
     def turn(self, ordinal: int) -> PromptTurn:
-        """Return the prompt of the sequence with this ordinal; the first prompt if none was remembered."""
+        """Return the prompt of the sequence with this ordinal; the first prompt if none was remembered.
+
+        ordinal: 0 for the skeleton or the answer, else the point's id.
+        """
         return self._turns.get(ordinal) or self.first_turn
 
     # --- records ---
@@ -440,14 +495,16 @@ class RequestState:
         caller must execute each command before it asks for the next one, because later commands depend on the
         effects of earlier ones.
 
+        record: what happened to the request, with times in seconds since its arrival.
+
         Raises WireError if a result is missing, and Unavailable if this master words a branch's prompt
         differently than the master that wrote the record.
         """
         plan = self.plan
         match record:
-            case records.StepRecord(at, said):
-                plan.on_step([outcome for _, outcome in said], self.since + at)
-                for ordinal, outcome in said:
+            case records.StepRecord(at, outcomes):
+                plan.on_step([outcome for _, outcome in outcomes], self.since + at)
+                for ordinal, outcome in outcomes:
                     sequence = self.sequences.get(ordinal)
                     # The journal stores sequence id 0: the sequences of a master before a restart are gone.
                     if sequence and outcome.sequence in (0, sequence.id):
@@ -472,6 +529,10 @@ class RequestState:
     def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[commands.Command]:
         """Apply one sequence's outcome of a step: log its tokens, detokenize them, and yield the commands
         that follow.
+
+        sequence: the sequence that the step advanced.
+        outcome: its accepted tokens and their logprobs, and why it ended, if it did.
+        now: the time of the step, in seconds of the engine's clock.
         """
         plan = self.plan
         ordinal = sequence.ordinal
@@ -509,52 +570,66 @@ class RequestState:
         for sequence in self.sequences.values():
             sequence.lost = True
 
-    def overdue(self, lacking: str, seconds: float, waiting_for: str) -> SpecsotError:
-        """Return the error that ends the request after it waited `seconds` for a ring, or for a larger ring.
+    def overdue(self, missing: str, seconds: float, waiting_for: str) -> SpecsotError:
+        """Return the error that ends the request after it waited in vain for a ring, or for a larger ring. If
+        the present ring is complete but too small for the request, the error is TooLarge, else Unavailable.
 
-        lacking: why there was no ring.
-        waiting_for: what the ring lacks now, in words; "" if the ring is complete. If the ring is complete
-            but too small for the request, the error is TooLarge, else Unavailable.
+        missing: why there was no ring when the wait began, in words.
+        seconds: how long the request has waited.
+        waiting_for: what the ring lacks now, in words; "" if the ring is complete.
         """
         if self.misfit and not waiting_for:
-            told = f"{self.misfit}; no larger ring came within {seconds:g} s"
-            return TooLarge(told, field=self.misfit.field)
-        return Unavailable(f"{lacking}; after {seconds:g} s the ring is still waiting for {waiting_for}")
+            message = f"{self.misfit}; no larger ring came within {seconds:g} s"
+            return TooLarge(message, field=self.misfit.field)
+        return Unavailable(f"{missing}; after {seconds:g} s the ring is still waiting for {waiting_for}")
 
     def fork(self, turn: PromptTurn) -> Fork | None:
-        """Return the fork that a sequence with this prompt begins with, or None if it shares no token with
-        the prefix.
+        """Return the fork that a sequence begins with: the prefix, and how many of its first tokens are
+        shared. Return None if the prompt shares no token with the request's prefix.
+
+        turn: the prompt of the sequence.
         """
         return Fork(self.node.sequence, shared) if self.node and (shared := self.shares(turn)) else None
 
     # --- alarms ---
 
     def set_alarm(self, event: object, clock: Clock, seconds: float) -> None:
-        """Pass `event` to the request's engine after `seconds`. A pending alarm with an event of the same
+        """Pass an event to the request's engine after a delay. A pending alarm with an event of the same
         class is replaced.
+
+        event: an object of one of the classes in `core.inputs`.
+        clock: schedules the call.
+        seconds: the delay.
         """
         kind = type(event)
         self.clear_alarms(kind)
 
         def ring() -> None:
+            """Forget the alarm, as its time has come, and pass its event to the engine."""
             del self._alarms[kind]
             self.home.handle(event)
 
         self._alarms[kind] = clock.later(seconds, ring)
 
-    def has_alarm(self, kind: type[object]) -> bool:
-        """Return True if an alarm with an event of this class is pending."""
-        return kind in self._alarms
+    def has_alarm(self, event_class: type[object]) -> bool:
+        """Return True if an alarm with an event of this class is pending.
 
-    def clear_alarms(self, *kinds: type[object]) -> None:
-        """Cancel the pending alarms of these classes, or all alarms if no class is given."""
-        for kind in kinds or tuple(self._alarms):
+        event_class: one of the classes in `core.inputs`.
+        """
+        return event_class in self._alarms
+
+    def clear_alarms(self, *event_classes: type[object]) -> None:
+        """Cancel the pending alarms with events of these classes, or all alarms if no class is given."""
+        for kind in event_classes or tuple(self._alarms):
             if timer := self._alarms.pop(kind, None):
                 timer.cancel()
 
 
-def is_drafted(request: RequestState, state: RingState) -> bool:
+def is_drafted(request: RequestState, ring: RingState) -> bool:
     """Return True if the ring drafts for this request: the ring has a drafter, and the client named either no
     drafter or one that the ring has.
+
+    request: the request, with the drafter that its client named, if any.
+    ring: the state of the ring that runs the request.
     """
-    return state.has_drafter and request.ask.drafter in (None, *state.drafters)
+    return ring.has_drafter and request.ask.drafter in (None, *ring.drafters)

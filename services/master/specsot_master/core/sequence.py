@@ -36,19 +36,21 @@ class SequenceFactory:
         self._ids: Iterator[int] = itertools.count(1)
 
     def prefix(
-        self, length: int, drafted: bool, fork: Fork | None = None, window: Window | None = None
+        self, length: int, drafted: bool, fork: Fork | None = None, attention_window: Window | None = None
     ) -> Opening:
         """Return the opening of a prefix: a sequence that is prefilled, kept and forked, and that never
-        decodes.
+        decodes. It gets a new sequence id.
 
-        length: tokens of the prefix, including those it forks from `fork`.
-        drafted: whether the drafter keeps KV of the prefix too.
+        length: tokens of the prefix, including those that it forks.
+        drafted: True if the drafter keeps KV of the prefix too.
+        fork: the other prefix whose first tokens it shares, and how many; None if it shares none.
+        attention_window: sinks and recent tokens to which its tokens attend; None for all tokens.
         """
-        return Opening(next(self._ids), length, fork, decodes=False, drafted=drafted, window=window)
+        return Opening(next(self._ids), length, fork, decodes=False, drafted=drafted, window=attention_window)
 
     def writer(
         self,
-        prompt: int,
+        prompt_length: int,
         ask: Ask,
         seed: int,
         *,
@@ -57,20 +59,25 @@ class SequenceFactory:
         rules: PlanRules | None = None,
         trace: str | None = None,
     ) -> Opening:
-        """Return the opening of a sequence that decodes up to `limit` tokens.
+        """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id.
 
         With `rules` the sequence ends where the plan's grammar ends, and no token stops it. Without rules a
         stop token ends it; if the client gave a form (a grammar of its own), either of the two may.
 
-        prompt: length of the prompt in tokens.
+        prompt_length: tokens of the prompt, including those that a fork shares.
+        ask: what the client asks for: sampling, stop tokens, logprobs, attention window.
+        seed: the request's sampling seed.
         ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
             `min_tokens`.
+        limit: the most tokens that the sequence may decode.
+        rules: what the plan may contain, if the sequence is a constrained skeleton; else None.
+        trace: the request's tracing context, or None without tracing.
         """
         ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
         least = least_of(ask, limit) if ordinal else ask.min_tokens
         return Opening(
             sequence=next(self._ids),
-            prompt=prompt,
+            prompt=prompt_length,
             sampling=ask.sampling,
             seed=seed,
             ordinal=ordinal,
@@ -89,47 +96,51 @@ class SequenceFactory:
             prompt_logprobs=ask.prompt_logprobs,
         )
 
-    def again(self, opening: Opening, written: int) -> Opening:
+    def again(self, opening: Opening, num_written: int) -> Opening:
         """Return the opening of the same sequence under a new id, for a ring that does not have its KV.
-
-        `written` is the number of tokens that the sequence has decoded over all its openings. Those tokens
-        become part of the prompt, so that prefill rebuilds their KV:
+        Tokens that were decoded become part of the prompt, so that prefill rebuilds their KV:
 
             prompt 10, 5 tokens decoded, reopened -> prompt 15, generated 5
             3 more tokens decoded, reopened       -> prompt 15 - 5 + 8 = 18, generated 8
 
         Prompt logprobs are requested again only if no token was decoded, as they are reported with the first
         token.
+
+        opening: the sequence's newest opening.
+        num_written: how many tokens the sequence has decoded over all its openings.
         """
-        prompt = opening.prompt - opening.generated + written
+        prompt = opening.prompt - opening.generated + num_written
         scores = opening.prompt_logprobs
         return replace(
             opening,
             sequence=next(self._ids),
             prompt=prompt,
-            generated=written,
-            prompt_logprobs=None if written else scores,
+            generated=num_written,
+            prompt_logprobs=None if num_written else scores,
         )
 
 
-def first_lease(prompt: int, grant: int) -> int:
-    """Return the first lease of a sequence: the position up to which stage 0 may decode, `grant` after its
-    prompt.
+def first_lease(prompt_length: int, grant: int) -> int:
+    """Return the first lease of a sequence: the position up to which stage 0 may decode.
+
+    prompt_length: tokens of the prompt.
+    grant: positions that a lease adds.
     """
-    return prompt + grant
+    return prompt_length + grant
 
 
-def renewed_lease(position: int, lease: int, last: int, grant: int) -> int | None:
+def renewed_lease(position: int, lease: int, max_position: int, grant: int) -> int | None:
     """Return the next lease, or None if no renewal is needed yet.
 
     A lease is renewed when at most half a grant is left, unless it already reaches the end. With grant 256,
-    lease 256 and last 1000: position 100 leaves 156 positions -> None; position 180 leaves 76 -> 512.
+    lease 256 and max_position 1000: position 100 leaves 156 positions -> None; position 180 leaves 76 -> 512.
 
     position: tokens that the sequence has, prompt included.
-    last: the largest number of tokens that the sequence can ever have.
+    lease: the position up to which stage 0 may decode now.
+    max_position: the largest number of tokens that the sequence can ever have, prompt included.
     grant: positions added per renewal.
     """
-    if lease >= last or lease - position > grant // 2:
+    if lease >= max_position or lease - position > grant // 2:
         return None
     return max(lease, position) + grant
 
@@ -176,16 +187,21 @@ class TokenLog:
     def reopen(self, opening: Opening) -> None:
         """Continue the log under a new opening. Draft rounds count from 0 again; outcomes that were in flight
         are not expected any more.
+
+        opening: the opening that stage 0 receives, with a new sequence id.
         """
         self.opening = opening
         self.next_draft_round = 0
 
     def append(self, outcome: Outcome) -> tuple[int, ...]:
-        """Append the tokens of an outcome and return them.
+        """Append the tokens of an outcome and return those that are new to the log.
 
-        Draft rounds must arrive without a gap. With next_step = 3: round 2 is a repeat and returns (), round
-        3 is appended, round 4 raises WireError. After the end of the sequence every outcome returns (). An
-        outcome that ends the sequence with FAILED is accepted at any round.
+        Draft rounds must arrive without a gap. With next_draft_round = 3: round 2 is a repeat and returns (),
+        round 3 is appended, round 4 raises WireError. After the end of the sequence every outcome returns ().
+        An outcome that ends the sequence with FAILED is accepted at any round.
+
+        outcome: what a step of the ring did for this sequence: its accepted tokens, and why it ended, if it
+            did.
         """
         # A sequence may fail in any draft round, so the round of such an outcome is not checked.
         failed = outcome.end is End.FAILED
@@ -220,21 +236,24 @@ class Detokenizer:
         feed [0xA9]    -> "é"        context [0xC3 0xA9], pending []
     """
 
-    def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
+    def __init__(self, decode: Decode, preceding_tokens: Sequence[int] = ()) -> None:
         """Create a detokenizer.
 
         decode: returns the text of token ids.
-        before: the preceding tokens of a text that continues; their text is not returned again.
+        preceding_tokens: the tokens before the first one, if the text continues; their text is not returned
+            again.
         """
         self._decode = decode
-        self._context = list(before)
+        self._context = list(preceding_tokens)
         self._pending: list[int] = []
         # Characters of the decoded context and pending tokens that were already returned.
-        self._shown = len(decode(self._context).rstrip(BROKEN)) if before else 0
+        self._shown = len(decode(self._context).rstrip(BROKEN)) if preceding_tokens else 0
 
     def feed(self, tokens: Sequence[int]) -> str:
-        """Return the text that these tokens complete. A character whose bytes have not all arrived is held
-        back, for at most MAX_PENDING_TOKENS tokens.
+        """Return the text that these tokens complete; "" if they complete no character. A character whose
+        bytes have not all arrived is held back, for at most MAX_PENDING_TOKENS tokens.
+
+        tokens: the next token ids of the sequence.
         """
         self._pending.extend(tokens)
         text = self._decode(self._context + self._pending)
@@ -307,7 +326,7 @@ class ActiveSequence:
         return log.opening.decodes and (not log.has_output or log.position <= self.lease)
 
     def read(
-        self, tokens: Sequence[int], chances: Sequence[Logprob] = (), prompt: Sequence[Logprob] = ()
+        self, tokens: Sequence[int], logprobs: Sequence[Logprob] = (), prompt_logprobs: Sequence[Logprob] = ()
     ) -> list[TextPiece]:
         """Turn the newly appended tokens into pieces of text, one per token.
 
@@ -315,27 +334,37 @@ class ActiveSequence:
         token that stopped the sequence. If the sequence ended by a stop token, that token yields no piece of
         its own unless `ends` is set. Prompt logprobs come in a piece of their own before all others.
 
-        tokens: the tokens that `TokenLog.append` returned.
-        chances: the logprobs of `tokens`, or empty if the client asked for none.
-        prompt: the logprobs of all prompt tokens except the first, or empty.
+        tokens: the tokens that `TokenLog.append` returned; empty for a repeated outcome.
+        logprobs: the logprobs of `tokens`, one each, or empty if the client asked for none.
+        prompt_logprobs: the logprobs of all prompt tokens except the first, or empty.
         """
         over = self.log.end
         stop = None
         if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
             stop = tokens[-1]
             tokens = tokens if self.ends else tokens[:-1]
-        told = map(self._tell, tokens, chances) if chances else itertools.repeat(None)
-        pieces = [TextPiece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
+        token_logprobs = (
+            map(self._logprobs_for_client, tokens, logprobs) if logprobs else itertools.repeat(None)
+        )
+        pieces = [
+            TextPiece(token, self.detokenizer.feed((token,)), one)
+            for token, one in zip(tokens, token_logprobs)
+        ]
         rest = self.detokenizer.flush() if over else ""
-        if prompt:
-            scored = map(self._tell, self.log.prompt[1:], prompt)
+        if prompt_logprobs:
+            scored = map(self._logprobs_for_client, self.log.prompt[1:], prompt_logprobs)
             pieces.insert(0, TextPiece(None, "", prompt=tuple(scored)))
         return [*pieces, TextPiece(None, rest, stop=stop)] if rest or stop is not None else pieces
 
-    def _tell(self, token: int, chance: Logprob) -> TokenLogprobs:
-        """Return the logprobs of one token in the form that clients receive."""
-        top = (Candidate(other, self.spell(other), logprob) for other, logprob in chance.top)
-        return TokenLogprobs(Candidate(token, self.spell(token), chance.logprob), tuple(top))
+    def _logprobs_for_client(self, token: int, logprob: Logprob) -> TokenLogprobs:
+        """Return the logprobs of one token in the form that clients receive: each token with its id, its
+        bytes and its logprob.
+
+        token: the id of the token that was written.
+        logprob: its log probability, and those of the likeliest tokens at its position.
+        """
+        top = (Candidate(other, self.spell(other), score) for other, score in logprob.top)
+        return TokenLogprobs(Candidate(token, self.spell(token), logprob.logprob), tuple(top))
 
     def order(self) -> Open:
         """Return the order that opens the sequence at stage 0. The tokens of the forked part are not sent:

@@ -66,8 +66,10 @@ class RequestTally:
     phases: dict[str, float] = field(default_factory=dict)
 
     def enter(self, phase: str | None, now: float) -> None:
-        """End the running phase and begin `phase`; None ends the last phase. The time before the first phase
-        counts as "queue".
+        """End the running phase and begin the next one. The time before the first phase counts as "queue".
+
+        phase: the name of the next phase; None ends the last phase.
+        now: the present time, in seconds of the engine's clock.
         """
         before = self.phase or "queue"
         if self.phase or not self.phases:
@@ -77,11 +79,18 @@ class RequestTally:
         self.phase_began = now
 
     def rename(self, phase: str) -> None:
-        """Give the running phase another name, for a skeleton that turns out to be a direct answer."""
+        """Give the running phase another name, for a skeleton that turns out to be a direct answer.
+
+        phase: the new name.
+        """
         self.phase = phase
 
     def step(self, outcomes: Iterable[Outcome], now: float) -> None:
-        """Count one step of the ring that returned these outcomes for the request."""
+        """Count one step of the ring.
+
+        outcomes: what the step did for the request's sequences, at least one.
+        now: the time of the step, in seconds of the engine's clock.
+        """
         self.steps += 1
         if self.phase is not None:
             self.phases.setdefault(f"{self.phase}_prefill", now - self.phase_began)
@@ -93,8 +102,17 @@ class RequestTally:
             if self.first_token is None and outcome.tokens and self.phase != "decision":
                 self.first_token = now
 
-    def close(self, mode: str, decision: str, counts: OutputTokens, branches: int, now: float) -> Statistics:
-        """Return the statistics of the finished request. `now` ends its last phase."""
+    def close(
+        self, mode: str, decision: str, output_tokens: OutputTokens, num_branches: int, now: float
+    ) -> Statistics:
+        """Return the statistics of the finished request, and end its last phase.
+
+        mode: "direct" or "sot": how the request was answered.
+        decision: why, in the router's words.
+        output_tokens: the tokens of its output.
+        num_branches: how many branches were opened; 0 for a direct answer.
+        now: the time of its end, in seconds of the engine's clock.
+        """
         self.enter(None, now)
         seconds = now - self.began
         first = self.first_token
@@ -103,18 +121,18 @@ class RequestTally:
             decision=decision,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
-            completion_tokens=counts.written + counts.headings,
-            merged_tokens=counts.merged,
-            plan_tokens=counts.plan,
-            heading_tokens=counts.headings,
-            polish_tokens=counts.polish,
+            completion_tokens=output_tokens.written + output_tokens.headings,
+            merged_tokens=output_tokens.merged,
+            plan_tokens=output_tokens.plan,
+            heading_tokens=output_tokens.headings,
+            polish_tokens=output_tokens.polish,
             seconds=round(seconds, SECONDS_DIGITS),
             seconds_to_first_token=0.0 if first is None else round(first - self.began, SECONDS_DIGITS),
-            tokens_per_second=round(counts.merged / seconds, RATIO_DIGITS) if seconds > 0 else 0.0,
+            tokens_per_second=round(output_tokens.merged / seconds, RATIO_DIGITS) if seconds > 0 else 0.0,
             steps=self.steps,
             mean_accepted=round(self.tree_tokens / self.trees, RATIO_DIGITS) if self.trees else 1.0,
             paused_share=round(self.paused_trees / self.trees, RATIO_DIGITS) if self.trees else 0.0,
-            branches=branches,
+            branches=num_branches,
             phases={name: round(took, SECONDS_DIGITS) for name, took in self.phases.items()},
         )
 
@@ -127,6 +145,7 @@ class RequestCounts:
     """
 
     def __init__(self) -> None:
+        """Start with all counts at 0."""
         self.refused = self.asked = self.found = 0
         self._ended: Counter[str] = Counter()
 
@@ -135,27 +154,40 @@ class RequestCounts:
         """How many requests ended for each reason, as (reason, count), sorted by reason."""
         return tuple(sorted(self._ended.items()))
 
-    def enter(self, prompt: int, found: int) -> None:
-        """Count a request that entered the ring, with the tokens of its prompt and those found in the prefix
-        cache.
-        """
-        self.asked += prompt
-        self.found += found
+    def enter(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """Count a request that entered the ring.
 
-    def end(self, why: str | SpecsotError) -> None:
-        """Count a request that ended, with a reason of its own or with an error."""
-        self._ended[why if isinstance(why, str) else error_label(why)] += 1
+        num_prompt_tokens: tokens of its prompt.
+        num_cached_tokens: tokens of its prompt whose KV the ring had already.
+        """
+        self.asked += num_prompt_tokens
+        self.found += num_cached_tokens
+
+    def end(self, reason: str | SpecsotError) -> None:
+        """Count a request that ended.
+
+        reason: how it ended, such as "stop"; or the error with which it failed, which counts under its
+            class's name.
+        """
+        self._ended[reason if isinstance(reason, str) else error_label(reason)] += 1
 
     def info(self, waiting: int, running: int, writing: int, kept: int) -> RequestsInfo:
-        """Return the counts together with the current numbers of waiting, running, decoding and kept
-        requests.
+        """Return the counts together with the present numbers.
+
+        waiting: requests in the queue.
+        running: requests in the ring.
+        writing: sequences that decode.
+        kept: finished requests that can be resumed.
         """
         counted = {"refused": self.refused, "prompt_tokens": self.asked, "cached_tokens": self.found}
         return RequestsInfo(waiting, running, writing, kept=kept, ended=self.ended, **counted)
 
 
 def error_label(error: SpecsotError) -> str:
-    """Return the name of an error's class as a label: TimedOut -> timed_out."""
+    """Return the name of an error's class as a label: TimedOut -> timed_out.
+
+    error: the error with which a request failed.
+    """
     name = type(error).__name__
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).removeprefix("_")
 
@@ -181,9 +213,13 @@ class _Step:
 
 
 class StepMeter:
-    """Measures the steps of a ring from its results. `clock` returns monotonic seconds."""
+    """Measures the steps of a ring from its results."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        """Start without steps.
+
+        clock: returns monotonic seconds.
+        """
         self._clock = clock
         self._newest: deque[_Step] = deque(maxlen=MAX_STEPS)
         self._stages: tuple[float, ...] = ()
@@ -191,11 +227,17 @@ class StepMeter:
         self._listeners: list[Callable[[Result], None]] = []
 
     def follow(self, listener: Callable[[Result], None]) -> None:
-        """Call `listener` with the result of every later step. The listener must return quickly."""
+        """Report the result of every later step to a listener.
+
+        listener: called with each result; it must return quickly.
+        """
         self._listeners.append(listener)
 
     def on_result(self, result: Result) -> None:
-        """Count one result. A result with number 0 belongs to no step; only its tokens are counted."""
+        """Count one result. A result with number 0 belongs to no step; only its tokens are counted.
+
+        result: what the last stage, or stage 0, has reported.
+        """
         tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
         if not result.number:
             self._tokens += tokens
@@ -223,13 +265,16 @@ class StepMeter:
         )
 
 
-def _smoothed(before: tuple[float, ...], now: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the stages' seconds smoothed over steps, so that a figure on a screen stays readable. If the
-    number of stages has changed, smoothing starts again.
+def _smoothed(smoothed: tuple[float, ...], newest: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the stages' seconds smoothed over steps (a fifth of the newest value), so that a figure on a
+    screen stays readable. If the number of stages has changed, smoothing starts again with the newest values.
+
+    smoothed: what this function returned for the previous step, in seconds per stage; empty at first.
+    newest: the seconds of the newest step, per stage.
     """
-    if len(before) != len(now):
-        return now
-    return tuple(0.8 * old + 0.2 * new for old, new in zip(before, now))
+    if len(smoothed) != len(newest):
+        return newest
+    return tuple(0.8 * old + 0.2 * new for old, new in zip(smoothed, newest))
 
 
 def _mean(values: Iterable[int]) -> float:
@@ -239,23 +284,27 @@ def _mean(values: Iterable[int]) -> float:
 
 
 class StallDetector:
-    """Detects a ring that has stopped. `patience` is the number of seconds without a step after which a ring
-    with work counts as stalled.
-    """
+    """Detects a ring that has stopped."""
 
     def __init__(self, patience: float) -> None:
+        """Watch a ring that has made no steps.
+
+        patience: seconds without a step after which a ring with work counts as stalled.
+        """
         self._patience = patience
         self._steps = 0
         self._since = float("inf")
 
-    def is_moving(self, steps: int, owed: bool, now: float) -> bool:
-        """Return False if the ring has stalled. Call this regularly.
+    def is_moving(self, num_steps: int, has_work: bool, now: float) -> bool:
+        """Return False if the ring has stalled: it had work, but made no step, for longer than the patience.
+        Call this regularly.
 
-        steps: how many steps there have been so far.
-        owed: True if the ring has work, so that a step must come. An idle ring never counts as stalled.
+        num_steps: how many steps the ring has made so far.
+        has_work: True if the ring has work, so that a step must come. An idle ring never counts as stalled.
+        now: the present time, in seconds of a monotonic clock.
         """
-        if self._since > now or not owed or steps != self._steps:
-            self._steps = steps
+        if self._since > now or not has_work or num_steps != self._steps:
+            self._steps = num_steps
             self._since = now
         return now - self._since < self._patience
 
@@ -270,26 +319,40 @@ class RetryHints:
     """Computes when a refused client should try again.
 
     The n-th client that is refused since a request left is sent to the n-th place that will become free.
-    `usual` is the interval in seconds that is used until two requests have left.
     """
 
-    def __init__(self, usual: float) -> None:
-        self._usual = usual
+    def __init__(self, default_interval: float) -> None:
+        """Start without departures.
+
+        default_interval: seconds between two departures that are assumed until two requests have left.
+        """
+        self._usual = default_interval
         self._left: deque[float] = deque(maxlen=MAX_DEPARTURES)
         self._refused = 0
 
     def on_departure(self, now: float) -> None:
-        """Record that a request has left, which frees a place."""
+        """Record that a request has left, which frees a place.
+
+        now: the present time, in seconds of a monotonic clock.
+        """
         self._left.append(now)
         self._refused = 0
 
     def refuse(self, now: float) -> float:
-        """Count a refused client and return the seconds after which it may try again."""
+        """Count a refused client and return the seconds after which it may try again, from MIN_RETRY_SECONDS
+        to MAX_RETRY_SECONDS.
+
+        now: the present time, in seconds of a monotonic clock.
+        """
         self._refused += 1
         return min(max(self._interval(now) * self._refused, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
 
     def _interval(self, now: float) -> float:
-        """Return the mean seconds between departures, or the time since the last one if that is longer."""
+        """Return the mean seconds between departures, or the time since the last one if that is longer; the
+        default until two requests have left.
+
+        now: the present time, in seconds of a monotonic clock.
+        """
         if len(self._left) < 2:
             return self._usual
         mean = (self._left[-1] - self._left[0]) / (len(self._left) - 1)

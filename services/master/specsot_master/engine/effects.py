@@ -58,6 +58,16 @@ class Effects(Home):
 
         A master with several rings passes the same `forms`, `journal`, `readers` and `memory` to each engine.
         Where they are omitted, the engine creates its own; then nothing is written to disk.
+
+        ring: stage 0, which gets the orders, and the state of the ring.
+        text: the model's tokenizer and chat template.
+        prompts: makes the prompts of requests.
+        config: how requests are treated.
+        clock: tells the time and schedules calls; by default the event loop's.
+        forms: checks the forms (grammars) that clients give for their answers.
+        journal: records resumable requests.
+        readers: connects clients to the events of requests.
+        memory: the file with the measured costs for forecasts.
         """
         self._ring = ring
         self._config = config
@@ -86,7 +96,8 @@ class Effects(Home):
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
         """Execute the commands of a request one by one.
 
-        decided: may be a generator whose next command depends on the effect of the previous one
+        request: the request.
+        decided: the commands; may be a generator whose next command depends on the effect of the previous one
             (`RequestState.play`), so each command is executed before the next is drawn.
         """
         for command in decided:
@@ -128,8 +139,9 @@ class Effects(Home):
     def _isolate(self, request: RequestState, otherwise: SpecsotError | None = None) -> Generator[None]:
         """Catch every error in the block; the error ends this request only.
 
-        otherwise: the error that the client receives in place of an unexpected exception, by default
-            "internal error". A SpecsotError reaches the client as `failure_of` translates it.
+        request: the request that the block works on.
+        otherwise: the error that the client receives in place of an unexpected exception; None for "internal
+            error". A SpecsotError reaches the client as `failure_of` translates it.
         """
         try:
             yield
@@ -137,16 +149,23 @@ class Effects(Home):
             self._fail_alone(request, error, otherwise or internal_error())
 
     def _fail_alone(self, request: RequestState, error: Exception, otherwise: SpecsotError) -> None:
-        """Fail one request because of an error; log the error unless it is meant for the client as it is."""
+        """Fail one request because of an error; log the error unless it is meant for the client as it is.
+
+        request: the request.
+        error: the exception that was raised.
+        otherwise: what the client receives if `error` is no SpecsotError.
+        """
         if (failure := failure_of(error, otherwise)) is not error:
             log.exception("a member, or the master, broke a rule", **request.log_fields)
         self._apply(request, [commands.FailRequest(failure)])
 
     def _park(self, request: RequestState, misfit: TooLarge) -> None:
-        """Let a request that does not fit the present ring wait for a larger one.
+        """Let a request that does not fit the present ring wait for a larger one. The request waits as long
+        as after a broken ring. The quarantine forgets the request, so that other requests do not wait for its
+        trial.
 
-        The request waits as long as after a broken ring. The quarantine forgets the request, so that other
-        requests do not wait for its trial.
+        request: the request.
+        misfit: why the present ring cannot hold it.
         """
         if request.misfit is None:
             log.info("waits for a larger ring", **request.log_fields, reason=str(misfit))
@@ -155,9 +174,14 @@ class Effects(Home):
         self._await_ring(request, "")
 
     def _await_ring(self, request: RequestState, lacking: str, planned: bool = False) -> None:
-        """Start the repair timeout of a request, unless the timeout runs already.
+        """Start the repair timeout of a request, unless the timeout runs already. The repair timeout starts
+        at the first wait; failed or undersized epochs do not restart it.
 
-        The repair timeout starts at the first wait; failed or undersized epochs do not restart it.
+        request: the request, which waits for a ring.
+        lacking: why there is no ring, for the message of its failure; "" if the present ring is only too
+            small.
+        planned: True if the master ended the epoch to form a better ring; then the timeout is at least
+            PLANNED_SECONDS.
         """
         if not request.has_alarm(RingOverdue):
             seconds = max(self._config.repair_for, PLANNED_SECONDS if planned else 0.0)
@@ -171,29 +195,37 @@ class Effects(Home):
         ordinal: int = 0,
         rules: PlanRules | None = None,
     ) -> None:
-        """Create a decoding sequence, and place it in the ring if its request has been admitted.
-
-        The caller has made sure that the sequence's pages are reserved or free. ordinal: 0 for a skeleton or
-        a direct answer, else the id of the branch's point. limit: the maximum number of generated tokens.
-        rules: the plan grammar that constrains the sequence, or None. While old records are replayed the
+        """Create a decoding sequence, and place it in the ring if its request has been admitted. The caller
+        has made sure that the sequence's pages are reserved or free. While old records are replayed the
         request is not admitted, so the sequence is created only, and is opened in the ring later.
+
+        request: the request that the sequence belongs to.
+        order: the command that opens it, which selects the prompt.
+        limit: the maximum number of generated tokens.
+        ordinal: 0 for a skeleton or a direct answer, else the id of the branch's point.
+        rules: the plan grammar that constrains the sequence, or None.
         """
         sequence = self._tables.make(request, order, ordinal, limit, rules)
         if self._queue.is_live(request):
             self._tables.place(request, sequence, require_ring(self._ring))
 
     def _renew(self, request: RequestState) -> None:
-        """Renew the leases of a request's sequences, unless the client has too many unread events.
+        """Renew the leases of a request's sequences, unless the client has too many unread events. Once the
+        request opens no further sequences, its base grant is dropped: only used pages stay charged.
 
-        Once the request opens no further sequences, its base grant is waived: only used pages stay charged.
+        request: the request, admitted or not.
         """
         if request.plan.all_opened and not request.lost:
-            self._tables.ledger.waive(request.id)
+            self._tables.ledger.drop_grant(request.id)
         if self._queue.is_live(request) and not request.events.is_full(self._config.unread):
             self._tables.renew(request)
 
     def _tell(self, request: RequestState, numbered: Numbered) -> None:
-        """Append an event to the request's buffer for its client; end the request after Finished."""
+        """Append an event to the request's buffer for its client; end the request after Finished.
+
+        request: the request.
+        numbered: the event with its number.
+        """
         event = numbered.event
         request.events.push(numbered)
         # During the replay after a restart the request is not queued; its events were counted the first time.
@@ -208,19 +240,31 @@ class Effects(Home):
             self._forget(request)
 
     def _note_finished(self, request: RequestState, event: Finished) -> None:
-        """Log the end of a request, and save the measured costs for forecasts if a save is due."""
+        """Log the end of a request, and save the measured costs for forecasts if a save is due.
+
+        request: the request.
+        event: its last event, with its statistics.
+        """
         ended = event.statistics
         told = {"tokens": ended.completion_tokens, "steps": ended.steps, "seconds": round(ended.seconds, 3)}
         log.info("finished", **request.log_fields, reason=event.reason.value, **told)
         self._memory.write(self._costs.kept, self._clock.now())
 
     def _cut_reader(self, request: RequestState) -> None:
-        """Disconnect a client that has not read for too long; its subscription raises Cancelled."""
+        """Disconnect a client that has not read for too long; its subscription raises Cancelled.
+
+        request: the request whose client is disconnected.
+        """
         log.warning("the client does not read", **request.log_fields, unread=request.events.unread)
         request.events.disconnect(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
 
     def _fail(self, request: RequestState, error: SpecsotError, final: bool) -> None:
-        """End a request with an error. final: journal the failure, so that it also holds after a restart."""
+        """End a request with an error.
+
+        request: the request; an ended one is not failed again.
+        error: what the client receives.
+        final: journal the failure, so that it also holds after a restart.
+        """
         if self._queue.has(request):
             log.warning("request failed", **request.log_fields, reason=str(error))
             if final:
@@ -228,10 +272,12 @@ class Effects(Home):
         self._forget(request, error)
 
     def _forget(self, request: RequestState, error: SpecsotError | None = None) -> None:
-        """End a request's events, and release all that the request holds in queue, ring and quarantine.
+        """End a request's events, and release all that the request holds in queue, ring and quarantine. A
+        second call does nothing.
 
+        request: the request.
         error: what the client's subscription raises after the last event; None after Finished or an abandoned
-        request. A second call does nothing.
+            request.
         """
         if request.events.over:
             return

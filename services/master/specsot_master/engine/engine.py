@@ -53,9 +53,10 @@ class Engine(Effects):
     # --- inputs ---
 
     def handle(self, event: inputs.Input) -> None:
-        """Handle one input of the engine, then start the actions that the input has made possible.
+        """Handle one input of the engine, then start the actions that the input has made possible. An error
+        that concerns one request ends that request only.
 
-        An error that concerns one request ends that request only.
+        event: an object of one of the classes in `core.inputs`, or a result of the ring.
         """
         match event:
             case Result():
@@ -85,17 +86,20 @@ class Engine(Effects):
             self._advance()
 
     def _record_and_apply(self, request: RequestState, record: Record) -> None:
-        """Write a record to the journal, then apply it to the request.
+        """Write a record to the journal, then apply it to the request. After a restart, `_replay` plays the
+        same records again and so restores the request.
 
-        After a restart, `_replay` plays the same records again and so restores the request.
+        request: the request that the record is of.
+        record: what has happened to it, with times in seconds since its arrival.
         """
         self._journal.record(request, record)
         self._apply(request, request.play(record))
 
     def _read_step(self, result: Result) -> None:
-        """Give the outcomes of one step to their requests.
+        """Give the outcomes of one step to their requests. A result of another epoch counts as a sign of life
+        of the ring (`steps`); its outcomes are dropped.
 
-        A result of another epoch counts as a sign of life of the ring (`steps`); its outcomes are dropped.
+        result: what the last stage, or stage 0, has reported.
         """
         self.steps.on_result(result)
         if result.epoch != self._epoch:
@@ -129,9 +133,10 @@ class Engine(Effects):
                 self._await_ring(request, reason, planned)
 
     def _break_off(self, order: Order) -> None:
-        """Fail every request that owns, or forks from, the sequence of an order that could not be sent.
+        """Fail every request that owns, or forks from, the sequence of an order that could not be sent. The
+        prefix of that sequence is marked as suspect, so that no later request forks from it.
 
-        The prefix of that sequence is marked as suspect, so that no later request forks from it.
+        order: the order that stage 0 did not receive.
         """
         sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
         self._tables.suspect_sequence(sequence)
@@ -141,10 +146,10 @@ class Engine(Effects):
                 self._apply(request, [FailRequest(internal_error())])
 
     def _leave(self, reason: str) -> None:
-        """Fail every request because the master shuts down, and refuse all later requests with `reason`.
+        """Fail every request because the master shuts down, and refuse all later requests. These failures are
+        not journaled (final=False), so a master that reads the journal continues the resumable requests.
 
-        These failures are not journaled (final=False), so a master that reads the journal continues the
-        resumable requests.
+        reason: the error message that clients receive.
         """
         self._ended = reason
         self._quarantine.clear()
@@ -154,7 +159,8 @@ class Engine(Effects):
     def _take_in(self, request: RequestState, lacking: str) -> None:
         """Queue a request in this ring. If there is no ring, start the timeout after which the request fails.
 
-        lacking: why there is no ring, for the message of that failure.
+        request: a new request, or one of another ring.
+        lacking: why there is no ring, for the message of that failure; "" if there is one.
         """
         request.home = self
         self._queue.wait(request)
@@ -164,7 +170,11 @@ class Engine(Effects):
             self._await_ring(request, lacking)
 
     def _watch_deadline(self, request: RequestState) -> None:
-        """Set the alarm of the request's deadline; an earlier alarm, perhaps of another ring, is replaced."""
+        """Set the alarm of the request's deadline; an earlier alarm, perhaps of another ring, is replaced.
+        Without a deadline there is no alarm.
+
+        request: the request, whose `deadline` is in seconds of the engine's clock.
+        """
         request.clear_alarms(inputs.DeadlinePassed)
         if request.deadline is not None:
             left = request.deadline - self._clock.now()
@@ -194,9 +204,11 @@ class Engine(Effects):
             pass
 
     def _admit_next(self, state: RingState, now: float) -> bool:
-        """Admit the next waiting request if its pages are free. Return whether a request was admitted.
+        """Admit the next waiting request if its pages are free. Return True if a request was admitted. A new
+        request starts its plan; a request that ran in an earlier epoch reopens its sequences.
 
-        A new request starts its plan; a request that ran in an earlier epoch reopens its sequences.
+        state: sizes and limits of the running ring.
+        now: the present time, in seconds of the engine's clock.
         """
         request = self._queue.next_to_admit(now)
         if request is None or not self._tables.admit(request, state):
@@ -207,15 +219,19 @@ class Engine(Effects):
                 self._reopen(request, state)
             else:
                 self._counts.enter(request.prompt_tokens, request.found)
-                request.plan.apply_forecast(Outlook(self._costs, request.workload(others=len(self._tables))))
+                request.plan.apply_forecast(
+                    Outlook(self._costs, request.workload(num_running_sequences=len(self._tables)))
+                )
                 self._record_and_apply(request, AdmittedRecord(now - request.since, request.found))
         return True
 
     def _reopen_next(self, state: RingState, tried: set[str]) -> bool:
-        """Try to reopen lost sequences of one admitted request. Return whether there was such a request.
+        """Try to reopen lost sequences of one admitted request. Return False if there is no such request.
+        While requests wait for admission, a reopened sequence may use only the pages that were reserved for
+        its own request.
 
-        tried: ids of requests that are passed over, to which this request is added. While requests wait for
-        admission, a reopened sequence may use only the pages that were reserved for its own request.
+        state: sizes and limits of the running ring.
+        tried: ids of requests that are passed over; the id of this request is added.
         """
         request = next((one for one in self._queue.interrupted if one.id not in tried), None)
         if request is None:
@@ -227,9 +243,12 @@ class Engine(Effects):
 
     def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
         """Reopen the sequences that the request lost with an epoch, in the plan's order, while pages last.
+        The request's own grant is used first. A request of a model that forks, and has lost threads, first
+        gets a prefix of all that its threads share.
 
-        The request's own grant is used first. reserved_only: use nothing but this grant. A request of a model
-        that forks, and has lost threads, first gets a prefix of all that its threads share.
+        request: an admitted request.
+        state: sizes and limits of the running ring.
+        reserved_only: use nothing but the pages that were reserved for the request.
         """
         if request.prompt.tags and any(one.ordinal for one in request.lost):
             self._tables.lengthen(request, request.forked, state)
@@ -240,10 +259,12 @@ class Engine(Effects):
             self._apply(request, [ReopenSequence(sequence.ordinal)])
 
     def _branch_next(self, state: RingState, stuck: set[str]) -> bool:
-        """Try to open one branch of the request whose turn it is. Return whether there was such a request.
+        """Try to open one branch of the request whose turn it is. Return False if no request has a branch to
+        open.
 
-        stuck: ids of requests that are passed over. The request stays in this set unless its branch was
-        opened, so each pass of `_advance` tries an unsuccessful request once.
+        state: sizes and limits of the running ring.
+        stuck: ids of requests that are passed over. The id of this request is added unless its branch was
+            opened, so each pass of `_advance` tries an unsuccessful request once.
         """
         request = self._queue.next_to_branch(stuck)
         if request is None:
@@ -255,10 +276,13 @@ class Engine(Effects):
         return True
 
     def _add_branch(self, request: RequestState, state: RingState) -> bool:
-        """Open the first ready branch of a request. Return False if its prompt or its pages are missing.
+        """Open the first ready branch of a request. Return False if its prompt is not encoded yet, or if its
+        pages are missing. While requests wait for admission, the branch may use only its request's own grant.
 
-        While requests wait for admission, the branch may use only its request's own grant. Raises TooLarge if
-        the branch can never fit this ring.
+        request: an admitted request with a ready branch.
+        state: sizes and limits of the running ring.
+
+        Raises TooLarge if the branch can never fit this ring.
         """
         order = request.plan.preview(request.plan.ready()[0])
         if not self._intake.has_turn(request, order):
@@ -274,9 +298,10 @@ class Engine(Effects):
         return True
 
     def _begin_epoch(self, state: RingState) -> None:
-        """Start to fill a new epoch, whose ring is empty and may have another size than the previous one.
+        """Start to fill a new epoch, whose ring is empty and may have another size than the previous one. A
+        request that is too large for the new ring waits for a larger one, until its timeout.
 
-        A request that is too large for the new ring waits for a larger one, until its timeout.
+        state: sizes and limits of the new ring.
         """
         self._tables.begin_epoch(state.pages, state.kept)
         self._epoch = state.epoch
@@ -332,10 +357,11 @@ class Engine(Effects):
         return self._subscriptions.subscribe(request, offset or 0)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
-        """Cancel a request; its client still receives Finished.
+        """Cancel a request; its client still receives Finished, with the text so far. Return False if no such
+        request is waiting or running, or if it belongs to another owner.
 
-        owner: the credential's owner, to whom the request must belong. Return False if no such request is
-        waiting or running, or if it belongs to another owner.
+        request_id: the id under which the request was opened.
+        owner: the owner of the caller's token; "" for a caller without a token.
         """
         request = self._queue.find(request_id)
         if request is None or not request.belongs_to(owner):
@@ -346,6 +372,8 @@ class Engine(Effects):
     def adopt(self, request: RequestState) -> None:
         """Continue a request of another ring in this ring.
 
+        request: the request, without a sequence in a running ring.
+
         Raises InvalidRequest if the request is too large for this ring, and Unavailable if this ring is not
         complete. In both cases nothing has changed.
         """
@@ -353,10 +381,11 @@ class Engine(Effects):
         self.handle(inputs.RequestArrived(request))
 
     async def revive(self, kept: Iterable[JournaledRequest]) -> None:
-        """Restore the requests that an earlier master process left in the journal.
+        """Restore the requests that an earlier master process left in the journal. Unfinished requests
+        continue; finished ones can be read again. A request that cannot be restored is logged and dropped
+        from the journal.
 
-        Unfinished requests continue; finished ones can be read again. A request that cannot be restored is
-        logged and dropped from the journal.
+        kept: the requests as the journal keeps them.
         """
         for one in kept:
             try:
@@ -368,10 +397,12 @@ class Engine(Effects):
                 self._replay(request, one)
 
     def _replay(self, request: RequestState, kept: JournaledRequest) -> None:
-        """Apply the journal's records to a restored request, then queue the request if it has not ended.
-
-        If the records cannot be applied, for example because prompts are worded differently now, the request
+        """Apply the journal's records to a restored request, then queue the request if it has not ended. If
+        the records cannot be applied, for example because prompts are worded differently now, the request
         fails. In every case the client can read the request again for a while.
+
+        request: the request in its initial state.
+        kept: the same request as the journal keeps it, with its records.
         """
         unplayable = Unavailable("what was written down of this request cannot be played again")
         with self._isolate(request, unplayable):
@@ -385,11 +416,17 @@ class Engine(Effects):
             self.handle(inputs.RequestArrived(request, "the master was restarted"))
 
     async def _accept(self, ask: Ask, caller: Caller) -> RequestState:
-        """Validate a new request, prepare its prompts, and queue it.
+        """Validate a new request, prepare its prompts, and queue it; return its state.
 
         Conditions that refuse the request are checked before the costly preparation, and again after it,
         because the queue may have filled meanwhile. If the same resumable request was accepted meanwhile, it
         is returned.
+
+        ask: what the client asks for.
+        caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
+            owner.
+
+        Raises the errors of `open`.
         """
         self._check_open()
         check_deadline(caller.timeout)
@@ -416,14 +453,17 @@ class Engine(Effects):
         return request
 
     def _check_open(self) -> None:
-        """Raises Unavailable once the master is shutting down."""
+        """Raise Unavailable once the master is shutting down."""
         if self._ended is not None:
             raise Unavailable(self._ended)
 
     def _make_room(self, client: str) -> RequestState | None:
-        """Return the waiting request that a new request of this client displaces from the full queue.
+        """Return the waiting request that a new request displaces from the full queue, or None while the
+        queue has room. The caller must fail the returned request.
 
-        Return None while the queue has room. Raises Overloaded if the new request itself has to be refused.
+        client: the name of the new request's client.
+
+        Raises Overloaded if the new request itself has to be refused.
         """
         try:
             return self._queue.make_room(client)
@@ -437,17 +477,24 @@ class Engine(Effects):
         return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
 
     def _find(self, id: str) -> RequestState | None:
-        """Return the request of this id if it waits, runs, or has ended and can still be read; else None."""
+        """Return the request of this id if it waits, runs, or has ended and can still be read; else None.
+
+        id: the id under which the request was opened.
+        """
         return self._queue.find(id) or self._subscriptions.find(id)
 
     def _find_resumable(self, caller: Caller) -> RequestState | None:
-        """Return the resumable request that the caller names and may read, or None."""
+        """Return the resumable request that the caller names and may read, or None.
+
+        caller: who asks; its `request` is the id, which may be None.
+        """
         request = self._find(caller.request) if caller.request else None
         return request if request and request.ask.resumable and request.belongs_to(caller.owner) else None
 
     def _rejoin(self, request: RequestState, ask: Ask | None, timeout: float | None) -> RequestState:
-        """Let a caller read a known request again; from now on this caller's deadline applies.
+        """Return a known request, which the caller reads again; from now on this caller's deadline applies.
 
+        request: the known request.
         ask: None, or the same request as before. The journal may have replaced an omitted max_new_tokens by a
             number, so omitting it again counts as the same request.
         timeout: seconds from now, or None for no deadline.
@@ -482,13 +529,16 @@ class Engine(Effects):
         return len(self._queue.all_requests) - len(self.stranded)
 
     def fitting(self, ring: RingState) -> int:
-        """Return how many of the waiting and running requests would each fit a ring like this one."""
+        """Return how many of the waiting and running requests would each fit a ring like this one.
+
+        ring: sizes and limits of a ring that need not run.
+        """
         return sum(fits(request, ring) for request in self._queue.all_requests)
 
     def final_rows(self) -> dict[int, int]:
-        """Return, by sequence id, for how many leading tokens the KV on every stage is final.
-
-        See `RingTables.final_rows`. Return nothing unless the running epoch is the one that the engine fills.
+        """Return, by sequence id, how many of its first tokens have final KV on every stage, so that the KV
+        can be migrated while requests continue; see `RingTables.final_rows`. Return nothing unless the
+        running epoch is the one that the engine fills.
         """
         state = self._ring.state()
         return self._tables.final_rows(state.slots) if state and state.epoch == self._epoch else {}
@@ -527,7 +577,10 @@ class Engine(Effects):
         return self._queue.waiting + self._intake.inside
 
     def has_request(self, id: str) -> bool:
-        """Whether a request of this id waits, runs, or has ended and can still be read."""
+        """Return True if a request of this id waits, runs, or has ended and can still be read.
+
+        id: the id under which the request was opened.
+        """
         return self._find(id) is not None
 
     def requests(self) -> RequestsInfo:

@@ -25,17 +25,25 @@ class LoopClock:
         return asyncio.get_running_loop().time()
 
     def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
-        """Call `act` after so many seconds, unless the returned timer is cancelled."""
+        """Call a function after a delay, unless the returned timer is cancelled.
+
+        seconds: the delay.
+        act: called without arguments.
+        """
         return asyncio.get_running_loop().call_later(seconds, act)
 
 
 class Subscription(Reader, AsyncIterator[Numbered]):
-    """An asynchronous iterator over one request's events, for one call of a client.
-
-    Closing the iterator ends the request, unless the request is resumable.
+    """An asynchronous iterator over one request's events, for one call of a client. Closing the iterator ends
+    the request, unless the request is resumable.
     """
 
     def __init__(self, subscriptions: Subscriptions, request: RequestState) -> None:
+        """Create an iterator; `EventBuffer.attach` connects it to the events.
+
+        subscriptions: is told what was read.
+        request: the request whose events are read.
+        """
         self._subscriptions = subscriptions
         self._request = request
         self._news: asyncio.Future[None] | None = None
@@ -70,13 +78,16 @@ class Subscription(Reader, AsyncIterator[Numbered]):
 
 
 class Subscriptions:
-    """Connects readers to requests, and keeps ended resumable requests; one instance serves all rings.
-
-    The argument `journal` is asked to write what a client reads of a resumable request before the client gets
-    it, so that a restarted master knows every event that a client has seen.
-    """
+    """Connects readers to requests, and keeps ended resumable requests; one instance serves all rings."""
 
     def __init__(self, config: EngineConfig, clock: Clock, journal: RequestJournal) -> None:
+        """Create a store without ended requests.
+
+        config: how long slow readers and unread requests are kept, and how many of them.
+        clock: schedules the timeouts.
+        journal: is asked to write what a client reads of a resumable request before the client gets it, so
+            that a restarted master knows every event that a client has seen.
+        """
         self._config = config
         self._clock = clock
         self._journal = journal
@@ -88,18 +99,25 @@ class Subscriptions:
         return len(self._finished)
 
     def find(self, id: str) -> RequestState | None:
-        """Return the ended request of this id if it can still be read, else None."""
+        """Return the ended request of this id if it can still be read, else None.
+
+        id: the id under which the request was opened.
+        """
         return self._finished.get(id)
 
     def subscribe(self, request: RequestState, offset: int) -> Subscription:
-        """Attach a new reader to the request, from event number `offset` on; an earlier reader is cut off.
+        """Attach a new reader to a request; an earlier reader is cut off. Return the reader, which the caller
+        must close.
 
         # 10 events exist, of which 0 to 3 are no longer kept:
         # offset 4 -> events 4, 5, ...    offset 10 -> waits for the next event
         # offset 3 or 11 -> InvalidRequest
 
-        The caller must close the subscription. Raises InvalidRequest for an offset outside of the kept
-        events, or the error that ended the request if `offset` lies beyond its last event.
+        request: the request, running or ended.
+        offset: the number of the first event to read.
+
+        Raises InvalidRequest for an offset outside of the kept events, or the error that ended the request if
+        `offset` lies beyond its last event.
         """
         reader = Subscription(self, request)
         request.events.attach(reader, offset)
@@ -109,9 +127,10 @@ class Subscriptions:
         return reader
 
     def on_read(self, request: RequestState) -> Awaitable[None] | None:
-        """Note that an event was read.
+        """Note that an event was read. Return an awaitable that ends when the journal holds the event, or
+        None if no wait is needed.
 
-        Return an awaitable that ends when the journal holds the event, or None if no wait is needed.
+        request: the request whose event was read.
         """
         # The number of unread events has just fallen below the limit, so leases may be renewed again.
         if request.events.unread == self._config.unread - 1:
@@ -119,20 +138,26 @@ class Subscriptions:
         return self._journal.secure(request) if request.ask.resumable else None
 
     def on_event(self, request: RequestState) -> None:
-        """Start the timeout of a slow reader, if the request has a reader and no such timeout runs."""
+        """Start the timeout of a slow reader, if the request has a reader and no such timeout runs.
+
+        request: the request, to whose buffer an event was added.
+        """
         if request.events.has_reader and not request.has_alarm(ReadingOverdue):
             self.watch(request)
 
     def watch(self, request: RequestState) -> None:
-        """Set an alarm after which the reader is cut off if it has not read any further event by then."""
+        """Set an alarm after which the reader is cut off if it has not read any further event by then.
+
+        request: the request, with a reader.
+        """
         event = ReadingOverdue(request, request.events.position)
         request.set_alarm(event, self._clock, self._config.unread_for)
 
     def on_end(self, request: RequestState) -> None:
-        """Handle the end of a request, whose last events may still be unread.
+        """Handle the end of a request, whose last events may still be unread. A resumable request is kept; if
+        there are too many of them, the fairest choice (`_next_to_go`) is released.
 
-        A resumable request is kept; if there are too many of them, the fairest choice (`_next_to_go`) is
-        released.
+        request: the request that has ended.
         """
         request.clear_alarms()
         if request.events.has_reader and request.events.unread:
@@ -145,14 +170,19 @@ class Subscriptions:
                 self.keep(request)
 
     def keep(self, request: RequestState) -> None:
-        """Start the time for which a resumable request without a reader is kept."""
+        """Start the time for which a resumable request without a reader is kept. Nothing happens if the
+        request was released already.
+
+        request: the request, running or ended.
+        """
         if not request.forgotten:
             request.set_alarm(KeepingOver(request), self._clock, self._config.keep_for)
 
     def release(self, request: RequestState) -> None:
-        """Forget a kept request, in the journal too; afterwards another request may use its id.
+        """Forget a kept request, in the journal too; afterwards another request may use its id. A second call
+        does nothing.
 
-        A second call does nothing.
+        request: the request.
         """
         if request.forgotten:
             return
@@ -163,9 +193,10 @@ class Subscriptions:
         request.clear_alarms(KeepingOver)
 
     def _next_to_go(self) -> RequestState:
-        """Return the oldest kept request of the client that has the most of them.
+        """Return the oldest kept request of the client that has the most of them. At least one request is
+        kept.
 
-        # kept, oldest first: a1 b1 b2 a2 b3 -> client b has three, so b1 is released
+        # kept, oldest first: a1 b1 b2 a2 b3 -> client b has three, so b1 is returned
         """
         places = Counter(one.client for one in self._finished.values())
         return max(self._finished.values(), key=lambda one: places[one.client])

@@ -24,7 +24,10 @@ class ForecastMemory:
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        """Use this file; with None nothing is saved."""
+        """Create the memory; the file is read and written later.
+
+        file: the path of the file; None to save nothing.
+        """
         self._file = file
         self._written = float("-inf")
 
@@ -38,9 +41,10 @@ class ForecastMemory:
 
     def write(self, kept: Callable[[], Mapping[str, Any]], now: float) -> None:
         """Write the measured costs to the file, unless the last write was less than PAUSE seconds ago.
+        Nothing happens without a file, or if it cannot be written.
 
-        kept: returns the costs as JSON values; called only if the file is written. now: seconds on any clock
-        that only goes forward.
+        kept: returns the costs as JSON values; called only if the file is written.
+        now: the present time, in seconds of any clock that only goes forward.
         """
         if self._file is None or now - self._written < PAUSE:
             return

@@ -44,12 +44,16 @@ Measure = Callable[[Form], int | None]
 
 
 class GrammarSandbox:
-    """Checks forms (grammars, JSON schemas, regular expressions) of requests, and caches the results.
-
-    One new form is tried at a time. A trial runs to its end, even if no request waits for its result.
+    """Checks forms (grammars, JSON schemas, regular expressions) of requests, and caches the results. One new
+    form is tried at a time. A trial runs to its end, even if no request waits for its result.
     """
 
     def __init__(self, trial: Trial | None = None, fewest: Measure | None = None) -> None:
+        """Create a sandbox without cached results.
+
+        trial: compiles a form, and returns what is wrong with it, or ""; by default in a subprocess.
+        fewest: returns the number of tokens of a form's shortest answer; None to leave lengths unchecked.
+        """
         self._trial = trial or compile_in_subprocess
         self._fewest = fewest
         self._known: OrderedDict[Form, str] = OrderedDict()
@@ -59,10 +63,11 @@ class GrammarSandbox:
         self._now: tuple[Form, asyncio.Task[str]] | None = None
 
     async def check(self, form: Form, client: str = "", budget: int | None = None) -> None:
-        """Check that a form compiles, and that its shortest answer fits the budget.
+        """Check that a form compiles, and that its shortest answer fits the budget. Return if both hold.
 
-        client: whose request this is; one client may not take all waiting places. budget: max_new_tokens of
-        the answer, or None to leave the length unchecked.
+        form: the form that the client gave for its answer.
+        client: the name of the client; one client may not take all waiting places.
+        budget: max_new_tokens of the answer, or None to leave the length unchecked.
 
         Raises InvalidRequest with the library's reason if the form does not compile, or if no answer of this
         form fits; Overloaded if too many new forms wait; Unavailable if no process can be started.
@@ -81,7 +86,13 @@ class GrammarSandbox:
                 )
 
     async def _wait(self, form: Form, client: str) -> str:
-        """Return the trial's result ("" if the form is valid). Raises Overloaded."""
+        """Return the result of a form's trial: what is wrong with it, or "" if it is valid.
+
+        form: a form that has not been tried yet.
+        client: the name of the client.
+
+        Raises Overloaded if too many new forms wait.
+        """
         mine = client, form
         self._make_room(mine)
         self._wanted[mine] += 1
@@ -93,7 +104,7 @@ class GrammarSandbox:
                 del self._wanted[mine]
 
     def _make_room(self, mine: tuple[str, Form]) -> None:
-        """Raises Overloaded if no place is left, or if this client's forms take half of the places already.
+        """Raise Overloaded if no place is left, or if this client's forms take half of the places already.
 
         mine: (client, form). A pair that waits already needs no further place.
         """
@@ -104,7 +115,11 @@ class GrammarSandbox:
             raise Overloaded("too many constraints are tried at once")
 
     async def _find(self, form: Form) -> str:
-        """Return the result of a form's trial; start the trial once no other one runs."""
+        """Return the result of a form's trial, or "" for a valid form; start the trial once no other one
+        runs.
+
+        form: the form to try.
+        """
         while (complaint := self._recall(form)) is None:
             tried, trial = self._now = self._now or (form, asyncio.create_task(self._try(form)))
             # The trial continues if this request is cancelled, because its thread cannot be stopped.
@@ -114,7 +129,10 @@ class GrammarSandbox:
         return complaint
 
     async def _try(self, form: Form) -> str:
-        """Run the trial in a thread and cache its result. A raised error is not cached."""
+        """Run the trial of a form in a thread, cache its result and return it. A raised error is not cached.
+
+        form: the form to try.
+        """
         try:
             complaint = await asyncio.to_thread(self._trial, form)
             self._remember(form, complaint)
@@ -123,13 +141,20 @@ class GrammarSandbox:
             self._now = None
 
     def _recall(self, form: Form) -> str | None:
-        """Return the cached result, "" for a valid form, or None if the form has not been tried."""
+        """Return the cached result of a form, "" if it is valid, or None if it has not been tried.
+
+        form: the form.
+        """
         if form in self._known:
             self._known.move_to_end(form)
         return self._known.get(form)
 
     def _remember(self, form: Form, complaint: str) -> None:
-        """Cache a result; the least recently used one is dropped if the cache is full."""
+        """Cache a result; the least recently used one is dropped if the cache is full.
+
+        form: the form that was tried.
+        complaint: what is wrong with it, or "".
+        """
         self._known[form] = complaint
         if len(self._known) > MAX_CACHED_CHECKS:
             self._known.popitem(last=False)
@@ -139,8 +164,11 @@ def compile_in_subprocess(form: Form) -> str:
     """Compile a form in a process of its own. Return what is wrong with the form, or "" if it is valid.
 
     A crash or a timeout of that process counts as an error of the form. The process imports nothing from the
-    current directory (-P), and its environment does not contain the clients' token. Raises Unavailable if no
-    process can be started.
+    current directory (-P), and its environment does not contain the clients' token.
+
+    form: the form that a client gave for its answer.
+
+    Raises Unavailable if no process can be started.
     """
     command = [sys.executable, "-P", "-m", "specsot.grammar.sandbox"]
     known = {name: value for name, value in os.environ.items() if name != "SPECSOT_TOKEN"}
@@ -159,10 +187,12 @@ def compile_in_subprocess(form: Form) -> str:
 
 
 def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
-    """Return a function that computes the number of tokens of a form's shortest answer.
+    """Return a function that computes the number of tokens of a form's shortest answer. The function returns
+    None if the vocabulary cannot be read.
 
-    base: the model's directory, whose vocabulary is read when the first form is measured. width: the number
-    of logits. ends: the ids of the end tokens. The function returns None if the vocabulary cannot be read.
+    base: the model's directory, whose vocabulary is read when the first form is measured.
+    width: the number of logits.
+    ends: the ids of the end tokens.
     """
 
     @functools.cache
@@ -175,7 +205,10 @@ def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
             return None
 
     def measure(form: Form) -> int | None:
-        """Return the number of tokens of the form's shortest answer, or None if unknown."""
+        """Return the number of tokens of the form's shortest answer, or None if unknown.
+
+        form: the form that a client gave for its answer.
+        """
         # Imported here because this module loads a library that most masters never need.
         from specsot.grammar import fewest_tokens
 

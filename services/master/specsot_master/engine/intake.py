@@ -46,8 +46,7 @@ TURN_CHARACTERS = 24
 class Intake:
     """Validates requests and encodes their prompts, several requests at the same time.
 
-    The attribute `inside` is the number of requests that are being validated. The argument `home` is the
-    engine that will run the requests.
+    The attribute `inside` is the number of requests that are being validated.
     """
 
     def __init__(
@@ -60,6 +59,16 @@ class Intake:
         config: EngineConfig,
         costs: Forecaster,
     ) -> None:
+        """Create an intake that validates no request yet.
+
+        home: the engine that will run the requests.
+        ring: the state of the ring, against whose limits requests are checked.
+        prompts: makes the prompts of requests.
+        forms: checks the forms (grammars) that clients give for their answers.
+        clock: tells the time.
+        config: how requests are treated.
+        costs: the measured costs, from which time limits and forecasts are computed.
+        """
         self._home = home
         self._costs = costs
         self._ring = ring
@@ -73,9 +82,10 @@ class Intake:
         self.inside = 0
 
     def remember(self, ring: RingState) -> None:
-        """Remember the ring, against whose limits requests are checked while no ring is complete.
+        """Remember the ring, against whose limits requests are checked while no ring is complete. Once the
+        next ring is complete, the engine checks the waiting requests again (`refit`).
 
-        Once the next ring is complete, the engine checks the waiting requests again (`refit`).
+        ring: sizes and limits of the running ring.
         """
         self._known = ring
 
@@ -84,6 +94,9 @@ class Intake:
 
         Return the request with max_new_tokens resolved if it named none, its encoded prompts, and the seconds
         that are left of the caller's timeout (None without a timeout).
+
+        ask: what the client asks for.
+        caller: who asks: the request id that the client chose, its name for fairness, and its timeout.
 
         Raises TimedOut if the timeout ends meanwhile, NotFound for an unknown model, InvalidRequest (with
         TooLarge among its kinds) for anything that is wrong with the request, Overloaded if too many new
@@ -109,8 +122,10 @@ class Intake:
         return ask, prompt, left
 
     async def _fit(self, ask: Ask) -> tuple[Ask, EncodedPrompt]:
-        """Encode a request's prompts. A request that names no limit gets its endpoint's default, or as many
-        tokens as the model's context and the ring's KV pages hold after the prompt.
+        """Return a request with its prompts encoded. A request that names no limit gets its endpoint's
+        default, or as many tokens as the model's context and the ring's KV pages hold after the prompt.
+
+        ask: what the client asks for, after `_check`.
         """
         prompt = await self._encode(ask, position_limit(ask, self._ring_to_fit()))
         if ask.limits.max_new_tokens is not None:
@@ -128,19 +143,25 @@ class Intake:
 
     def _room(self, ask: Ask, prompt: EncodedPrompt, most: int) -> int:
         """Return how many tokens fit after a prompt into the context and the ring's KV pages, 1 to `most`.
+        Return 1 if not even one token fits; the later check then reports the error.
 
         Binary search for the largest limit that does not raise TooLarge:
         # range(1, most) holds the limits 1, 2, ...; if limit 300 is the first that exceeds, bisect_left
         # returns its index 299, which equals the largest limit that fits
 
-        Return 1 if not even one token fits; the later check then reports the error.
+        ask: what the client asks for; its KV policy is used.
+        prompt: the request's prompts in tokens.
+        most: the largest limit that is of interest, in tokens.
         """
         ring = self._ring_to_fit()
         # A copy is validated in time proportional to its prompt, and each probe below makes a copy.
         bare = replace(ask, prompt="-", messages=(), tokens=(), min_tokens=0)
 
         def exceeds(count: int) -> bool:
-            """Whether an answer of so many tokens does not fit."""
+            """Return True if an answer of so many tokens does not fit.
+
+            count: the limit of the answer, in tokens.
+            """
             try:
                 prefix_of(limited(bare, count), prompt, ring)
             except TooLarge:  # ContextLengthExceeded is a subclass.
@@ -154,8 +175,13 @@ class Intake:
     def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
         """Create the state of a validated request; a request without an id or seed gets random ones.
 
-        now: the arrival time, by the engine's clock. Raises InvalidRequest if the request can never fit the
-        ring, and Unavailable if there has been no ring yet.
+        ask: what the client asks for, with max_new_tokens resolved.
+        caller: who asks.
+        now: the arrival time, in seconds of the engine's clock.
+        prompt: the request's prompts in tokens.
+
+        Raises InvalidRequest if the request can never fit the ring, and Unavailable if there has been no ring
+        yet.
         """
         id = caller.request or secrets.token_hex(8)
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
@@ -167,7 +193,8 @@ class Intake:
     async def rebuild(self, kept: JournaledRequest, since: float) -> RequestState:
         """Create the initial state of a journaled request; the caller then replays its records.
 
-        since: the arrival time, by this engine's clock.
+        kept: the request as the journal keeps it.
+        since: the arrival time, in seconds of this engine's clock; it may be negative.
 
         Raises InvalidRequest if the prompts cannot be encoded.
         """
@@ -177,9 +204,11 @@ class Intake:
         return request
 
     def has_turn(self, request: RequestState, order: OpenBranch) -> bool:
-        """Whether a branch's prompt is encoded already, or short enough to be encoded on the event loop.
+        """Return True if a branch's prompt is encoded already, or short enough to be encoded on the event
+        loop. If not, a thread encodes the prompt, once, and the request's engine receives `PromptMade`.
 
-        If not, a thread encodes the prompt, once, and the request's engine receives `PromptMade`.
+        request: the request that opens the branch.
+        order: the command that opens the branch.
         """
         if request.unmade(order) < THREAD_CHARACTERS:
             return True
@@ -188,7 +217,12 @@ class Intake:
         return False
 
     async def _make_turn(self, request: RequestState, order: OpenBranch) -> None:
-        """Encode a branch's prompt in a thread, then send `PromptMade`, with the error if there was one."""
+        """Encode a branch's prompt in a thread, then send `PromptMade` to the request's engine, with the
+        error if there was one.
+
+        request: the request that opens the branch.
+        order: the command that opens the branch.
+        """
         one = (request, order.point.id)
         failure = None
         self._making.add(one)
@@ -201,6 +235,9 @@ class Intake:
 
     def _check(self, ask: Ask, id: str | None) -> None:
         """Make the checks that need no encoded prompt.
+
+        ask: what the client asks for.
+        id: the request id that the client chose, or None.
 
         Raises NotFound for an unknown model, Unavailable if there has been no ring yet, and InvalidRequest.
         """
@@ -226,14 +263,20 @@ class Intake:
             )
 
     def _ring_to_fit(self) -> RingState:
-        """Return the running ring, or the last one that ran. Raises Unavailable if there was none."""
+        """Return the state of the running ring, or of the last one that ran. Raises Unavailable if there was
+        none.
+        """
         return self._ring.state() or self._known or require_ring(self._ring)
 
     async def _encode(self, ask: Ask, positions: int = MAX_TOKENS) -> EncodedPrompt:
-        """Encode a request's prompts; long ones in a thread, so that the event loop is not blocked.
+        """Return a request's prompts in tokens; long ones are encoded in a thread, so that the event loop is
+        not blocked.
 
+        ask: what the client asks for.
         positions: the maximum prompt length in tokens, by which a far too long prompt is refused before it is
-        tokenized. Raises InvalidRequest.
+            tokenized.
+
+        Raises InvalidRequest if the template refuses the conversation, and ContextLengthExceeded.
         """
         if prompt_characters(ask) + TURN_CHARACTERS * len(ask.messages) < THREAD_CHARACTERS:
             return self._word(ask)
@@ -241,10 +284,13 @@ class Intake:
         return await asyncio.to_thread(self._word, ask)
 
     def _word(self, ask: Ask) -> EncodedPrompt:
-        """Decide whether the request is answered directly or by a plan, and encode the prompts of that way.
-
-        A model that forks by its own tags gets the chat prompt with an open thinking block, if the request
+        """Decide whether the request is answered directly or by a plan, and return the prompts of that way. A
+        model that forks by its own tags gets the chat prompt with an open thinking block, if the request
         allows forks. Tokens given in place of messages are used as they are.
+
+        ask: what the client asks for.
+
+        Raises InvalidRequest if the template refuses the conversation.
         """
         messages = messages_of(ask)
         if (tags := self._prompts.tags) and may_fork(ask):
@@ -268,7 +314,15 @@ class Intake:
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
     ) -> RequestState:
-        """Create the state of a request, with the plan that its prompt calls for."""
+        """Create the state of a request, with the plan that its prompt calls for.
+
+        ask: what the client asks for.
+        id: the request's id.
+        client: the name of its client.
+        seed: its sampling seed.
+        since: the arrival time, in seconds of the engine's clock.
+        prompt: the request's prompts in tokens.
+        """
         model = self._config.model
         size = self._prompts.size
         told = prompt.conversation.told if prompt.conversation else None
@@ -289,6 +343,9 @@ class Intake:
 
 
 def check_deadline(timeout: float | None) -> None:
-    """Raises TimedOut if `timeout`, in seconds from now, is zero or negative; None is no deadline."""
+    """Raise TimedOut if a timeout is zero or negative.
+
+    timeout: seconds from now; None is no deadline.
+    """
     if timeout is not None and timeout <= 0:
         raise TimedOut("the deadline had passed when the request came")

@@ -45,13 +45,21 @@ class OrderQueue:
     """
 
     def __init__(self, ring: Ring, home: Home) -> None:
+        """Create an empty queue.
+
+        ring: stage 0, which gets the orders.
+        home: the engine, which is told of failures.
+        """
         self._ring = ring
         self._home = home
         self._orders: deque[Order] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def put(self, order: Order) -> None:
-        """Append an order, and start to send if no task does so already."""
+        """Append an order, and start to send if no task does so already.
+
+        order: an instruction for the sequencer, such as opening or closing a sequence.
+        """
         self._orders.append(order)
         if self._task is None:
             self._task = start(self._drain())
@@ -74,7 +82,13 @@ class OrderQueue:
             self._task = None
 
     async def _send(self, order: Order) -> None:
-        """Send one order. Raises SpecsotError if the ring is gone; other errors concern this order only."""
+        """Send one order. An error that is no SpecsotError concerns this order only: it is logged, and the
+        engine receives `OrderUnsent`.
+
+        order: the order.
+
+        Raises SpecsotError if the ring is gone.
+        """
         try:
             await self._ring.order(order)
         except SpecsotError:
@@ -98,6 +112,13 @@ class RingTables:
     def __init__(
         self, text: Text, factory: SequenceFactory, outbox: OrderQueue, config: EngineConfig
     ) -> None:
+        """Create empty tables, for a ring without pages.
+
+        text: the model's tokenizer, from which sequences get their detokenizers.
+        factory: creates the openings of sequences, with new ids.
+        outbox: sends the orders to stage 0.
+        config: how requests are treated: the lease, and whether prefixes are cached.
+        """
         self._text = text
         self._factory = factory
         self._outbox = outbox
@@ -154,6 +175,8 @@ class RingTables:
         Each outcome comes with its sequence's ordinal within the request (0, or the id of a branch's point):
         # outcomes of sequences [7 9 8], of which 7, 8 are ordinals 0, 1 of request a and 9 is ordinal 0 of b
         # -> [(a, [(0, outcome of 7), (1, outcome of 8)]), (b, [(0, outcome of 9)])]
+
+        outcomes: what the step did for each sequence.
         """
         grouped: dict[str, tuple[RequestState, list[tuple[int, Outcome]]]] = {}
         for outcome in outcomes:
@@ -175,10 +198,13 @@ class RingTables:
         rules: PlanRules | None = None,
     ) -> ActiveSequence:
         """Create a decoding sequence of a request, with its token log and its detokenizer; `place` opens it.
+        The request remembers it under its ordinal.
 
-        order: the command to open a direct answer, skeleton, branch or polish, which selects the prompt
-            (the *turn*: all prompt tokens, and how many of them the request's prefix shares).
-        ordinal: 0, or the id of the branch's point. limit: the maximum number of generated tokens.
+        request: the request.
+        order: the command to open a direct answer, skeleton, branch or polish, which selects the prompt (the
+            *turn*: all prompt tokens, and how many of them the request's prefix shares).
+        ordinal: 0, or the id of the branch's point.
+        limit: the maximum number of generated tokens.
         rules: the plan grammar that constrains the sequence, or None.
         """
         turn = request.take_turn(order)
@@ -203,11 +229,14 @@ class RingTables:
     ) -> None:
         """Open a sequence at stage 0 at the position that its token log has reached, and charge its pages.
 
-        state: the running ring. again: whether the sequence was open in an earlier epoch. Then the sequence
-            gets a new id, its generated tokens become part of its prompt, and migrated KV is reused.
-
         The order that is sent carries only tokens that are not forked:
         # prompt [p0 p1 p2 q0], written [w0 w1], fork of the first 3 tokens -> the order carries [q0 w0 w1]
+
+        request: an admitted request.
+        sequence: one of its sequences, which is in no ring now.
+        state: sizes and limits of the running ring.
+        again: True if the sequence was open in an earlier epoch. Then the sequence gets a new id, its
+            generated tokens become part of its prompt, and migrated KV is reused.
         """
         log = sequence.log
         turn = request.turn(sequence.ordinal)
@@ -223,15 +252,17 @@ class RingTables:
         sequence.lost = False
         sequence.lease = first_lease(opening.prompt, self._config.lease)
         self.has_room(request, sequence.pages)
-        self.ledger.take(request.id, sequence.pages)
+        self.ledger.use_pages(request.id, sequence.pages)
         self._by_id[sequence.id] = (request, sequence)
         self._outbox.put(sequence.order())
 
     def close(self, request: RequestState, sequence: ActiveSequence) -> None:
         """Forget a sequence and give back its pages; stage 0 is told to close it, unless it ended by itself.
-
         A sequence that waits to be reopened is not in the ring; then stage 0 only drops its KV that was
         migrated from the previous epoch. Unknown sequences are ignored.
+
+        request: the request that the sequence belongs to.
+        sequence: the sequence.
         """
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
@@ -243,7 +274,7 @@ class RingTables:
         self.freed = True
         if sequence.log.end is None:
             self._outbox.put(Close(sequence.id))
-        self.ledger.give(request.id, sequence.pages)
+        self.ledger.return_pages(request.id, sequence.pages)
 
     def renew(self, request: RequestState) -> None:
         """Send a longer lease for each sequence of the request that is in the ring and needs a longer lease.
@@ -251,6 +282,8 @@ class RingTables:
         See `renewed_lease`, for example with a grant of 256 tokens and a maximum position of 1000:
         # position 100, lease 256 -> 156 positions are left, more than 128: no order
         # position 130, lease 256 -> 126 positions are left: the new lease is 256 + 256 = 512
+
+        request: an admitted request.
         """
         grant = self._config.lease
         for sequence in request.sequences.values():
@@ -263,10 +296,12 @@ class RingTables:
     # --- pages and prefixes ---
 
     def admit(self, request: RequestState, state: RingState) -> bool:
-        """Reserve the pages that a request needs to begin, and pin or open its prompt prefix.
+        """Reserve the pages that a request needs to begin, and pin or open its prompt prefix. The options
+        come best first: fork the longest cached prefix, or open a new one. Return False, with nothing
+        changed, if there is no room for any of them.
 
-        The options come best first: fork the longest cached prefix, or open a new one. Return False, with
-        nothing changed, if there is no room for any of them.
+        request: a waiting request.
+        state: sizes and limits of the running ring.
         """
         drafted = is_drafted(request, state)
         beginning = request.beginning
@@ -281,13 +316,15 @@ class RingTables:
 
     def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
         """Replace the request's prefix by a longer one, for the threads that a model with fork tags opens.
+        Nothing happens if the prefix is long enough already, or if there is no room.
 
-        tokens: the prompt and everything written before the threads. The new prefix forks the old one, so
-        only the pages after the shared full pages are charged:
+        The new prefix forks the old one, so only the pages after the shared full pages are charged:
         # page_rows 16, old prefix 40 tokens, new prefix 60 tokens
         # -> pages_for(60) - shared_pages(40) = 4 - 2 = 2 pages; the partly filled third page is copied
 
-        Nothing happens if the prefix is long enough already, or if there is no room.
+        request: an admitted request.
+        tokens: the prompt and everything written before the threads.
+        state: sizes and limits of the running ring.
         """
         node = request.node
         shared = request.shared if request.node else 0
@@ -302,18 +339,22 @@ class RingTables:
             self.prefixes.unpin(node)
 
     def has_room(self, request: RequestState, pages: int, reserved_only: bool = False) -> bool:
-        """Whether an admitted request may use so many more pages; unneeded prefixes are evicted for them.
+        """Return True if an admitted request may use so many more pages; unneeded prefixes are evicted for
+        them.
 
+        request: the request.
+        pages: KV pages that it needs in addition to those that it uses.
         reserved_only: count only what is left of the request's own grant, and evict nothing.
         """
         lacking = self.ledger.shortfall(request.id, pages)
         return not lacking or (not reserved_only and self._make_room(lacking))
 
     def release(self, request: RequestState) -> None:
-        """Close all sequences of a request that is over, and give back its pages and its prefix.
+        """Close all sequences of a request that is over, and give back its pages and its prefix. The prefix
+        stays cached for later requests, unless caching is off, or the prefix is suspect, not computed yet, or
+        made for this request only.
 
-        The prefix stays cached for later requests, unless caching is off, or the prefix is suspect, not
-        computed yet, or made for this request only.
+        request: the request; one that was never admitted holds nothing.
         """
         for sequence in tuple(request.sequences.values()):
             self.close(request, sequence)
@@ -340,11 +381,12 @@ class RingTables:
     def _make_room(self, pages: int, keep: PrefixNode | None = None, slack: int = 0) -> bool:
         """Evict prefixes until so many pages are free. Return False, with nothing evicted, if that cannot be.
 
-        keep: a prefix that must stay, with its ancestors.
-        slack: pages that must be free or evictable in addition.
-
         # 3 pages free, 5 in unneeded prefixes, pages 6, slack 2 -> 3 lack, 3 + 2 <= 5: evict 3 pages, True
         # the same with slack 3 -> 3 + 3 > 5: False
+
+        pages: KV pages that are needed.
+        keep: a prefix that must stay, with its ancestors; None for no such prefix.
+        slack: pages that must be free or evictable in addition.
         """
         lacking = pages - self.ledger.free
         if lacking + slack > self.prefixes.spare(keep):
@@ -353,7 +395,12 @@ class RingTables:
         return True
 
     def _hold(self, request: RequestState, way: AdmissionOption, drafted: bool) -> None:
-        """Pin the prefix of an admission option for the request, after opening the prefix if it is new."""
+        """Pin the prefix of an admission option for the request, after opening the prefix if it is new.
+
+        request: the request that enters the ring.
+        way: the option, for which there is room.
+        drafted: True if the ring drafts for the request.
+        """
         own = way.own
         window = request.beginning.window
         node = self._open_prefix(request, way, drafted, window) if own else way.route.node
@@ -366,13 +413,19 @@ class RingTables:
     def _open_prefix(
         self, request: RequestState, way: AdmissionOption, drafted: bool, window: Window | None
     ) -> PrefixNode:
-        """Open a prefix that is not in the ring; the part that another prefix has is forked from there.
+        """Open a prefix that is not in the ring, and return it; the part that another prefix has is forked
+        from there.
 
         Only the tokens after the fork are sent and prefilled:
         # prefix of 100 tokens, 64 of which begin a cached prefix -> Fork(cached, 64), 36 tokens are sent
 
         A prefix that is computed through a window belongs to one request only, and reuses no KV of an earlier
         epoch.
+
+        request: the request that needs the prefix.
+        way: the prefix's tokens and pages, and the prefix from which it forks.
+        drafted: True if the drafter keeps KV of the prefix too.
+        window: the attention window under which the prefix is computed, or None.
         """
         source = way.route.node
         at = way.route.length
@@ -382,20 +435,27 @@ class RingTables:
             opening = replace(opening, reused=self._migrated.of_prefix(request, way.own, at))
         node = PrefixNode(opening.sequence, way.own, way.pages, drafted, source, at, own=window is not None)
         self.prefixes.add(node)
-        self.ledger.keep(way.pages)
+        self.ledger.reserve_prefix_pages(way.pages)
         self._outbox.put(Open(opening, way.own[at:], first_lease(opening.prompt, 0)))
         return node
 
     def _evict(self, nodes: list[PrefixNode]) -> None:
-        """Give back the pages of prefixes that were taken out of the tree, and close them at stage 0."""
+        """Give back the pages of prefixes that were taken out of the tree, and close them at stage 0.
+
+        nodes: the prefixes; may be empty.
+        """
         for node in nodes:
             self.ledger.free_prefix_pages(node.pages)
             self._outbox.put(Close(node.sequence))
 
 
 def pages_of(request: RequestState, turn: PromptTurn, limit: int, state: RingState) -> int:
-    """Return the pages that a sequence with this prompt and up to `limit` generated tokens owns at most.
+    """Return the pages that a sequence owns at most. Pages that the sequence shares with its prefix are
+    charged to the prefix, and are not counted here.
 
-    Pages that the sequence shares with its prefix are charged to the prefix, and are not counted here.
+    request: the request that the sequence belongs to.
+    turn: the prompt of the sequence.
+    limit: the most tokens that the sequence may generate.
+    state: sizes and limits of the running ring.
     """
     return own_pages(len(turn.tokens) + limit, request.shares(turn), state, request.ask.policy)

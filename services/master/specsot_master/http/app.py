@@ -30,7 +30,7 @@ from specsot_master.http.calls import PING_SECONDS, HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http
 from specsot_master.http.json_bodies import take_turns
 from specsot_master.http.messages_api import messages_routes
-from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, HostCheck, largest_of
+from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, HostCheck, max_body_bytes
 from specsot_master.http.openai_api import openai_routes
 from specsot_master.http.responses_api import responses_routes
 from specsot_master.http.schemas import REFUSALS, Version
@@ -41,7 +41,10 @@ from specsot_master.telemetry import Metrics
 
 
 def ring_routes(context: HttpContext) -> APIRouter:
-    """Return the routes of the status page, the ring's state, metrics and version."""
+    """Return the routes of the status page, the ring's state, metrics and version.
+
+    context: what all endpoints share.
+    """
     router = APIRouter(tags=["the ring"])
     page = read_page()
     headers = headers_of(page)
@@ -73,8 +76,12 @@ def read_page() -> str:
     """Return index.html with its styles and scripts inlined, so that hashes can allow them."""
     folder = files("specsot_master.http") / "page"
 
-    def put_in(found: re.Match[str]) -> str:
-        name, tag = (found["style"], "style") if found["style"] else (found["script"], "script")
+    def put_in(link: re.Match[str]) -> str:
+        """Return the element that takes the place of a link to a style or script.
+
+        link: a match of _PARTS.
+        """
+        name, tag = (link["style"], "style") if link["style"] else (link["script"], "script")
         return f"<{tag}>{(folder / name).read_text(encoding='utf-8')}</{tag}>"
 
     return re.sub(_PARTS, put_in, (folder / "index.html").read_text(encoding="utf-8"))
@@ -88,6 +95,8 @@ def headers_of(page: str) -> dict[str, str]:
 
     The page may run its own scripts and connect to this server; it may not turn text into HTML or load
     anything else.
+
+    page: the HTML text, whose scripts and styles are inline.
     """
     rules = (
         "default-src 'none'",
@@ -110,7 +119,11 @@ def headers_of(page: str) -> dict[str, str]:
 
 
 def _hashes_of(page: str, tag: str) -> str:
-    """Return the hashes of all texts between <tag> and </tag>, as a content security policy lists them."""
+    """Return the hashes of all texts between <tag> and </tag>, as a content security policy lists them.
+
+    page: the HTML text.
+    tag: "style" or "script".
+    """
     inside = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in inside)
 
@@ -118,18 +131,19 @@ def _hashes_of(page: str, tag: str) -> str:
 def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Iterable[str] = ()) -> ASGIApp:
     """Return the whole application, with the middleware that checks requests first.
 
-    tokens: the valid client tokens, or None if none is required. origins: origins of web pages that may send
-    requests.
+    context: what all endpoints share.
+    tokens: the valid client tokens, or None if none is required.
+    origins: origins of web pages that may send requests; empty for none.
     """
-    largest = largest_of(context.model.max_positions)
+    largest = max_body_bytes(context.model.max_positions)
     if tokens is None:
         app: ASGIApp = BodyLimits(build_api(context), largest)
     else:
         app = BearerCheck(BodyLimits(build_api(context, TokenProtectedApi), largest), tokens)
     if allowed := tuple(origins):
         methods = ("GET", "POST")
-        told = ("x-request-id",)
-        return CORSMiddleware(app, allowed, methods, allow_headers=("*",), expose_headers=told)
+        exposed = ("x-request-id",)
+        return CORSMiddleware(app, allowed, methods, allow_headers=("*",), expose_headers=exposed)
     return app
 
 
@@ -147,12 +161,16 @@ class TokenProtectedApi(FastAPI):
         return document
 
 
-def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
-    """Return the application with all endpoints and error handlers.
+def build_api(context: HttpContext, app_class: type[FastAPI] = FastAPI) -> FastAPI:
+    """Return the application with all endpoints and error handlers. FastAPI's documentation pages are turned
+    off, because they load scripts from other servers.
 
-    FastAPI's documentation pages are turned off, because they load scripts from other servers.
+    context: what all endpoints share.
+    app_class: FastAPI, or a subclass that changes the API document.
     """
-    app = kind(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS))
+    app = app_class(
+        title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS)
+    )
     take_turns(app)
     for fault, answer in (
         (SpecsotError, refuse),
@@ -174,13 +192,15 @@ def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
 
 
 def installed_routes() -> list[Callable[[HttpContext], APIRouter]]:
-    """Return the routes that other packages provide, such as those of SpecSoT's predecessors."""
+    """Return the functions that make the routes of other packages, such as those of SpecSoT's predecessors,
+    by the names of their entry points. Empty if no such package is installed.
+    """
     points = entry_points(group="specsot.http_routes")
     return [point.load() for point in sorted(points, key=lambda point: point.name)]
 
 
 async def open_http(
-    listen: str,
+    address: str,
     master: Master,
     terms: Terms,
     metrics: Metrics,
@@ -189,16 +209,22 @@ async def open_http(
     names: Iterable[str] = (),
     origins: Iterable[str] = (),
 ) -> HttpServer:
-    """Serve a master's HTTP API at an address.
+    """Serve a master's HTTP API, and return the running server.
 
-    mode, ping_every: see `HttpContext`. names: host names of this server, which are checked if no token is
-        required.
+    address: host:port on which it listens; port 0 stands for any free port.
+    master: what serves the clients' requests.
+    terms: the TLS certificate, and the valid client tokens.
+    metrics: what GET /metrics returns.
+    mode: the mode of requests that name none, from OpenAI's clients.
+    ping_every: seconds of silence in a stream before a ping.
+    names: host names of this server, which are checked if no token is required.
     origins: origins of web pages that may send requests.
 
     Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates.
     """
 
     def head() -> Head | None:
+        """Return the draft head of the first ring that drafts, or None."""
         rings = [one.fleet.ring for one in master.replicas if one.drafts]
         return next((ring.head for ring in rings if ring), None)
 
@@ -214,4 +240,4 @@ async def open_http(
         ping_every=ping_every,
     )
     app = build_app(context, terms.tokens, origins)
-    return await open_http_server(listen, HostCheck(app, names) if terms.tokens is None else app, terms.tls)
+    return await open_http_server(address, HostCheck(app, names) if terms.tokens is None else app, terms.tls)

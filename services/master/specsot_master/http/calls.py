@@ -38,17 +38,20 @@ from specsot_master.master import RequestCounter
 from specsot_master.text import Text
 
 # Threads. How many long texts are tokenized at the same time; two cores have a pool of six threads. Untuned.
-MOST_LONG_TEXTS = 2
+MAX_LONG_TEXTS = 2
 
 RequestEvents = AsyncGenerator[Numbered, None]
 T = TypeVar("T")
 
 
-async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield (index of the stream, event) from several streams in the order of arrival.
+async def merged_events(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yield (index of the stream, event) from several streams in the order of arrival; yield nothing for no
+    streams.
 
     At most one event per stream is read ahead. An error in one stream ends all streams; if a stream fails at
     once, the error is raised before any event of the others is yielded.
+
+    streams: the streams, which are closed at the end.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
@@ -69,21 +72,29 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
         await _close_streams(list(waiting), streams)
 
 
-def _has_ended(task: asyncio.Future[T]) -> bool:
-    """Whether this task, a stream's next event, found the end of its stream. Raises the stream's error."""
-    error = task.exception()
+def _has_ended(next_event: asyncio.Future[T]) -> bool:
+    """Return True if a stream has ended: its next event is a StopAsyncIteration. Return False if there is an
+    event. Raises the stream's error.
+
+    next_event: the finished task that has asked the stream for its next event.
+    """
+    error = next_event.exception()
     if error is not None and not isinstance(error, StopAsyncIteration):
         raise error
     return error is not None
 
 
 async def _close_streams(
-    waiting: list[asyncio.Future[T]], streams: Sequence[AsyncGenerator[T, None]]
+    next_events: list[asyncio.Future[T]], streams: Sequence[AsyncGenerator[T, None]]
 ) -> None:
-    """Cancel the reading of further events, then close all streams."""
-    for task in waiting:
+    """Cancel the reading of further events, then close all streams.
+
+    next_events: the unfinished tasks that have asked streams for their next events.
+    streams: all streams, ended or not.
+    """
+    for task in next_events:
         task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    await asyncio.gather(*next_events, return_exceptions=True)
     for stream in streams:
         await stream.aclose()
 
@@ -125,14 +136,20 @@ class EventStyle:
     def event(self, chunk: dict[str, Any]) -> bytes:
         """Return a chunk as the bytes of one event; text is UTF-8, not escaped to ASCII.
 
-        # {"type":"ping"} with `named` set -> b'event: ping\\ndata: {"type":"ping"}\\n\\n'
+            # {"type":"ping"} with `named` set -> b'event: ping\\ndata: {"type":"ping"}\\n\\n'
+
+        chunk: a JSON object; it needs the member "type" if `named` is set.
         """
         name = f"event: {chunk['type']}\n".encode() if self.named else b""
         return name + b"data: " + WRITER.encode(chunk).encode() + b"\n\n"
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of `work`. If the client disconnects first, cancel it and raise Cancelled."""
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """Return the result of some work. If the client disconnects first, cancel the work and raise Cancelled.
+
+    request: the HTTP request of the client.
+    work: a coroutine or future.
+    """
     return await _until_disconnect(request.receive, work)
 
 
@@ -140,29 +157,37 @@ async def begin_stream(
     request: Request,
     chunks: Chunks,
     headers: dict[str, str],
-    writing: EventStyle = EventStyle(),
+    style: EventStyle = EventStyle(),
     ping_every: float = PING_SECONDS,
 ) -> ServerSentEvents:
-    """Return a response that sends `chunks` as server-sent events.
+    """Return a response that sends chunks as server-sent events.
 
     Errors before the first chunk are raised here, while the HTTP status can still report them. If no chunk
     has come after `ping_every` seconds, the response begins anyway, because a client or a proxy would close a
     connection that stays silent; later errors become events.
+
+    request: the HTTP request of the client.
+    chunks: the JSON objects to send, one per event.
+    headers: further headers of the response.
+    style: how the API writes events, errors and pings.
+    ping_every: seconds of silence before a ping.
     """
     first = asyncio.ensure_future(anext(chunks))
     try:
-        await unless_gone(request, asyncio.wait({first}, timeout=ping_every))
+        await unless_disconnected(request, asyncio.wait({first}, timeout=ping_every))
         if first.done():
             first.result()
     except BaseException:
-        await _drop(first)
+        await _cancel(first)
         await chunks.aclose()
         raise
-    return ServerSentEvents(first, chunks, headers, STALL_SECONDS, writing, ping_every)
+    return ServerSentEvents(first, chunks, headers, STALL_SECONDS, style, ping_every)
 
 
-async def _drop(future: asyncio.Future[Any]) -> None:
-    """Cancel a future and wait until it has ended, because a generator that still runs cannot be closed."""
+async def _cancel(future: asyncio.Future[Any]) -> None:
+    """Cancel a future and wait until it has ended, because a generator that still runs cannot be closed. Its
+    error is ignored.
+    """
     future.cancel()
     await asyncio.gather(future, return_exceptions=True)
 
@@ -175,35 +200,49 @@ class ServerSentEvents(Response):
     def __init__(
         self,
         first: asyncio.Future[dict[str, Any]],
-        rest: Chunks,
+        further_chunks: Chunks,
         headers: dict[str, str],
-        stall: float,
-        writing: EventStyle = EventStyle(),
+        stall_seconds: float,
+        style: EventStyle = EventStyle(),
         ping_every: float = PING_SECONDS,
     ) -> None:
         """Prepare the response.
 
-        first: the first chunk, which may not have come yet. rest: the further chunks. stall: seconds after
-        which a client that does not read is disconnected. ping_every: seconds of silence before a ping.
+        first: the first chunk, which may not have come yet.
+        further_chunks: the chunks after the first one; closed at the end of the response.
+        headers: further headers of the response.
+        stall_seconds: seconds after which a client that does not read is disconnected.
+        style: how the API writes events, errors and pings.
+        ping_every: seconds of silence before a ping.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._first = first
-        self._rest = rest
-        self._stall = stall
-        self._writing = writing
+        self._rest = further_chunks
+        self._stall = stall_seconds
+        self._writing = style
         self._ping_every = ping_every
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, as an ASGI application. If the client disconnects or stops reading, end quietly;
+        its requests are cancelled, because the chunks are closed.
+
+        scope, receive, send: of the ASGI call.
+        """
         try:
-            await _until_disconnect(receive, self._tell(send))
+            await _until_disconnect(receive, self._send_response(send))
         except Cancelled:
             pass  # The client has disconnected, so there is no one to answer.
         except ClientStalled:
             log.warning("a client stopped reading", seconds=self._stall)
 
-    async def _tell(self, send: Send) -> None:
-        """Send the whole response. Raises ClientStalled."""
+    async def _send_response(self, send: Send) -> None:
+        """Send the whole response: head, events, and the last bytes of the style.
+
+        send: sends an ASGI message to the client.
+
+        Raises ClientStalled if the client does not read.
+        """
         outlet = _EventWriter(send, self._stall)
         async with aclosing(self._rest):
             try:
@@ -212,46 +251,64 @@ class ServerSentEvents(Response):
                     await self._send_chunks(outlet)
                 await send({"type": "http.response.body", "body": self._writing.last})
             finally:
-                await _drop(self._first)
+                await _cancel(self._first)
 
-    async def _send_chunks(self, outlet: _EventWriter) -> None:
-        """Send all chunks; if one of them raises an error, send the error as the last event."""
+    async def _send_chunks(self, writer: _EventWriter) -> None:
+        """Send all chunks; if one of them raises an error, send the error as the last event.
+
+        writer: writes the bytes of events to the client.
+        """
         writing = self._writing
         if not self._first.done():
-            await outlet.write(writing.ping)
+            await writer.write(writing.ping)
         try:
-            await outlet.write(writing.event(await self._first))
+            await writer.write(writing.event(await self._first))
             async for chunk in self._rest:
-                await outlet.write(writing.event(chunk))
+                await writer.write(writing.event(chunk))
         except Exception as error:
-            await outlet.write(writing.event(writing.fault(error)))
+            await writer.write(writing.event(writing.fault(error)))
 
 
 class _EventWriter:
     """Writes events to a client, which must keep reading."""
 
-    def __init__(self, send: Send, stall: float) -> None:
+    def __init__(self, send: Send, stall_seconds: float) -> None:
+        """Create a writer that has written nothing.
+
+        send: sends an ASGI message to the client.
+        stall_seconds: seconds for which one write may wait for the client.
+        """
         self._send = send
-        self._limit = WaitLimit(stall)
+        self._limit = WaitLimit(stall_seconds)
         self._loop = asyncio.get_running_loop()
         self._written = self._loop.time()
 
     async def write(self, event: bytes) -> None:
-        """Write an event; the write may wait for the client at most `stall` seconds (see `pinging`)."""
-        await self._limit.wait(self._put(event))
+        """Write an event. The write may wait for the client at most `stall_seconds`; then the block of
+        `pinging` ends with ClientStalled.
 
-    def _put(self, event: bytes) -> Awaitable[None]:
-        """Note the time of this write, and return the awaitable that sends the bytes."""
+        event: the bytes of one event.
+        """
+        await self._limit.wait(self._send_bytes(event))
+
+    def _send_bytes(self, event: bytes) -> Awaitable[None]:
+        """Note the time of this write, and return the awaitable that sends the bytes.
+
+        event: the bytes of one event.
+        """
         self._written = self._loop.time()
         return self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     @asynccontextmanager
-    async def pinging(self, ping: bytes, every: float) -> AsyncGenerator[None]:
-        """During the block, send a ping after each `every` seconds of silence, to keep the connection open.
+    async def pinging(self, ping: bytes, interval: float) -> AsyncGenerator[None]:
+        """During the block, send a ping after each interval of silence, to keep the connection open.
+
+        ping: the bytes of a ping.
+        interval: seconds without a write before a ping.
 
         Raises ClientStalled if a write within the block waited too long.
         """
-        pings = asyncio.ensure_future(self._ping(ping, every))
+        pings = asyncio.ensure_future(self._ping(ping, interval))
         try:
             async with self._limit:
                 yield
@@ -260,18 +317,26 @@ class _EventWriter:
                 raise
             raise ClientStalled from None
         finally:
-            await _drop(pings)
+            await _cancel(pings)
 
-    async def _ping(self, ping: bytes, every: float) -> None:
-        """Send a ping whenever nothing was written for `every` seconds. Runs until cancelled."""
+    async def _ping(self, ping: bytes, interval: float) -> None:
+        """Send a ping whenever nothing was written for an interval. Runs until cancelled.
+
+        ping: the bytes of a ping.
+        interval: seconds without a write before a ping.
+        """
         while True:
-            await asyncio.sleep(self._written + every - self._loop.time())
-            if self._loop.time() - self._written >= every:
-                await self._put(ping)
+            await asyncio.sleep(self._written + interval - self._loop.time())
+            if self._loop.time() - self._written >= interval:
+                await self._send_bytes(ping)
 
 
 async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of `work`; if the client disconnects first, cancel it and raise Cancelled."""
+    """Return the result of some work; if the client disconnects first, cancel the work and raise Cancelled.
+
+    receive: receives the client's ASGI messages.
+    work: a coroutine or future.
+    """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -286,7 +351,10 @@ async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return once the client has disconnected."""
+    """Return once the client has disconnected; other messages are ignored.
+
+    receive: receives the client's ASGI messages.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -324,16 +392,18 @@ class HttpContext:
     mode: Mode = "direct"
     ping_every: float = PING_SECONDS
     unknown: UnknownFields = field(default_factory=UnknownFields)
-    long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_LONG_TEXTS))
+    long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LONG_TEXTS))
 
-    async def in_thread(self, characters: int, work: Callable[..., T], *given: Any) -> T:
-        """Run `work` in a thread and return its result.
+    async def in_thread(self, characters: int, work: Callable[..., T], *arguments: Any) -> T:
+        """Run a function in a thread and return its result. Raises its error.
 
         characters: the length of the text that is processed. Long texts wait for each other; short ones do
             not wait.
+        work: the function.
+        arguments: its positional arguments.
         """
         async with nullcontext() if characters < THREAD_CHARACTERS else self.long_texts:
-            return await asyncio.to_thread(work, *given)
+            return await asyncio.to_thread(work, *arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,14 +420,20 @@ class HttpCall:
     headers: dict[str, str]
 
     def generate(self, counter: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
-        """Start a request for each ask, and return their events.
+        """Start a request for each ask, and return their events, in the same order.
 
-        # call id "ab12", three asks -> request ids "ab12", "ab12-1", "ab12-2"
+            # call id "ab12", three asks -> request ids "ab12", "ab12-1", "ab12-2"
+
+        counter: the entry point of requests.
+        asks: what the client asks for, one per answer.
         """
         return [counter.generate(ask, one) for ask, one in zip(asks, self.callers(len(asks)))]
 
     def callers(self, count: int) -> list[Caller]:
-        """Return the caller of each of `count` requests, with the request's id."""
+        """Return the caller of each request of this call: the client, with the id of that request.
+
+        count: how many requests the call makes.
+        """
         ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(count)]
         return [replace(self.caller, request=id) for id in ids]
 
@@ -366,7 +442,11 @@ def call_of(request: Request) -> HttpCall:
     """Return the call that an HTTP request makes, and bind its ids to the log's context.
 
     The client's own x-request-id is used in logs only: proxies keep it when they repeat a call, so several
-    calls may share one. Raises InvalidRequest for an invalid header; an invalid trace context is ignored.
+    calls may share one.
+
+    request: the HTTP request of the client.
+
+    Raises InvalidRequest for an invalid header; an invalid trace context is ignored.
     """
     caller.set(well_formed(request.headers.get(TRACEPARENT)))
     with naming_fields({"request_id": REQUEST_ID}):
@@ -382,14 +462,21 @@ def call_of(request: Request) -> HttpCall:
 def client_of(request: Request) -> str:
     """Return a client's host in the form of gRPC's peers, so that both ports count one client per host.
 
-    # host "10.0.0.7" -> "ipv4:10.0.0.7"    host "::1" -> "ipv6:%5B::1%5D"
+        # host "10.0.0.7" -> "ipv4:10.0.0.7"    host "::1" -> "ipv6:%5B::1%5D"
+
+    request: the HTTP request; "ipv4:" is returned if the server does not know the client's address.
     """
     host = request.client.host if request.client else ""
     return f"ipv6:%5B{host}%5D" if ":" in host else f"ipv4:{host}"
 
 
 def timeout_of(header: str | None) -> float | None:
-    """Return the seconds of a timeout header, or None without one. Raises InvalidRequest."""
+    """Return the seconds of the header x-request-timeout, or None without one.
+
+    header: the value of the header.
+
+    Raises InvalidRequest if it is not a number from MIN_TIMEOUT_SECONDS to 1e9.
+    """
     if header is None:
         return None
     try:

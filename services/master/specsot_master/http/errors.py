@@ -83,18 +83,22 @@ _UNREAD: Mapping[type[BaseException | None], str] = {
 
 
 def body_of(error: Exception) -> dict[str, Any]:
-    """Return an error in OpenAI's format, as the body of a response or as an event of a stream."""
+    """Return an error in OpenAI's format, as the body of a response or as an event of a stream. An exception
+    that is no SpecsotError becomes an internal error, and is logged.
+
+    error: the exception that a call raised.
+    """
     error = known_error(error)
     refusal = _shape_of(error)
-    told: dict[str, Any] = {
+    body: dict[str, Any] = {
         "message": str(error)[:MAX_MESSAGE_CHARACTERS],
         "type": refusal.type,
         "param": error.field if isinstance(error, errors.InvalidRequest) else None,
         "code": refusal.code,
     }
     if isinstance(error, errors.PlanError):
-        told["plan"] = error.text[:MAX_PLAN_CHARACTERS]
-    return {"error": told}
+        body["plan"] = error.text[:MAX_PLAN_CHARACTERS]
+    return {"error": body}
 
 
 _ANTHROPIC_TYPES: Mapping[int, str] = {
@@ -108,35 +112,43 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 
 
 def anthropic_body(error: Exception) -> dict[str, Any]:
-    """Return an error in Anthropic's format.
+    """Return an error in Anthropic's format. The message of a too long prompt begins with the words by which
+    Anthropic's clients know that they must shorten the conversation.
 
-    The message of a too long prompt begins with the words by which Anthropic's clients know that they must
-    shorten the conversation.
+    error: the exception that a call raised.
     """
     error = known_error(error)
-    told = body_of(error)
-    told["error"]["type"] = _ANTHROPIC_TYPES.get(_shape_of(error).status, told["error"]["type"])
+    body = body_of(error)
+    body["error"]["type"] = _ANTHROPIC_TYPES.get(_shape_of(error).status, body["error"]["type"])
     if isinstance(error, errors.ContextLengthExceeded):
-        told["error"]["message"] = f"prompt is too long: {told['error']['message']}"
-    return {"type": "error", **told}
+        body["error"]["message"] = f"prompt is too long: {body['error']['message']}"
+    return {"type": "error", **body}
 
 
 BodyOf = Callable[[Exception], dict[str, Any]]
 
 
-def response_of(error: Exception, body_of: BodyOf = body_of) -> Response:
-    """Return the response to a call that failed before its response began. body_of: formats the error."""
+def response_of(error: Exception, format_body: BodyOf = body_of) -> Response:
+    """Return the response to a call that failed before its response began, with the HTTP status of the error.
+
+    error: the exception that the call raised.
+    format_body: returns the JSON body for the error, in the format of the API.
+    """
     error = known_error(error)
     headers: dict[str, str] = {}
     if isinstance(error, errors.Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, errors.Unauthenticated):
         headers["www-authenticate"] = "Bearer"
-    return _respond(_shape_of(error).status, body_of(error), headers)
+    return _respond(_shape_of(error).status, format_body(error), headers)
 
 
 def known_error(error: Exception) -> errors.SpecsotError:
-    """Return a SpecsotError as it is. Log any other exception, and return an internal error in its place."""
+    """Return a SpecsotError as it is. Log any other exception, and return an internal error in its place,
+    which tells the client no details.
+
+    error: the exception that a call raised.
+    """
     if isinstance(error, errors.SpecsotError):
         return error
     log.error("a call failed", exc_info=error)
@@ -144,28 +156,32 @@ def known_error(error: Exception) -> errors.SpecsotError:
 
 
 @contextmanager
-def naming_fields(words: Mapping[str, str]) -> Generator[None]:
-    """Let InvalidRequest errors of the block name the field by the caller's name.
+def naming_fields(caller_names: Mapping[str, str]) -> Generator[None]:
+    """Let InvalidRequest errors of the block name the field by the caller's name. Both the error's field and
+    its message are changed:
 
-    words: from our names of fields to the caller's. Both the error's field and its message are changed:
-    # words {"max_new_tokens": "max_tokens"}: "max_new_tokens must be ..." -> "max_tokens must be ..."
+        # caller_names {"max_new_tokens": "max_tokens"}: "max_new_tokens must be 1" -> "max_tokens must be 1"
+
+    caller_names: from our names of fields to the caller's; errors of other fields are raised unchanged.
     """
     try:
         yield
     except errors.InvalidRequest as error:
-        if error.field is None or error.field not in words:
+        if error.field is None or error.field not in caller_names:
             raise
-        theirs = words[error.field]
+        theirs = caller_names[error.field]
         times = -1 if isinstance(error, errors.ContextLengthExceeded) else 1
         raise type(error)(str(error).replace(error.field, theirs, times), theirs) from error
 
 
 @contextmanager
 def naming_turns(places: Sequence[str]) -> Generator[None]:
-    """Let InvalidRequest errors that name a chat turn `messages.N` name the caller's part of the body.
+    """Let InvalidRequest errors of the block that name a chat turn `messages.N` name the caller's part of the
+    body. Other errors are raised unchanged.
 
-    places: for each turn, the part of the body of which the turn was made:
-    # places ("instructions", "input.0", "input.2"): field "messages.2.content" -> "input.2.content"
+        # places ("instructions", "input.0", "input.2"): field "messages.2.content" -> "input.2.content"
+
+    places: for each turn, the part of the body of which the turn was made.
     """
     try:
         yield
@@ -178,73 +194,104 @@ def naming_turns(places: Sequence[str]) -> Generator[None]:
         raise type(error)(str(error).replace(found[0], place, 1), field) from error
 
 
-def shape_at(path: str) -> BodyOf:
-    """Return the function that formats errors at this path: Anthropic's for its endpoints, else OpenAI's."""
+def body_format_at(path: str) -> BodyOf:
+    """Return the function that formats errors for an endpoint: Anthropic's for its endpoints, else OpenAI's.
+
+    path: the path of the endpoint's URL.
+    """
     return anthropic_body if path.startswith("/v1/messages") else body_of
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """Answer a call that raised an error, in the format of its endpoint."""
-    return response_of(error, shape_at(request.url.path))
+    """Answer a call that raised an error, in the format of its endpoint.
+
+    request: the HTTP request of the call.
+    error: the exception that the call raised.
+    """
+    return response_of(error, body_format_at(request.url.path))
 
 
 async def refuse_body(request: Request, error: Exception) -> Response:
-    """Answer a call whose body does not fit its schema; the message names the first wrong field and why."""
+    """Answer a call whose body does not fit its schema; the message names the first wrong field and why.
+
+    request: the HTTP request of the call.
+    error: FastAPI's RequestValidationError.
+    """
     error = cast(RequestValidationError, error)
     complaint = error.errors()[0]
-    shape = shape_at(request.url.path)
+    shape = body_format_at(request.url.path)
     if complaint["type"] == "json_invalid":
         return response_of(errors.InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"), shape)
-    field = ".".join(way_to(complaint, complaint["loc"][1:], error.body))
+    field = ".".join(names_to_wrong_value(complaint, complaint["loc"][1:], error.body))
     return response_of(
         errors.InvalidRequest(f"{field or 'body'}: {complaint_text(complaint)}", field or None), shape
     )
 
 
 def complaint_text(complaint: Mapping[str, Any]) -> str:
-    """Return in words what is wrong with a field: our own words for some errors, else Pydantic's."""
+    """Return in words what is wrong with a field: our own words for some errors, else Pydantic's.
+
+    complaint: one entry of Pydantic's `errors()`.
+    """
     if complaint["type"] == "too_long":
         return f"at most {complaint['ctx']['max_length']} entries are allowed"
     return _COMPLAINTS.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
 
 
-def way_to(complaint: Mapping[str, Any], way: Iterable[Any], inside: Any) -> Generator[str]:
+def names_to_wrong_value(complaint: Mapping[str, Any], location: Iterable[Any], body: Any) -> Generator[str]:
     """Yield the names on the path to a wrong value within a body.
 
-    way: the location as Pydantic reports it, which also contains the names of the types that were tried;
-    these are left out. inside: the body.
-    # way ("stop", "list[str]", 0), body {"stop": [1]} -> "stop", "0"
+        # location ("stop", "list[str]", 0), body {"stop": [1]} -> "stop", "0"
+
+    complaint: one entry of Pydantic's `errors()`, whose type tells whether the last name is missing.
+    location: the location as Pydantic reports it, which also contains the names of the types that were tried;
+        these are left out.
+    body: the decoded JSON body.
     """
-    for part in way:
-        if isinstance(inside, dict) and (part in inside or complaint["type"] == "missing"):
-            inside = cast(dict[str, Any], inside).get(part)
-        elif isinstance(inside, list) and isinstance(part, int):
-            inside = cast(list[Any], inside)[part]
+    for part in location:
+        if isinstance(body, dict) and (part in body or complaint["type"] == "missing"):
+            body = cast(dict[str, Any], body).get(part)
+        elif isinstance(body, list) and isinstance(part, int):
+            body = cast(list[Any], body)[part]
         else:
             continue
         yield str(part)
 
 
 async def refuse_http(request: Request, error: Exception) -> Response:
-    """Answer a call that the framework refuses: an unknown path or method, or a body that cannot be read."""
+    """Answer a call that the framework refuses: an unknown path or method, or a body that cannot be read.
+
+    request: the HTTP request of the call.
+    error: Starlette's HTTPException.
+    """
     error = cast(HTTPException, error)
     words = _UNREAD.get(type(error.__cause__)) or _HTTP_MESSAGES.get(error.status_code, str(error.detail))
     line = words.format(path=request.url.path, method=request.method)
     return refusal(error.status_code, line, dict(error.headers or {}))
 
 
-def refusal(status: int, line: str, headers: dict[str, str] | None = None) -> Response:
-    """Return a response with this status and message, in OpenAI's error format."""
+def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    """Return an error response in OpenAI's error format.
+
+    status: the HTTP status, from 400 on.
+    message: what is wrong, for the client; cut after MAX_MESSAGE_CHARACTERS.
+    headers: further headers of the response, or None.
+    """
     kind = _WRONG if status < FIRST_SERVER_STATUS else "server_error"
-    told = {"message": line[:MAX_MESSAGE_CHARACTERS], "type": kind, "param": None, "code": None}
-    return _respond(status, {"error": told}, headers or {})
+    body = {"message": message[:MAX_MESSAGE_CHARACTERS], "type": kind, "param": None, "code": None}
+    return _respond(status, {"error": body}, headers or {})
 
 
 def _shape_of(error: errors.SpecsotError) -> ErrorShape:
-    """Return how an error is reported: by its class, or by the nearest base class in the table."""
+    """Return how an error is reported: the entry of its class, or of the nearest base class in the table."""
     return next(_SHAPE_OF_ERROR[kind] for kind in type(error).__mro__ if kind in _SHAPE_OF_ERROR)
 
 
 def _respond(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
-    """Return a JSON response."""
+    """Return a JSON response.
+
+    status: the HTTP status.
+    body: the JSON object.
+    headers: further headers.
+    """
     return Response(json.dumps(body), status, headers, "application/json")

@@ -28,6 +28,8 @@ def read_json(body: bytes) -> Any:
     not allow (NaN, halves of surrogate pairs, a byte order mark). Whatever msgspec refuses is read by `json`,
     which accepts it or raises the error. Raises ValueError (JSONDecodeError, UnicodeDecodeError),
     RecursionError.
+
+    body: the bytes of the request's body.
     """
     try:
         return msgspec.json.decode(body)
@@ -43,10 +45,17 @@ class ReadingTurns:
     """
 
     def __init__(self) -> None:
+        """Create turns for which no request waits."""
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def read(self, body: bytes) -> Any:
-        """Return the value of a body. Raises what `read_json` raises."""
+        """Return the JSON value of a body. A large body waits for those of its size class before it, each of
+        which also blocks the next one for as long as it took itself.
+
+        body: the bytes of the request's body.
+
+        Raises what `read_json` raises.
+        """
         if len(body) < LARGE_BYTES:
             return read_json(body)
         loop = asyncio.get_running_loop()
@@ -75,11 +84,12 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def read(request: Request) -> Response:
+            """Handle a request whose body is read in turns."""
             return await handle(JsonRequest(request.scope, request.receive))
 
         return read
 
 
 def take_turns(app: FastAPI) -> None:
-    """Set up an application for `JsonRoute`."""
+    """Set up an application for `JsonRoute`: all its routes share one `ReadingTurns`."""
     app.state.reading_turns = ReadingTurns()

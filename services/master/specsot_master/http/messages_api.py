@@ -18,13 +18,13 @@ from specsot_master.http.errors import anthropic_body, naming_turns
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_api import (
     AGENT_TOKENS,
-    answer_by,
+    answer_in_other_format,
     chat_body,
     chat_call,
     prompt_tokens,
     text_in,
 )
-from specsot_master.http.openai_requests import words_in
+from specsot_master.http.openai_requests import num_characters
 from specsot_master.http.openai_schemas import (
     FOREIGN_FORMS,
     ChatBody,
@@ -104,35 +104,38 @@ class MessagesBody(CountBody):
     specsot: Annotated[Planning | None, Few] = None
 
 
-_WORDS = {
+_CALLER_NAMES = {
     "prompt": "messages",
     **dict.fromkeys(("max_new_tokens", "default_new_tokens"), "max_tokens"),
     "stop": "stop_sequences",
     "tokens": "messages",
 }
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
-_REFUSED = ("container", "mcp_servers")
+_REFUSED_FIELDS = ("container", "mcp_servers")
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STYLE = EventStyle(named=True, last=b"", ping=_PING, fault=anthropic_body)
 
 
 def messages_routes(context: HttpContext) -> APIRouter:
-    """Return the routes of Anthropic's Messages."""
+    """Return the routes of Anthropic's Messages.
+
+    context: what all endpoints share.
+    """
     router = APIRouter(prefix="/v1", tags=["Anthropic"], route_class=JsonRoute)
 
     @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
     async def send(request: Request, body: MessagesBody) -> Response:
         """Answer a conversation in content blocks, as one object or as server-sent events."""
         refuse_foreign_forms(body, "output_config.format")
-        context.unknown.check(body, _WORDS, (*_REFUSED, *FOREIGN_FORMS))
+        context.unknown.check(body, _CALLER_NAMES, (*_REFUSED_FIELDS, *FOREIGN_FORMS))
         wanted = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
         turns, places = turns_of(body)
         with naming_turns(places):
             chat = chat_of(body, turns, context).granting(wanted)
-            call = await chat_call(context, chat, _WORDS)
+            call = await chat_call(context, chat, _CALLER_NAMES)
         head = {"id": f"msg_{call_of(request).id}", "type": "message", "role": "assistant"}
         writer = MessageWriter(head | {"model": body.model or context.model.name} | call.warned)
-        return await answer_by(writer, context, request, call, _STYLE if body.stream else None)
+        return await answer_in_other_format(writer, context, request, call, _STYLE if body.stream else None)
 
     @router.post("/messages/count_tokens", responses=documented(CountedTokens))
     async def count(body: CountBody) -> dict[str, int]:
@@ -140,7 +143,7 @@ def messages_routes(context: HttpContext) -> APIRouter:
         turns, places = turns_of(body)
         with naming_turns(places):
             chat = chat_of(body, turns, context)
-            check_length(context.model.max_positions, characters=(words := words_in(chat)))
+            check_length(context.model.max_positions, characters=(words := num_characters(chat)))
             return {"input_tokens": await context.in_thread(words, prompt_tokens, chat, context)}
 
     _ = send, count
@@ -148,45 +151,60 @@ def messages_routes(context: HttpContext) -> APIRouter:
 
 
 def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBody:
-    """Return the body of the chat completion that answers these turns. Raises InvalidRequest."""
+    """Return the body of the chat completion that answers a conversation.
+
+    body: the parsed body.
+    turns: the turns that `turns_of` made of it.
+    context: what all endpoints share.
+
+    Raises InvalidRequest for a body that cannot be served.
+    """
     given = body.model_extra or {}
-    for name in _REFUSED:
+    for name in _REFUSED_FIELDS:
         if given.get(name):
-            raise InvalidRequest(f"{name} is not served here: leave it out", name)
+            raise InvalidRequest(f"{name} is not supported: leave it out", name)
     choice = body.tool_choice
     named = choice and choice.type == "tool" and {"type": "function", "function": {"name": choice.name or ""}}
-    told: Json = {
+    members: Json = {
         "model": body.model,
         "messages": turns,
         "tools": [chat_tool(one, f"tools.{n}") for n, one in enumerate(body.tools or ())],
         "tool_choice": named or (choice and _CHOICES[choice.type]),
     }
     if choice and choice.disable_parallel_tool_use:
-        told["parallel_tool_calls"] = False
+        members["parallel_tool_calls"] = False
     if body.thinking and context.text.thinking != "never":
-        told["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
-        told["thinking_token_budget"] = body.thinking.budget_tokens
+        members["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+        members["thinking_token_budget"] = body.thinking.budget_tokens
     if isinstance(body, MessagesBody):
-        told |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
-        told |= {"stop": body.stop_sequences, "response_format": chat_format(body.output_config)}
-        told["specsot"] = body.specsot and body.specsot.model_dump(exclude_unset=True)
-    return chat_body(told, "messages")
+        members |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
+        members |= {"stop": body.stop_sequences, "response_format": chat_format(body.output_config)}
+        members["specsot"] = body.specsot and body.specsot.model_dump(exclude_unset=True)
+    return chat_body(members, "messages")
 
 
-def chat_format(output: Json | None) -> Json | None:
-    """Return `output_config.format`, a JSON schema, as a response_format of chat completions, or None."""
-    form = (output or {}).get("format")
+def chat_format(output_config: Json | None) -> Json | None:
+    """Return `output_config.format`, a JSON schema, as a response_format of chat completions; None if there
+    is none.
+
+    output_config: the field of this name, or None.
+    """
+    form = (output_config or {}).get("format")
     if not isinstance(form, dict):
         return None
     return {"type": form.get("type"), "json_schema": {"name": "answer", "schema": form.get("schema")}}
 
 
 def chat_tool(tool: ClaudeTool, field: str) -> Json:
-    """Return a tool in the format of chat completions. Raises InvalidRequest for Anthropic's own tools."""
+    """Return a tool in the format of chat completions.
+
+    tool: a tool of the parsed body.
+    field: its name, such as "tools.0", for errors.
+
+    Raises InvalidRequest for Anthropic's own tools.
+    """
     if tool.type not in (None, "custom"):
-        raise InvalidRequest(
-            f"{field}: tools of type {tool.type} are not served here, custom ones are", field
-        )
+        raise InvalidRequest(f"{field}: tools of type {tool.type} are not supported, custom tools are", field)
     about = {"description": tool.description, "parameters": tool.input_schema}
     function = {"name": tool.name} | {name: value for name, value in about.items() if value is not None}
     return {"type": "function", "function": function}
@@ -195,18 +213,23 @@ def chat_tool(tool: ClaudeTool, field: str) -> Json:
 def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
     """Return the turns of a chat, and for each turn the part of the body of which it was made.
 
-    # system "Be brief.", messages [user text, assistant tool_use, user tool_result + text]
-    # -> turns [system, user, assistant, tool, user]
-    # -> places ["system", "messages.0", "messages.1", "messages.2", "messages.2"]
+        # system "Be brief.", messages [user text, assistant tool_use, user tool_result + text]
+        # -> turns [system, user, assistant, tool, user]
+        # -> places ["system", "messages.0", "messages.1", "messages.2", "messages.2"]
 
-    Raises InvalidRequest.
+    body: the parsed body.
+
+    Raises InvalidRequest if the last message is the assistant's, or if a block is not served.
     """
     system = text_in(body.system, ("text",), "system")
     turns: list[Json] = [{"role": "system", "content": system}] if system else []
     places = ["system"] * len(turns)
     if body.messages[-1].role == "assistant":
         field = f"messages.{len(body.messages) - 1}"
-        raise InvalidRequest(f"{field}: an answer that its caller has begun is not gone on with here", field)
+        raise InvalidRequest(
+            f"{field}: the last message must not be the assistant's, since answers are not continued here",
+            field,
+        )
     for n, turn in enumerate(body.messages):
         turns += blocks_as_turns(turn, f"messages.{n}")
         places += [f"messages.{n}"] * (len(turns) - len(places))
@@ -215,8 +238,12 @@ def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
 
 def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
     """Return the chat turns of one message: one per tool result, then one for its text and tool calls.
+    Thinking blocks are left out.
 
-    Thinking blocks are left out. Raises InvalidRequest for blocks that are not served.
+    turn: a message of the parsed body.
+    field: its name, such as "messages.0", for errors.
+
+    Raises InvalidRequest for blocks that are not served.
     """
     if turn.content is None or isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
@@ -247,5 +274,9 @@ def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
 
 
 def _id_of(block: Json, name: str) -> str:
-    """Return the id of a tool call without the prefix that Anthropic's ids have."""
+    """Return the id of a tool call without the prefix that Anthropic's ids have; "" if there is none.
+
+    block: a content block.
+    name: the member that holds the id.
+    """
     return str(block.get(name, "")).removeprefix(CALL_ID)

@@ -18,7 +18,7 @@ from specsot.errors import Overloaded, Unauthenticated
 from specsot.params import brief
 from specsot.transport.grpc_channel import PUBLIC_BYTES
 from specsot.transport.security import Tokens
-from specsot_master.http.errors import refusal, response_of, shape_at
+from specsot_master.http.errors import body_format_at, refusal, response_of
 from specsot_master.http.json_bodies import LARGE_BYTES
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
@@ -30,19 +30,33 @@ class BearerCheck:
     """Middleware that answers 401 to a request without a valid token, except at OPEN_PATHS."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        """Check requests before an application gets them.
+
+        app: the ASGI application that gets the accepted requests.
+        tokens: the valid client tokens, with their owners.
+        """
         self._app = app
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the application, or answer 401.
+
+        scope, receive, send: of the ASGI call.
+        """
         try:
             self._check(scope)
         except Unauthenticated as error:
-            await response_of(error, shape_at(scope["path"]))(scope, receive, send)
+            await response_of(error, body_format_at(scope["path"]))(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        """Note the owner of the request's token in its scope. Raises Unauthenticated."""
+        """Note the owner of the request's token in its scope, under OWNER. Do nothing at OPEN_PATHS.
+
+        scope: the ASGI scope of the request.
+
+        Raises Unauthenticated if the request shows no valid token, or more than one.
+        """
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             return
         headers = Headers(scope=scope)
@@ -63,36 +77,51 @@ class HostCheck:
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
-        """names: further accepted names of this server."""
+        """Accept IP addresses, localhost, this machine's name, and further names.
+
+        app: the ASGI application that gets the accepted requests.
+        names: further host names of this server.
+        """
         own = socket.gethostname()
         self._app = app
         self._names = {name.lower() for name in ("localhost", own, own.partition(".")[0], *names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the application, or answer 421. A request without a Host header is passed on.
+
+        scope, receive, send: of the ASGI call.
+        """
         host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
         if host and not self._owns(host_of(host)):
-            told = f"this server is not known as {brief(host_of(host))}: --http-names names those that it has"
-            await refusal(MISDIRECTED, told)(scope, receive, send)
+            message = (
+                f"this server is not known as {brief(host_of(host))}: --http-names names those that it has"
+            )
+            await refusal(MISDIRECTED, message)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     def _owns(self, name: str) -> bool:
-        """Whether this name (without a port) is accepted."""
+        """Return True if this server accepts a host name.
+
+        name: the name in lower case, without a port.
+        """
         return name in self._names or is_address(name)
 
 
-def host_of(host: str) -> str:
+def host_of(header: str) -> str:
     """Return a Host header in lower case, without its port and without a final dot.
 
-    # "Example.com:8000" -> "example.com"    "[::1]:8000" -> "[::1]"    "::1" -> "::1"
+        # "Example.com:8000" -> "example.com"    "[::1]:8000" -> "[::1]"    "::1" -> "::1"
+
+    header: the value of the Host header.
     """
-    named, colon, port = host.rpartition(":")
+    named, colon, port = header.rpartition(":")
     with_port = colon and port.isdecimal() and (":" not in named or named.endswith("]"))
-    return (named if with_port else host).lower().rstrip(".")
+    return (named if with_port else header).lower().rstrip(".")
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is an IPv4 or IPv6 address, in brackets or not."""
+    """Return True if a host name is an IPv4 or IPv6 address, in brackets or not."""
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
@@ -103,7 +132,7 @@ def is_address(name: str) -> bool:
 # Seconds within which a body must arrive. Untuned.
 BODY_SECONDS = 30.0
 # Bytes of all bodies that are held at the same time: 32 of the largest. Untuned.
-BODIES_BYTES = 256 << 20
+MAX_BODIES_BYTES = 256 << 20
 # Bytes of the body of a text completion: a constant part, and a part per position of the model. Untuned.
 BASE_BYTES = 256 << 10
 POSITION_BYTES = 1 << 10
@@ -112,7 +141,8 @@ RETRY_SECONDS = 1.0
 # A refused body is read and dropped up to this multiple of the largest allowed body; then the connection is
 # cut. Untuned.
 MAX_READ_FACTOR = 4
-# Bytes of BODIES_BYTES that are reserved for bodies up to LARGE_BYTES; each connection has one body. Untuned.
+# Bytes of MAX_BODIES_BYTES that are reserved for bodies up to LARGE_BYTES; each connection has one body.
+# Untuned.
 SMALL_BYTES = 64 << 20
 WITH_BODY = ("POST", "PUT", "PATCH")
 
@@ -123,21 +153,28 @@ class BodyLimits:
     def __init__(
         self,
         app: ASGIApp,
-        largest: Callable[[str], int],
-        seconds: float = BODY_SECONDS,
-        budget: int = BODIES_BYTES,
+        largest_at: Callable[[str], int],
+        body_seconds: float = BODY_SECONDS,
+        budget_bytes: int = MAX_BODIES_BYTES,
     ) -> None:
-        """Check bodies before `app` gets them.
+        """Check bodies before an application gets them.
 
-        largest: returns the maximum number of bytes of a body at a path. seconds: the time within which the
-        whole body must arrive. budget: the bytes of all bodies whose requests have not ended.
+        app: the ASGI application that gets the accepted requests.
+        largest_at: returns the maximum number of bytes of a body at a path.
+        body_seconds: the time within which the whole body must arrive, in seconds.
+        budget_bytes: the bytes of all bodies together whose requests have not ended.
         """
         self._app = app
-        self._largest = largest
-        self._seconds = seconds
-        self._left = budget
+        self._largest = largest_at
+        self._seconds = body_seconds
+        self._left = budget_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body of a request and pass the request on to the application, or answer with a refusal.
+        Requests of methods without a body are passed on unread.
+
+        scope, receive, send: of the ASGI call.
+        """
         if scope["type"] != "http" or scope["method"] not in WITH_BODY:
             await self._app(scope, receive, send)
             return
@@ -150,14 +187,18 @@ class BodyLimits:
         except BodyRefused as refusing:
             await refusal(refusing.status, refusing.line, {"connection": "close"})(scope, receive, send)
         except Overloaded as full:
-            response = response_of(full, shape_at(scope["path"]))
+            response = response_of(full, body_format_at(scope["path"]))
             response.headers["connection"] = "close"
             await response(scope, receive, send)
         finally:
             self._give_back(held)
 
-    def _check(self, headers: Headers, most: int) -> None:
-        """Raises BodyRefused for a wrong media type, an encoding, or a much too large announced length."""
+    def _check(self, headers: Headers, max_bytes: int) -> None:
+        """Raise BodyRefused for a wrong media type, an encoding, or a much too large announced length.
+
+        headers: the headers of the request.
+        max_bytes: the maximum number of bytes of the body.
+        """
         # A request without a body needs no media type; the endpoint decides whether it requires a body.
         if not headers.get("transfer-encoding") and headers.get("content-length", "0") == "0":
             return
@@ -167,25 +208,36 @@ class BodyLimits:
         coding = headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("", "identity"):
             raise BodyRefused(
-                415, f"the body must come as it is, not as {coding[:40]}: leave content-encoding out"
+                415,
+                f"the body must not be encoded as {coding[:40]}: leave content-encoding out",
             )
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > MAX_READ_FACTOR * most:
-            raise _too_large(most)
+        if length.isdecimal() and int(length) > MAX_READ_FACTOR * max_bytes:
+            raise _too_large(max_bytes)
 
     async def _read(self, receive: Receive, held: _HeldBody) -> bytes | None:
-        """Return the whole body, or None if the client has disconnected. Raises BodyRefused, Overloaded."""
+        """Return the whole body, or None if the client has disconnected.
+
+        receive: receives the client's ASGI messages.
+        held: the account of this body's memory, to which its bytes are added.
+
+        Raises BodyRefused if the body is too large or too slow, and Overloaded if the memory for bodies is
+        full.
+        """
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._collect(receive, held)
         except TimeoutError:
-            raise BodyRefused(408, f"the body did not come within {self._seconds:g} seconds") from None
+            raise BodyRefused(408, f"the body did not arrive within {self._seconds:g} seconds") from None
 
     async def _collect(self, receive: Receive, held: _HeldBody) -> bytes | None:
         """Return the whole body, or None if the client has disconnected.
 
         The rest of a refused body is read and dropped, up to MAX_READ_FACTOR times the limit, because clients
         read the response only after they have sent the body. Then BodyRefused or Overloaded is raised.
+
+        receive: receives the client's ASGI messages.
+        held: the account of this body's memory, to which its bytes are added.
         """
         body = bytearray()
         size = 0
@@ -211,19 +263,28 @@ class BodyLimits:
             raise full
         return bytes(body)
 
-    def _hold(self, held: _HeldBody, more: int) -> None:
-        """Charge bytes that have arrived to the budget; an announced length is not charged.
+    def _hold(self, held: _HeldBody, num_bytes: int) -> None:
+        """Charge bytes that have arrived to the budget; an announced length is not charged. A part of the
+        budget is reserved for small bodies.
 
-        Raises Overloaded.
+        held: the account of the body's memory.
+        num_bytes: how many bytes have arrived now.
+
+        Raises Overloaded, and charges nothing, if the budget is used up.
         """
-        kept = SMALL_BYTES if held.bytes + more > LARGE_BYTES else 0
-        if more > self._left - kept:
-            raise Overloaded("the bodies of other requests fill the memory for them", RETRY_SECONDS)
-        self._left -= more
-        held.bytes += more
+        kept = SMALL_BYTES if held.bytes + num_bytes > LARGE_BYTES else 0
+        if num_bytes > self._left - kept:
+            raise Overloaded(
+                "the bodies of other requests fill the memory that is reserved for bodies", RETRY_SECONDS
+            )
+        self._left -= num_bytes
+        held.bytes += num_bytes
 
     def _give_back(self, held: _HeldBody) -> None:
-        """Return the bytes of a body to the budget."""
+        """Return the bytes of a body to the budget. A second call has no effect.
+
+        held: the account of the body's memory.
+        """
         self._left += held.bytes
         held.bytes = 0
 
@@ -240,45 +301,58 @@ class _HeldBody:
     bytes: int = 0
 
 
-def largest_of(positions: int) -> Callable[[str], int]:
+def max_body_bytes(max_positions: int) -> Callable[[str], int]:
     """Return a function from a path to the maximum number of bytes of a body there.
 
-    positions: the model's context, which bounds the bodies of text completions: at most 128 prompts of so
-        many ids.
+    max_positions: the model's context in tokens, which bounds the bodies of text completions: at most 128
+        prompts of so many ids.
     """
 
     def largest(path: str) -> int:
+        """Return the maximum number of bytes of a body at a path."""
         if path != "/v1/completions":
             return PUBLIC_BYTES
-        return min(PUBLIC_BYTES, BASE_BYTES + POSITION_BYTES * positions)
+        return min(PUBLIC_BYTES, BASE_BYTES + POSITION_BYTES * max_positions)
 
     return largest
 
 
-def _too_large(most: int) -> BodyRefused:
-    """Return the refusal of a body with more than `most` bytes."""
-    return BodyRefused(413, f"the body is larger than {most} bytes")
+def _too_large(max_bytes: int) -> BodyRefused:
+    """Return the refusal (413) of a body with more than so many bytes.
+
+    max_bytes: the maximum, for the message.
+    """
+    return BodyRefused(413, f"the body is larger than {max_bytes} bytes")
 
 
 class BodyRefused(Exception):
     """Raised for a body that is refused, with the HTTP status and the message for the client."""
 
-    def __init__(self, status: int, line: str) -> None:
-        """Refuse with this HTTP status and this message."""
-        super().__init__(line)
+    def __init__(self, status: int, message: str) -> None:
+        """Keep the refusal for the response.
+
+        status: the HTTP status.
+        message: what is wrong, for the client.
+        """
+        super().__init__(message)
         self.status = status
-        self.line = line
+        self.line = message
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields the body once, then the client's messages, such as its disconnect."""
-    told = False
+    """Return an ASGI `receive` that yields the body once, then the client's messages, such as its disconnect.
+
+    body: the whole body, which has been read already.
+    receive: receives the client's further ASGI messages.
+    """
+    is_sent = False
 
     async def next_message() -> Message:
-        nonlocal told
-        if told:
+        """Return the body at the first call, then the client's messages."""
+        nonlocal is_sent
+        if is_sent:
             return await receive()
-        told = True
+        is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message

@@ -43,21 +43,21 @@ from specsot_master.http.calls import (
     HttpContext,
     begin_stream,
     call_of,
-    merge_streams,
-    unless_gone,
+    merged_events,
+    unless_disconnected,
 )
-from specsot_master.http.errors import complaint_text, naming_fields, way_to
+from specsot_master.http.errors import complaint_text, names_to_wrong_value, naming_fields
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_requests import (
-    CHAT_WORDS,
-    COMPLETION_WORDS,
+    CHAT_CALLER_NAMES,
+    COMPLETION_CALLER_NAMES,
+    caller_names_of,
     chat_asks,
     completion_asks,
+    num_characters,
     position_limit_of,
     prompts_of,
     warnings_in,
-    words_in,
-    words_of,
     writes_nothing,
 )
 from specsot_master.http.openai_schemas import (
@@ -72,7 +72,7 @@ from specsot_master.http.openai_tools import (
     ToolAnswer,
     ToolUse,
     functions_of,
-    render,
+    render_conversation,
     tool_asks,
     tool_use,
     until_first_call,
@@ -91,12 +91,12 @@ class OpenAICall:
 
     asks: The requests, one per answer.
     dialect: The format of the endpoint's objects.
-    telling: What a choice contains: log probabilities, the plan, branches.
+    options: What a choice contains: log probabilities, the plan, branches.
     words: From our names of fields to the caller's, for errors.
     copies: How many answers each prompt gets; consecutive asks belong to one prompt.
-    echoes: The prompt with which each answer begins; empty unless `echo` was asked for.
+    echoed_prompts: The prompt with which each answer begins; empty unless `echo` was asked for.
     spell: Returns a token's bytes, if log probabilities of the echoed prompt are asked for; else None.
-    silent: Whether the answer consists of the echoed prompt only.
+    prompt_only: Whether the answer consists of the echoed prompt only.
     tools: The tools that the model may call, or None.
     think: How the model thinks before each answer, or None.
     usage: Whether a stream ends with the usage.
@@ -106,12 +106,12 @@ class OpenAICall:
 
     asks: tuple[Ask, ...]
     dialect: Dialect
-    telling: ChoiceOptions
+    options: ChoiceOptions
     words: Mapping[str, str]
     copies: int = 1
-    echoes: tuple[str, ...] = ()
+    echoed_prompts: tuple[str, ...] = ()
     spell: Callable[[int], bytes] | None = None
-    silent: bool = False
+    prompt_only: bool = False
     tools: ToolUse | None = None
     think: ThinkFirst | None = None
     usage: bool = False
@@ -119,14 +119,24 @@ class OpenAICall:
     warnings: tuple[str, ...] = ()
 
     def generate(self, counter: RequestCounter, http: HttpCall) -> CallEvents:
-        """Start the requests, and return their events as (index of the answer, event)."""
+        """Start the requests, and return their events as (index of the answer, event), in the order of
+        arrival.
+
+        counter: the entry point of requests.
+        http: the HTTP call, which gives the requests their ids and their caller.
+        """
         callers = http.callers(len(self.asks))
-        return merge_streams([self._answer(counter, ask, one) for ask, one in zip(self.asks, callers)])
+        return merged_events([self._answer(counter, ask, one) for ask, one in zip(self.asks, callers)])
 
     def _answer(
         self, counter: RequestCounter, ask: Ask, caller: Caller
     ) -> AsyncGenerator[Numbered | Thought, None]:
-        """Start one request, and return the events of its answer."""
+        """Start one request, and return the events of its answer, up to its first call if only that counts.
+
+        counter: the entry point of requests.
+        ask: the request.
+        caller: id and owner of the request.
+        """
         if self.think is None:
             events: AsyncGenerator[Numbered | Thought, None] = counter.generate(ask, caller)
         else:
@@ -141,20 +151,23 @@ class OpenAICall:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield a chunk for every event that adds to an answer, and the usage last if it was asked for.
 
+        events: what `generate` returned; closed at the end.
         usage: counts the tokens of this call, also for the caller; None if only this method needs the count.
+
+        Raises the errors of the requests; InvalidRequest names the caller's fields.
         """
         usage = usage or UsageCount()
         bill = {"usage": None} if self.usage else {}
         head = self._head(self.dialect.chunk)
         answers = self._tool_answers()
         warned = self.warned
-        offsets = [TextOffsets(self.telling.special) for _ in self.asks]
+        offsets = [TextOffsets(self.options.special) for _ in self.asks]
         with naming_fields(self.words):
             async with aclosing(self._heard(events)) as heard:
                 async for index, numbered in heard:
                     usage.count(index // self.copies, event_of(numbered))
                     if piece := self._piece(index, numbered):
-                        piece = answers[index].tell(piece) if answers else piece
+                        piece = answers[index].separate_calls(piece) if answers else piece
                         if not piece.says_something:
                             continue
                         choice = chunk_of(self.dialect, index, piece, offsets[index])
@@ -164,7 +177,12 @@ class OpenAICall:
             yield head | {"choices": [], "usage": usage.as_json()}
 
     async def gather(self, events: CallEvents) -> dict[str, Any]:
-        """Wait for all events, and return the response as one object."""
+        """Wait for all events, and return the response as one JSON object.
+
+        events: what `generate` returned; closed at the end.
+
+        Raises the errors of the requests; InvalidRequest names the caller's fields.
+        """
         usage = UsageCount()
         views = [View() for _ in self.asks]
         thoughts = ["" for _ in self.asks]
@@ -177,13 +195,13 @@ class OpenAICall:
                     else:
                         views[index] = advance(views[index], numbered.event)
         choices = [
-            choice_of(self.dialect, index, self._echoed(index, view), self.telling, thoughts[index])
+            choice_of(self.dialect, index, self._echoed(index, view), self.options, thoughts[index])
             for index, view in enumerate(views)
         ]
         if answers := self._tool_answers():
-            choices = [answer.whole(choice) for answer, choice in zip(answers, choices)]
-        told = {"choices": choices, "usage": usage.as_json()}
-        return self._head(self.dialect.whole) | told | self.warned
+            choices = [answer.complete_choice(choice) for answer, choice in zip(answers, choices)]
+        members = {"choices": choices, "usage": usage.as_json()}
+        return self._head(self.dialect.whole) | members | self.warned
 
     @property
     def warned(self) -> dict[str, Any]:
@@ -191,17 +209,22 @@ class OpenAICall:
         return {"warnings": list(self.warnings)} if self.warnings else {}
 
     def _tool_answers(self) -> list[ToolAnswer]:
-        """Return a reader of tool calls per answer; none if no tool may be called."""
+        """Return a reader of tool calls per answer; an empty list if no tool may be called."""
         return [ToolAnswer(self.tools) for _ in self.asks] if self.tools else []
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        """Return the members with which an object of this kind begins."""
-        return {**(self.head or {}), "object": kind}
+    def _head(self, object_kind: str) -> dict[str, Any]:
+        """Return the members with which an object of this call begins.
+
+        object_kind: the value of the member "object".
+        """
+        return {**(self.head or {}), "object": object_kind}
 
     async def _heard(self, events: CallEvents) -> CallEvents:
-        """Yield the events, with a prompt's log probabilities, from its first token on, in one event.
+        """Yield the events; a prompt's log probabilities, which come in several events, are joined in one
+        event, from the prompt's first token on. If the answer consists of the echoed prompt only, its
+        generated text is removed from the events.
 
-        If the answer is silent, its generated text is removed from the events.
+        events: what `generate` returned; closed at the end.
         """
         parts: dict[int, tuple[TokenLogprobs, ...]] = {}
         async with aclosing(events):
@@ -218,34 +241,47 @@ class OpenAICall:
                     continue
                 elif index in parts:
                     yield index, replace(numbered, event=PromptScored(0, parts.pop(index)))
-                if told := unwritten(event) if self.silent else event:
-                    yield index, numbered if told is event else replace(numbered, event=told)
+                if shown := unwritten(event) if self.prompt_only else event:
+                    yield index, numbered if shown is event else replace(numbered, event=shown)
 
-    def _piece(self, index: int, numbered: Numbered | Thought) -> ChoiceDelta | None:
-        """Return what an event adds to an answer, or None; the first piece begins with the echoed prompt."""
-        piece = delta_of(numbered, self.telling)
-        if piece is None or not self.echoes or isinstance(numbered, Thought):
+    def _piece(self, index: int, event: Numbered | Thought) -> ChoiceDelta | None:
+        """Return what an event adds to an answer, or None if it adds nothing. The first piece begins with the
+        echoed prompt, if there is one.
+
+        index: the index of the answer.
+        event: an event of the answer, or a part of its thinking.
+        """
+        piece = delta_of(event, self.options)
+        if piece is None or not self.echoed_prompts or isinstance(event, Thought):
             return piece
-        if isinstance(numbered.event, PromptScored) or (piece.begins and not self.spell):
-            return replace(piece, text=self.echoes[index])
+        if isinstance(event.event, PromptScored) or (piece.begins and not self.spell):
+            return replace(piece, text=self.echoed_prompts[index])
         return piece
 
     def _echoed(self, index: int, view: View) -> View:
-        """Return a finished answer with the echoed prompt before its text and log probabilities."""
+        """Return a finished answer with the echoed prompt before its text and log probabilities. Without
+        `echo`, or before the answer is finished, return the view unchanged.
+
+        index: the index of the answer.
+        view: what the events have told so far of the answer.
+        """
         finished = view.finished
-        if not self.echoes or finished is None:
+        if not self.echoed_prompts or finished is None:
             return view
-        told = replace(finished, text=self.echoes[index] + finished.text)
-        return replace(view, finished=told, logprobs=view.prompt_logprobs + view.logprobs)
+        echoed = replace(finished, text=self.echoed_prompts[index] + finished.text)
+        return replace(view, finished=echoed, logprobs=view.prompt_logprobs + view.logprobs)
 
 
-def event_of(told: Numbered | Thought) -> Event | Thought:
-    """Return an event without its number."""
-    return told if isinstance(told, Thought) else told.event
+def event_of(numbered: Numbered | Thought) -> Event | Thought:
+    """Return an event without its number; thinking, which has none, is returned as it is."""
+    return numbered if isinstance(numbered, Thought) else numbered.event
 
 
 def openai_routes(context: HttpContext) -> APIRouter:
-    """Return the routes of OpenAI's completions and models."""
+    """Return the routes of OpenAI's completions and models.
+
+    context: what all endpoints share.
+    """
     router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post(
@@ -259,13 +295,13 @@ def openai_routes(context: HttpContext) -> APIRouter:
     async def complete(request: Request, body: CompletionBody) -> Response:
         """Continue texts, as one object or as server-sent events."""
         refuse_unserved(body)
-        context.unknown.check(body, COMPLETION_WORDS, UNSERVED)
-        words = words_of(body)
+        context.unknown.check(body, COMPLETION_CALLER_NAMES, UNSERVED)
+        words = caller_names_of(body)
         with naming_fields(words):
             named = body.model_copy(update={"model": model_without_suffix(context, body.model)})
             text = context.text
             most = context.model.max_positions
-            encode = partial(text.encode_bare, positions=position_limit_of(body, most))
+            encode = partial(text.encode_bare, max_positions=position_limit_of(body, most))
             size = sum(map(len, prompts_of(body)))
             asks = tuple(await context.in_thread(size, completion_asks, named, encode, most))
         copies = body.n or 1
@@ -273,10 +309,10 @@ def openai_routes(context: HttpContext) -> APIRouter:
         given = zip(prompts_of(body), asks[::copies])
         prompts = (one if isinstance(one, str) else text.decode(ask.tokens, skip) for one, ask in given)
         echoed = await context.in_thread(size, list, prompts) if body.echo else []
-        echoes = tuple(echo for echo in echoed for _ in range(copies))
-        telling = replace(choice_options(body, body.logprobs is not None), special=text.special_ids)
-        spell = context.text.spell if body.echo and telling.logprobs else None
-        call = OpenAICall(asks, TEXT, telling, words, copies, echoes, spell, writes_nothing(body))
+        echoed_prompts = tuple(echo for echo in echoed for _ in range(copies))
+        options = replace(choice_options(body, body.logprobs is not None), special=text.special_ids)
+        spell = context.text.spell if body.echo and options.logprobs else None
+        call = OpenAICall(asks, TEXT, options, words, copies, echoed_prompts, spell, writes_nothing(body))
         call = replace(call, warnings=warnings_in(body))
         return await answer(context, request, body, call)
 
@@ -299,34 +335,45 @@ def openai_routes(context: HttpContext) -> APIRouter:
 
 
 async def chat_call(
-    context: HttpContext, body: ChatBody, words: Mapping[str, str] | None = None
+    context: HttpContext, body: ChatBody, caller_names: Mapping[str, str] | None = None
 ) -> OpenAICall:
     """Return the call that a chat body makes.
 
-    words: from our names of fields to the caller's, for bodies that were converted from another API. Raises
-    InvalidRequest.
+    context: what all endpoints share.
+    body: the parsed body.
+    caller_names: from our names of fields to the caller's, for bodies that were converted from another API;
+        None for a chat body of the caller's own.
+
+    Raises InvalidRequest for a body that cannot be served.
     """
     refuse_unserved(body)
-    context.unknown.check(body, CHAT_WORDS, UNSERVED)
+    context.unknown.check(body, CHAT_CALLER_NAMES, UNSERVED)
     asked = body
-    body, mode = in_mode(body, context)
-    words = {**words_of(body), **(words or {})}
-    with naming_fields(words):
+    body, mode = resolve_mode(body, context)
+    caller_names = {**caller_names_of(body), **(caller_names or {})}
+    with naming_fields(caller_names):
         use, asks, think = await _asks_of(context, body, mode)
-    telling = replace(choice_options(asked, bool(body.logprobs)), plan=asked.model != body.model)
+    options = replace(choice_options(asked, bool(body.logprobs)), plan=asked.model != body.model)
     warnings = (*warnings_in(body), *(use.warnings if use else ()))
     return OpenAICall(
-        tuple(asks), CHAT, telling, words, body.n or 1, tools=use, think=think, warnings=warnings
+        tuple(asks), CHAT, options, caller_names, body.n or 1, tools=use, think=think, warnings=warnings
     )
 
 
 async def _asks_of(
     context: HttpContext, body: ChatBody, mode: Mode
 ) -> tuple[ToolUse | None, list[Ask], ThinkFirst | None]:
-    """Return the tools that may be called, the requests, and how the model thinks before it answers.
+    """Return the tools that may be called (None if none may), the requests, and how the model thinks before
+    it answers (None if it does not).
 
     Prompts with tools or with thinking are rendered and tokenized here, in a thread because they are long;
-    other conversations are left to the engine. Raises InvalidRequest.
+    other conversations are left to the engine.
+
+    context: what all endpoints share.
+    body: the parsed body.
+    mode: the mode if the body names none.
+
+    Raises InvalidRequest for a body that cannot be served.
     """
     positions = context.model.max_positions
     text = context.text
@@ -335,7 +382,7 @@ async def _asks_of(
     forks = not tools and text.thinking != "never" and context.model.plan_style == "tags"
     forks = forks and may_fork(chat_asks(body, mode, positions)[0])
     thinks = wants_thinking(body, text, forks)
-    words = words_in(body) if thinks or tools else 0
+    words = num_characters(body) if thinks or tools else 0
     check_length(position_limit_of(body, positions), characters=words)
     if thinks and body.max_completion_tokens is None and body.max_tokens is None:
         body = await within_context(body, context, body.granted or AGENT_TOKENS)
@@ -353,42 +400,65 @@ class OtherWriter(Protocol):
     """Converts the chunks of a chat completion to the events or the response of another API."""
 
     def begin(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events that precede the first chunk."""
+        """Yield the events that precede the first chunk.
+
+        usage: the tokens counted so far, in OpenAI's format.
+        """
         ...
 
     def take(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events for one chunk's choice."""
+        """Yield the events for one chunk's choice; there may be none.
+
+        choice: the only choice of a chunk of a chat completion.
+        """
         ...
 
     def end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events after the last chunk."""
+        """Yield the events after the last chunk.
+
+        usage: the tokens of the whole call, in OpenAI's format.
+        """
         ...
 
     def whole(self, choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
-        """Return the response for a complete choice."""
+        """Return the response for a complete choice, as one JSON object.
+
+        choice: the only choice of a chat completion.
+        usage: the tokens of the call, in OpenAI's format.
+        """
         ...
 
 
-async def answer_by(
+async def answer_in_other_format(
     writer: OtherWriter, context: HttpContext, request: Request, call: OpenAICall, style: EventStyle | None
 ) -> Response:
-    """Run a call's requests, and answer in the format of another API.
+    """Run a call's requests, and answer in the format of another API. If the client disconnects, the requests
+    are cancelled.
 
+    writer: converts chunks to the events of the other API, and choices to its objects.
+    context: what all endpoints share.
+    request: the HTTP request of the client.
+    call: the requests to run, with a single answer.
     style: how the API writes events; None to answer by one object.
     """
     http = call_of(request)
     events = call.generate(context.counter, http)
     if style:
-        told = _events_of(writer, call, events)
-        return await begin_stream(request, told, http.headers, style, context.ping_every)
-    told = await unless_gone(request, call.gather(events))
-    return JSONResponse(writer.whole(told["choices"][0], told["usage"]), headers=http.headers)
+        other_events = _events_of(writer, call, events)
+        return await begin_stream(request, other_events, http.headers, style, context.ping_every)
+    completion = await unless_disconnected(request, call.gather(events))
+    return JSONResponse(writer.whole(completion["choices"][0], completion["usage"]), headers=http.headers)
 
 
 async def _events_of(
     writer: OtherWriter, call: OpenAICall, events: CallEvents
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield another API's events for the chunks of a call."""
+    """Yield another API's events for the chunks of a call.
+
+    writer: converts the chunks.
+    call: the requests that run.
+    events: what `call.generate` returned.
+    """
     usage = UsageCount()
     begun = False
     async with aclosing(call.chunks(events, usage)) as chunks:
@@ -403,7 +473,14 @@ async def _events_of(
 
 
 async def answer(context: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
-    """Run a call's requests, and answer by server-sent events or by one object, as the body asks."""
+    """Run a call's requests, and answer by server-sent events or by one object, as the body asks. If the
+    client disconnects, the requests are cancelled.
+
+    context: what all endpoints share.
+    request: the HTTP request of the client.
+    body: the parsed body.
+    call: the requests to run, and how their answers are written.
+    """
     http = call_of(request)
     model = context.model
     head = {
@@ -417,28 +494,37 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
     events = call.generate(context.counter, http)
     if body.stream:
         return await begin_stream(request, call.chunks(events), http.headers, ping_every=context.ping_every)
-    return JSONResponse(await unless_gone(request, call.gather(events)), headers=http.headers)
+    return JSONResponse(await unless_disconnected(request, call.gather(events)), headers=http.headers)
 
 
-def choice_options(body: Asking, logprobs: bool) -> ChoiceOptions:
-    """Return what a choice contains: log probabilities, and our own field with or without branches."""
+def choice_options(body: Asking, with_logprobs: bool) -> ChoiceOptions:
+    """Return what a choice contains: log probabilities, and our own field with or without branches.
+
+    body: the parsed body, whose field `specsot` asks for our own field.
+    with_logprobs: True if the body asks for log probabilities.
+    """
     planning = body.specsot
-    return ChoiceOptions(logprobs, planning is not None, planning is not None and planning.branches)
+    return ChoiceOptions(with_logprobs, planning is not None, planning is not None and planning.branches)
 
 
 def names_of(context: HttpContext) -> dict[str, Mode]:
     """Return the listed model names, each with its mode, for clients that can only choose a model.
 
-    # model "demo", default mode direct -> {"demo": "direct", "demo:auto": "auto", "demo:sot": "sot"}
+        # model "demo", default mode direct -> {"demo": "direct", "demo:auto": "auto", "demo:sot": "sot"}
+
+    context: what all endpoints share.
     """
     name = context.model.name
     return {name: context.mode, f"{name}:auto": "auto", f"{name}:sot": "sot"}
 
 
-def in_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
-    """Return the body with the model's plain name, and the mode that applies if the body names none.
+def resolve_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
+    """Return the body with the model's plain name, and the mode that applies if the body names none. A name
+    that ends with ":sot" sets the body's own mode, unless the body names another one. A body with an unlisted
+    name is returned unchanged, with the default mode.
 
-    A name that ends with ":sot" sets the body's own mode, unless the body names another one.
+    body: the parsed body.
+    context: what all endpoints share.
     """
     mode = names_of(context).get(body.model or "")
     if mode is None:
@@ -453,6 +539,9 @@ def in_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
 def model_without_suffix(context: HttpContext, name: str | None) -> str | None:
     """Return the model's plain name for a listed name, and other names as they are.
 
+    context: what all endpoints share.
+    name: the model's name in the body, or None.
+
     Raises InvalidRequest for the name that asks for plans, which text completions do not have.
     """
     mode = names_of(context).get(name or "")
@@ -464,7 +553,11 @@ def model_without_suffix(context: HttpContext, name: str | None) -> str | None:
 
 
 def model_card(context: HttpContext, name: str) -> dict[str, Any]:
-    """Return the description of a listed model, in OpenAI's and vLLM's format."""
+    """Return the description of a listed model, in OpenAI's and vLLM's format.
+
+    context: what all endpoints share.
+    name: one of `names_of`.
+    """
     model = context.model
     return {
         "id": name,
@@ -484,64 +577,78 @@ AGENT_TOKENS = 8192
 SPARE_TOKENS: Final = 64
 
 
-def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
+def chat_body(members: dict[str, Any], conversation_name: str) -> ChatBody:
     """Return the chat body for members that were converted from another API's body.
 
-    told: the members; None and empty lists are left out. messages: the caller's name of the conversation.
+    members: the members of a chat body, by name; None and empty lists are left out.
+    conversation_name: the caller's name of the conversation, for errors.
 
     Raises InvalidRequest. An error in one turn names it `messages.N`, which `naming_turns` converts.
     """
-    given = {name: value for name, value in told.items() if value is not None and value != []}
+    given = {name: value for name, value in members.items() if value is not None and value != []}
     try:
         return ChatBody.model_validate({"messages": [], **given})
     except ValidationError as error:
         complaint = error.errors()[0]
-        way = list(way_to(complaint, complaint["loc"], {"messages": [], **given}))[
+        way = list(names_to_wrong_value(complaint, complaint["loc"], {"messages": [], **given}))[
             :2
         ]  # further ones are ours
-        field = messages if way == ["messages"] else ".".join(way)
+        field = conversation_name if way == ["messages"] else ".".join(way)
         raise InvalidRequest(f"{field}: {complaint_text(complaint)}", field) from None
 
 
-def text_in(content: Any, kinds: Collection[str], field: str) -> str:
-    """Return the text of a content: a string as it is, or the joined texts of its parts.
+def text_in(content: Any, text_types: Collection[str], field: str) -> str:
+    """Return the text of a content: a string as it is, the joined texts of its parts, or "" for None.
 
-    kinds: the types of parts that are accepted. field: the name of the content, for errors. Raises
-    InvalidRequest for other parts.
+    content: a JSON value: text, one part, or a list of parts.
+    text_types: the types of parts that are accepted.
+    field: the name of the content, for errors.
+
+    Raises InvalidRequest for other parts.
     """
     if content is None or isinstance(content, str):
         return content or ""
     parts = cast("list[Any]", content) if isinstance(content, list) else [content]
-    told: list[str] = []
+    texts: list[str] = []
     for part in parts:
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
-        if kind not in kinds or not isinstance(text, str):
-            raise InvalidRequest(f"{field}: only blocks of text are served here, not {kind or 'this'}", field)
-        told.append(text)
-    return "".join(told)
+        if kind not in text_types or not isinstance(text, str):
+            raise InvalidRequest(f"{field}: only blocks of text are supported, not {kind or 'this'}", field)
+        texts.append(text)
+    return "".join(texts)
 
 
-async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> ChatBody:
+async def within_context(chat: ChatBody, context: HttpContext, wanted_tokens: int) -> ChatBody:
     """Return the body with a limit for thinking and answer together.
 
-    The limit is `wanted` tokens, or as many as the model's context and the ring's KV hold after the prompt,
+    The limit is `wanted_tokens`, or as many as the model's context and the ring's KV hold after the prompt,
     but at least one: if they hold none, the engine refuses the request.
+
+    chat: the parsed body.
+    context: what all endpoints share.
+    wanted_tokens: the limit if there is room for it, in tokens.
+
+    Raises InvalidRequest if the prompt is too long.
     """
     positions = context.model.max_positions
     pages = context.counter.info().pages
     held = min(positions, pages.total * pages.rows) if pages and pages.total else positions
-    check_length(positions, characters=(words := words_in(chat)))
+    check_length(positions, characters=(words := num_characters(chat)))
     most = position_limit_of(chat, positions)
     room = held - await context.in_thread(words, prompt_tokens, chat, context, most) - SPARE_TOKENS
-    return chat.model_copy(update={"max_completion_tokens": max(min(wanted, room), 1)})
+    return chat.model_copy(update={"max_completion_tokens": max(min(wanted_tokens, room), 1)})
 
 
-def prompt_tokens(chat: ChatBody, context: HttpContext, positions: int | None = None) -> int:
-    """Return the number of tokens of a direct answer's prompt.
+def prompt_tokens(chat: ChatBody, context: HttpContext, max_positions: int | None = None) -> int:
+    """Return the number of tokens of a direct answer's prompt, tools included.
 
-    positions: if given, the prompt must fit into so many. Raises InvalidRequest.
+    chat: the parsed body.
+    context: what all endpoints share.
+    max_positions: if given, a text that is far longer than so many tokens is refused without tokenizing it.
+
+    Raises InvalidRequest if the template refuses the conversation, and ContextLengthExceeded.
     """
-    rendering = render(chat.messages, functions_of(chat), context.text)
-    if positions is not None:
-        context.text.check_fits(rendering, positions)
+    rendering = render_conversation(chat.messages, functions_of(chat), context.text)
+    if max_positions is not None:
+        context.text.check_fits(rendering, max_positions)
     return len(context.text.encode(rendering))

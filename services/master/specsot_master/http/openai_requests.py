@@ -10,14 +10,19 @@ from typing import Any
 from specsot import params
 from specsot.errors import InvalidRequest
 from specsot.grammar.schemas import warnings_of
-from specsot_master.http.openai_schemas import MOST_CHOICES, Asking, ChatBody, CompletionBody, Planning, Turn
+from specsot_master.http.openai_schemas import MAX_ANSWERS, Asking, ChatBody, CompletionBody, Planning, Turn
 
 # A form that a body asks for: (the caller's field, the kind of form, its texts).
 FieldForm = tuple[str, params.FormKind, tuple[str, ...]]
 
 
 def form_of(body: Asking) -> params.Form | None:
-    """Return the form that the answer must have, or None. Raises InvalidRequest for two forms at once."""
+    """Return the form that the answer must have (a JSON schema, a regular expression, a choice), or None.
+
+    body: the parsed body.
+
+    Raises InvalidRequest if the body asks for two forms at once.
+    """
     wishes = forms_in(body)
     if len(wishes) > 1:
         first, second = wishes[0][0], wishes[1][0]
@@ -26,7 +31,10 @@ def form_of(body: Asking) -> params.Form | None:
 
 
 def forms_in(body: Asking) -> list[FieldForm]:
-    """Return the forms that a body asks for, by the fields of OpenAI, vLLM, older vLLM and other servers.
+    """Return the forms that a body asks for, by the fields of OpenAI, vLLM, older vLLM and other servers;
+    empty if it asks for none.
+
+    body: the parsed body.
 
     Raises InvalidRequest if a JSON schema is missing.
     """
@@ -54,7 +62,11 @@ def forms_in(body: Asking) -> list[FieldForm]:
 
 
 def _forms_of_others(body: Asking) -> list[FieldForm]:
-    """Return the forms that a body asks for by the fields of llama.cpp, SGLang and Ollama."""
+    """Return the forms that a body asks for by the fields of llama.cpp, SGLang and Ollama; empty if it asks
+    for none.
+
+    body: the parsed body.
+    """
     wishes: list[FieldForm] = []
     if body.json_schema is not None:
         wishes.append(("json_schema", "json_schema", (_written(body.json_schema),)))
@@ -68,7 +80,11 @@ def _forms_of_others(body: Asking) -> list[FieldForm]:
 
 
 def warnings_in(body: Asking) -> tuple[str, ...]:
-    """Return warnings about parts of the answer's JSON schema that answers are not held to."""
+    """Return warnings about parts of the answer's JSON schema that answers are not held to, each with the
+    caller's field; empty if there are none.
+
+    body: the parsed body.
+    """
     found: list[str] = []
     for field, kind, texts in forms_in(body):
         try:
@@ -81,7 +97,13 @@ def warnings_in(body: Asking) -> tuple[str, ...]:
 
 
 def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:
-    """Return the forms among a schema, a regular expression and a choice; fields begin with `prefix`."""
+    """Return the forms among a schema, a regular expression and a choice; those that are None are left out.
+
+    prefix: the beginning of the caller's field names, such as "guided_".
+    schema: a JSON schema as an object or as text, or None.
+    regex: a regular expression that the answer must match, or None.
+    choice: texts of which the answer must be one, or None.
+    """
     wishes: list[FieldForm] = []
     if schema is not None:
         wishes.append((f"{prefix}json", "json_schema", (_written(schema),)))
@@ -93,14 +115,14 @@ def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None
 
 
 def _written(schema: dict[str, Any] | str) -> str:
-    """Return a JSON schema as text."""
+    """Return a JSON schema as text; text is returned as it is."""
     return schema if isinstance(schema, str) else json.dumps(schema)
 
 
 # Tokens of a text completion that names no limit. Precedent: OpenAI's API.
 COMPLETION_TOKENS = 16
 # Seeds are below this bound, so that a signed 64-bit integer holds them.
-SEEDS = 2**63
+SEED_BOUND = 2**63
 
 Encode = Callable[[str], tuple[int, ...]]
 
@@ -111,7 +133,7 @@ _GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware", "finish_wit
 _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 
 # From our names of fields to those of chat completions.
-CHAT_WORDS: Mapping[str, str] = {
+CHAT_CALLER_NAMES: Mapping[str, str] = {
     "prompt": "messages",
     "max_new_tokens": "max_tokens",
     "logprobs": "top_logprobs",
@@ -122,17 +144,21 @@ CHAT_WORDS: Mapping[str, str] = {
     **{name: f"specsot.window.{name}" for name in ("sinks", "recent")},
     **{name: f"specsot.pruning.{name}" for name in ("keep_ratio", "prune_every", "skip_layers")},
 }
-COMPLETION_WORDS: Mapping[str, str] = {
-    **CHAT_WORDS,
+COMPLETION_CALLER_NAMES: Mapping[str, str] = {
+    **CHAT_CALLER_NAMES,
     "prompt": "prompt",
     "logprobs": "logprobs",
     "tokens": "prompt",
 }
 
 
-def words_of(body: Asking) -> Mapping[str, str]:
-    """Return the caller's names of our fields, which depend on the fields that the body uses."""
-    words = CHAT_WORDS if isinstance(body, ChatBody) else COMPLETION_WORDS
+def caller_names_of(body: Asking) -> Mapping[str, str]:
+    """Return the caller's names of our fields, which depend on the fields that the body uses, for error
+    messages.
+
+    body: the parsed body.
+    """
+    words = CHAT_CALLER_NAMES if isinstance(body, ChatBody) else COMPLETION_CALLER_NAMES
     asked = body.max_completion_tokens if isinstance(body, ChatBody) else None
     chat = isinstance(body, ChatBody) and body.tools
     return {
@@ -143,14 +169,17 @@ def words_of(body: Asking) -> Mapping[str, str]:
     }
 
 
-def chat_asks(body: ChatBody, mode: params.Mode, positions: int) -> list[params.Ask]:
+def chat_asks(body: ChatBody, mode: params.Mode, max_positions: int) -> list[params.Ask]:
     """Return the requests of a chat body, one for each of its `n` answers.
 
-    mode: applies if the body names none, and asks for nothing that rules out a plan. positions: the model's
-    context. Raises InvalidRequest.
+    body: the parsed body, without tools.
+    mode: applies if the body names none, and asks for nothing that rules out a plan.
+    max_positions: the model's context, in tokens.
+
+    Raises InvalidRequest for a body that cannot be served.
     """
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages))
-    params.check_length(position_limit_of(body, positions), characters=words_in(body))
+    params.check_length(position_limit_of(body, max_positions), characters=num_characters(body))
     ask = params.Ask(
         messages=messages,
         **common_fields(body, mode),
@@ -163,6 +192,8 @@ def chat_asks(body: ChatBody, mode: params.Mode, positions: int) -> list[params.
 def logprobs_of(body: ChatBody) -> int | None:
     """Return how many top log probabilities a chat body asks for, or None for no log probabilities.
 
+    body: the parsed body.
+
     Raises InvalidRequest for top_logprobs without logprobs.
     """
     if body.top_logprobs is not None and not body.logprobs:
@@ -170,17 +201,21 @@ def logprobs_of(body: ChatBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> list[params.Ask]:
-    """Return the requests of a text completion: `n` for each prompt, those of one prompt consecutively.
+def completion_asks(body: CompletionBody, encode: Encode, max_positions: int) -> list[params.Ask]:
+    """Return the requests of a text completion: `n` for each prompt, those of one prompt consecutively. Too
+    many or too long prompts are refused before any prompt is encoded.
 
-    encode: returns the token ids of a text prompt. positions: the model's context. Too many or too long
-    prompts are refused before any prompt is encoded. Raises InvalidRequest.
+    body: the parsed body.
+    encode: returns the token ids of a text prompt.
+    max_positions: the model's context, in tokens.
+
+    Raises InvalidRequest for a body that cannot be served.
     """
     if body.specsot and body.specsot.mode == "sot":
         raise InvalidRequest("mode sot plans, and plain completions have no plan", "mode")
     shared: dict[str, Any] = common_fields(body, "direct") | {"mode": "direct"}
     shared["prompt_logprobs"] = body.logprobs if body.echo else None
-    given, most = prompts_of(body), position_limit_of(body, positions)
+    given, most = prompts_of(body), position_limit_of(body, max_positions)
     wanted = 1 if writes_nothing(body) else body.max_tokens
 
     limits = replace(limits_of(body, wanted), default_new_tokens=COMPLETION_TOKENS)
@@ -197,25 +232,34 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
 
 
 def writes_nothing(body: CompletionBody) -> bool:
-    """Whether the caller asks about the prompt only (max_tokens 0).
+    """Return True if the caller asks about the prompt only (max_tokens 0). The ring generates at least one
+    token, which is then left out of the response.
 
-    The ring generates at least one token, which is then left out of the response.
+    body: the parsed body.
     """
     return body.max_tokens == 0
 
 
-def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: params.Limits) -> None:
-    """Check the lengths of prompts in tokens. Raises InvalidRequest for an empty or a too long one."""
+def check_ids(prompts: Sequence[Sequence[int]], max_positions: int, limits: params.Limits) -> None:
+    """Raise InvalidRequest for an empty prompt, and ContextLengthExceeded for a too long one.
+
+    prompts: the token ids of each prompt.
+    max_positions: how many tokens prompt and answer may have together.
+    limits: the limits of the answer, which must fit after the prompt.
+    """
     for ids in prompts:
         if not ids:
             raise InvalidRequest("prompt must not be empty", "prompt")
-        params.check_length(positions, len(ids), completion=limits.new_tokens)
+        params.check_length(max_positions, len(ids), completion=limits.new_tokens)
 
 
 def message_of(turn: Turn, field: str) -> params.Message:
-    """Return one turn as a message, with its text parts joined.
+    """Return one turn as a message, with its text parts joined. OpenAI's role `developer` becomes `system`.
 
-    OpenAI's role `developer` becomes `system`.
+    turn: a turn of a parsed body.
+    field: the name of the turn, such as "messages.0", for errors.
+
+    Raises InvalidRequest if the turn is not text.
     """
     return params.Message(
         "system" if turn.role == "developer" else turn.role, text_of(turn, f"{field}.content")
@@ -225,68 +269,92 @@ def message_of(turn: Turn, field: str) -> params.Message:
 def text_of(turn: Turn, field: str) -> str:
     """Return the text of a turn; a turn of any role may have no content, and then has an empty text.
 
+    turn: a turn of a parsed body.
+    field: the name of its content, such as "messages.0.content", for errors.
+
     Raises InvalidRequest for images and audio, and for the older function_call.
     """
     if (turn.model_extra or {}).get("function_call"):
         name = field.replace(".content", ".function_call")
-        raise InvalidRequest(f"{name} is not served here: tool_calls are", name)
+        raise InvalidRequest(f"{name} is not supported: use tool_calls", name)
     if not isinstance(turn.content, list):
         return turn.content or ""
     for part in turn.content:
         if part.type != "text" or part.text is None:
-            raise InvalidRequest(f"{field}: only parts of type text are served", field)
+            raise InvalidRequest(f"{field}: only parts of type text are supported", field)
     return "".join(part.text or "" for part in turn.content)
 
 
-def words_in(body: ChatBody) -> int:
-    """Return the number of characters of all turns. Raises InvalidRequest."""
+def num_characters(body: ChatBody) -> int:
+    """Return the number of characters of all turns. Raises InvalidRequest if a turn is not text.
+
+    body: the parsed body.
+    """
     return sum(len(text_of(turn, f"messages.{n}.content")) for n, turn in enumerate(body.messages))
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
     """Return every prompt of a text completion, as text or as token ids.
 
-    # "a" -> ["a"]    [1, 2] -> [[1, 2]]    ["a", "b"] -> ["a", "b"]    [[1], [2, 3]] -> [[1], [2, 3]]
+        # "a" -> ["a"]    [1, 2] -> [[1, 2]]    ["a", "b"] -> ["a", "b"]    [[1], [2, 3]] -> [[1], [2, 3]]
+
+    body: the parsed body.
 
     Raises InvalidRequest if there is no prompt, or if there are too many prompts or answers.
     """
     given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     if given and isinstance(given[0], int):
         given = [given]
-    if not 0 < len(given) <= MOST_CHOICES:
-        raise InvalidRequest(f"prompt: {len(given)} prompts, from 1 to {MOST_CHOICES} are allowed", "prompt")
-    if (answers := len(given) * (body.n or 1)) > MOST_CHOICES:
-        raise InvalidRequest(f"{answers} answers to one call, {MOST_CHOICES} are allowed", "prompt")
+    if not 0 < len(given) <= MAX_ANSWERS:
+        raise InvalidRequest(f"prompt: {len(given)} prompts, from 1 to {MAX_ANSWERS} are allowed", "prompt")
+    if (answers := len(given) * (body.n or 1)) > MAX_ANSWERS:
+        raise InvalidRequest(f"{answers} answers to one call, {MAX_ANSWERS} are allowed", "prompt")
     return given
 
 
-def position_limit_of(body: Asking, positions: int) -> int:
-    """Return how many tokens prompt and answer may have together.
+def position_limit_of(body: Asking, max_positions: int) -> int:
+    """Return how many tokens prompt and answer may have together. Only a request with an attention window may
+    exceed the model's context.
 
-    Only a request with an attention window may exceed the model's context, `positions`.
+    body: the parsed body.
+    max_positions: the model's context, in tokens.
     """
-    return params.MAX_TOKENS if body.specsot and body.specsot.window else positions
+    return params.MAX_TOKENS if body.specsot and body.specsot.window else max_positions
 
 
-def limits_of(body: Asking, *tokens: int | None) -> params.Limits:
-    """Return the limits of a body's answers; max_new_tokens is the first of `tokens` that is not None."""
-    told: dict[str, int | None] = {name: getattr(body.specsot, name, None) for name in _LIMITS}
-    told["max_new_tokens"] = next((count for count in tokens if count is not None), None)
-    told["default_new_tokens"] = body.granted
-    return params.Limits(**{name: count for name, count in told.items() if count is not None})
+def limits_of(body: Asking, *wanted_tokens: int | None) -> params.Limits:
+    """Return the limits of a body's answers.
+
+    body: the parsed body.
+    wanted_tokens: values of the body's fields for the answer's length; the first one that is not None becomes
+        max_new_tokens. If all are None, the default applies.
+    """
+    values: dict[str, int | None] = {name: getattr(body.specsot, name, None) for name in _LIMITS}
+    values["max_new_tokens"] = next((count for count in wanted_tokens if count is not None), None)
+    values["default_new_tokens"] = body.granted
+    return params.Limits(**{name: count for name, count in values.items() if count is not None})
 
 
 def copies_of(ask: params.Ask, body: Asking) -> list[params.Ask]:
     """Return `n` copies of a request, with consecutive seeds if the caller named one.
 
-    # seed 7, n 3 -> seeds 7, 8, 9; without a seed, the master draws one for each copy
+        # seed 7, n 3 -> seeds 7, 8, 9; without a seed, the master draws one for each copy
+
+    ask: the request.
+    body: the parsed body, with `n`.
     """
     seed = ask.seed
-    return [ask.seeded(None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
+    return [ask.seeded(None if seed is None else (seed + n) % SEED_BOUND) for n in range(body.n or 1)]
 
 
 def common_fields(body: Asking, mode: params.Mode) -> dict[str, Any]:
-    """Return the fields of Ask that every body may set. mode: applies if the body names none."""
+    """Return the fields of Ask that every body may set, by name.
+
+    body: the parsed body.
+    mode: applies if the body names none, and asks for nothing that rules out a plan.
+
+    Raises InvalidRequest for values that are not served.
+    """
     planning = body.specsot or Planning()
     form = form_of(body)
     given = {name: getattr(planning, name) for name in _GIVEN}
@@ -307,28 +375,37 @@ def common_fields(body: Asking, mode: params.Mode) -> dict[str, Any]:
     }
 
 
-def seed_of(given: int | None) -> int | None:
+def seed_of(seed: int | None) -> int | None:
     """Return the seed, folded into what a signed 64-bit integer holds. Return None for no seed and for a
     negative one, so that the master draws one.
+
+    seed: the caller's seed, or None.
     """
-    return None if given is None or given < 0 else given % SEEDS
+    return None if seed is None or seed < 0 else seed % SEED_BOUND
 
 
 def sampling_of(body: Asking) -> params.Sampling:
-    """Return a body's sampling parameters."""
+    """Return a body's sampling parameters; those that the body leaves out have the defaults of `Sampling`.
+
+    body: the parsed body.
+
+    Raises InvalidRequest for values out of range.
+    """
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING}
     # Some clients send -1 for no limit, which is 0 here.
     top_k = None if body.top_k is None else max(body.top_k, 0)
-    told: dict[str, Any] = given | {"top_k": top_k, "logit_bias": bias_of(body.logit_bias)}
-    return params.Sampling(**{name: value for name, value in told.items() if value is not None})
+    values: dict[str, Any] = given | {"top_k": top_k, "logit_bias": bias_of(body.logit_bias)}
+    return params.Sampling(**{name: value for name, value in values.items() if value is not None})
 
 
-def bias_of(bias: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """Return the biases as (token id, bias), ascending; the keys of JSON objects are text.
+def bias_of(biases: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Return the biases as (token id, bias), ascending by id; empty for None.
+
+    biases: what is added to the logits, by token id; the keys of JSON objects are text.
 
     Raises InvalidRequest for a key that is not a token id.
     """
-    for key in bias or {}:
+    for key in biases or {}:
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
             raise InvalidRequest("logit_bias: its keys must be token ids", "logit_bias")
-    return tuple(sorted((int(key), float(gain)) for key, gain in (bias or {}).items()))
+    return tuple(sorted((int(key), float(gain)) for key, gain in (biases or {}).items()))

@@ -34,11 +34,13 @@ from specsot.params import (
 from specsot_master.chat_template import THINKING_OFF
 
 # Answers to one call (`n`). Precedent: OpenAI's API.
-MOST_CHOICES = 128
+MAX_ANSWERS = 128
 
 
 def _check_text(text: str) -> str:
-    """Refuse text with half of a surrogate pair, which JSON can spell but UTF-8 cannot encode."""
+    """Return the text unchanged. Raise ValueError for half of a surrogate pair, which JSON can spell but
+    UTF-8 cannot encode.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -46,42 +48,53 @@ def _check_text(text: str) -> str:
     return text
 
 
-def at_most(most: int) -> BeforeValidator:
-    """Return a validator that refuses more than `most` entries before any entry is validated."""
+def at_most(max_entries: int) -> BeforeValidator:
+    """Return a validator that refuses lists and objects with too many entries, before any entry is validated.
 
-    def check(given: Any) -> Any:
-        if isinstance(given, (dict, list)) and len(cast("list[Any]", given)) > most:
-            raise ValueError(f"at most {most} entries are allowed")
-        return given
+    max_entries: the most entries that are accepted.
+    """
+
+    def check(value: Any) -> Any:
+        """Return the value unchanged. Raise ValueError if it is a list or object with too many entries."""
+        if isinstance(value, (dict, list)) and len(cast("list[Any]", value)) > max_entries:
+            raise ValueError(f"at most {max_entries} entries are allowed")
+        return value
 
     return BeforeValidator(check)
 
 
-def _check_parts(given: Any) -> Any:
-    """Refuse too many messages, or too many parts of all messages, before any of them is validated."""
-    if isinstance(given, list):
-        if len(turns := cast("list[Any]", given)) > MAX_MESSAGES:
+def _check_parts(messages: Any) -> Any:
+    """Return the value unchanged. Raise ValueError for too many messages, or too many parts of all messages
+    together, before any of them is validated.
+
+    messages: the JSON value of the field; what is not a list is checked later.
+    """
+    if isinstance(messages, list):
+        if len(turns := cast("list[Any]", messages)) > MAX_MESSAGES:
             raise ValueError(f"at most {MAX_MESSAGES} messages are allowed")
         contents = [turn.get("content") for turn in turns if isinstance(turn, dict)]
         if sum(len(one) for one in contents if isinstance(one, list)) > MAX_MESSAGES:
             raise ValueError(f"at most {MAX_MESSAGES} parts are allowed in all")
-    return given
+    return messages
 
 
-def _check_prompt(given: Any) -> Any:
-    """Return one or several prompts, each text or token ids. Raises ValueError for anything else.
+def _check_prompt(prompt: Any) -> Any:
+    """Return one or several prompts, each text or token ids. Ids are checked by built-in functions, which run
+    in C, because a body may hold millions.
 
-    Ids are checked by built-in functions, which run in C, because a body may hold millions.
+    prompt: the JSON value of the field.
+
+    Raises ValueError for anything else.
     """
-    if isinstance(given, str):
-        return _check_text(given)
-    if not isinstance(given, list):
+    if isinstance(prompt, str):
+        return _check_text(prompt)
+    if not isinstance(prompt, list):
         raise ValueError("must be a string, token ids, or a list of these")
-    prompts = cast("list[Any]", given)
+    prompts = cast("list[Any]", prompt)
     if _all_ids(prompts):
         return prompts
-    if len(prompts) > MOST_CHOICES:
-        raise ValueError(f"{len(prompts)} prompts, from 1 to {MOST_CHOICES} are allowed")
+    if len(prompts) > MAX_ANSWERS:
+        raise ValueError(f"{len(prompts)} prompts, from 1 to {MAX_ANSWERS} are allowed")
     kinds = set(map(type, prompts))
     if kinds == {str}:
         return [_check_text(one) for one in prompts]
@@ -90,9 +103,9 @@ def _check_prompt(given: Any) -> Any:
     return prompts
 
 
-def _all_ids(given: list[Any]) -> bool:
-    """Whether a list holds integers only; an empty list does."""
-    return set(map(type, given)) <= {int}
+def _all_ids(values: list[Any]) -> bool:
+    """Return True if a list holds integers only; an empty list does."""
+    return set(map(type, values)) <= {int}
 
 
 T = TypeVar("T")
@@ -105,7 +118,7 @@ Count = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 
 def _drop_no_limit(limit: int | None) -> int | None:
-    """Return None for -1, which llama.cpp, LM Studio and their clients send for no limit."""
+    """Return the limit; None for -1, which llama.cpp, LM Studio and their clients send for no limit."""
     return None if limit == -1 else limit
 
 
@@ -220,14 +233,15 @@ OTHER_NAMES: Mapping[str, str] = {
 NO_LIMIT = -1
 
 
-def _read_other_names(given: Any) -> Any:
-    """Return the body with OTHER_NAMES replaced by our names.
+def _read_other_names(body_json: Any) -> Any:
+    """Return the body with OTHER_NAMES replaced by our names. If a body has both names of a field, the other
+    name stays, and `refuse_unserved` refuses it. What is not an object is returned unchanged.
 
-    If a body has both names of a field, the other name stays, and `refuse_unserved` refuses it.
+    body_json: the decoded JSON body.
     """
-    if not isinstance(given, dict):
-        return given
-    body = cast("dict[str, Any]", given)
+    if not isinstance(body_json, dict):
+        return body_json
+    body = cast("dict[str, Any]", body_json)
     found = {name: body[name] for name in OTHER_NAMES if body.get(name) is not None}
     moved = {name: value for name, value in found.items() if body.get(OTHER_NAMES[name]) is None}
     kept = {name: value for name, value in body.items() if name not in moved}
@@ -242,7 +256,7 @@ class Asking(Model):
     model: Words | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     max_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
@@ -277,10 +291,13 @@ class Asking(Model):
         """Tokens that an answer without a limit gets if they fit; None for the default of `Limits`."""
         return self._granted
 
-    def granting(self, tokens: int) -> Self:
-        """Return a copy of the body without a limit, whose answer gets so many tokens, or as many as fit."""
+    def granting(self, max_tokens: int) -> Self:
+        """Return a copy of the body without a limit of its own.
+
+        max_tokens: how many tokens its answer gets, if so many fit, else as many as fit.
+        """
         copied = self.model_copy(update={"max_tokens": None})
-        copied._granted = tokens  # noqa: SLF001 - its own
+        copied._granted = max_tokens  # noqa: SLF001 - its own
         return copied
 
 
@@ -364,7 +381,7 @@ class ChatBody(Asking):
 
     messages: Conversation
     max_completion_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
-    tools: Annotated[Many[OfferedTool] | None, at_most(MOST_CHOICES)] = None
+    tools: Annotated[Many[OfferedTool] | None, at_most(MAX_ANSWERS)] = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     logprobs: Annotated[bool | None, Field(examples=[True])] = None
@@ -448,26 +465,31 @@ _SWITCHES = {"functions": "function_call"}
 
 
 def refuse_unserved(body: BaseModel) -> None:
-    """Raises InvalidRequest for a field that asks for something that is not served."""
+    """Raise InvalidRequest for a field that asks for something that is not served. Values that change nothing
+    are accepted.
+
+    body: the parsed body; `model_extra` holds its unknown fields.
+    """
     given = body.model_extra or {}
     for name, idle in UNSERVED.items():
         value = given.get(name)
         if value is not None and value not in idle and given.get(_SWITCHES.get(name, "")) != "none":
             may = f', or set {_SWITCHES[name]} to "none"' if name in _SWITCHES else ""
             instead = f"use {_INSTEAD[name]}, or " if name in _INSTEAD else ""
-            raise InvalidRequest(f"{name} is not served here: {instead}leave it out{may}", field=name)
+            raise InvalidRequest(f"{name} is not supported: {instead}leave it out{may}", field=name)
     for n, turn in enumerate(body.messages if isinstance(body, ChatBody) else ()):
         if (turn.model_extra or {}).get("prefix"):
             field = f"messages.{n}.prefix"
-            raise InvalidRequest(f"{field} is not served here: leave it out", field)
+            raise InvalidRequest(f"{field} is not supported: leave it out", field)
 
 
 def refuse_foreign_forms(body: BaseModel, instead: str) -> None:
-    """Raises InvalidRequest for a form's field of chat completions in a body of another API.
+    """Raise InvalidRequest for a form's field of chat completions in a body of another API.
 
+    body: the parsed body; `model_extra` holds its unknown fields.
     instead: the field that this API has for the form of an answer.
     """
     for name, idle in FOREIGN_FORMS.items():
         value = (body.model_extra or {}).get(name)
         if value is not None and value not in idle:
-            raise InvalidRequest(f"{name} is not served here: use {instead}, or leave it out", name)
+            raise InvalidRequest(f"{name} is not supported: use {instead}, or leave it out", name)

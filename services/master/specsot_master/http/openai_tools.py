@@ -40,7 +40,7 @@ from specsot_master.http.openai_schemas import ChatBody, NamedTool, Turn
 from specsot_master.text import Text
 
 # Calls of one answer that must call functions; without a bound, a small model might never stop. Untuned.
-MOST_CALLS = 16
+MAX_CALLS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class ToolUse:
         if not self.is_forced:
             return None
         functions = self.functions if self.only is None else {self.only: self.functions[self.only]}
-        max_calls = MOST_CALLS if self.only is None and self.parallel else 1
+        max_calls = MAX_CALLS if self.only is None and self.parallel else 1
         return forced_calls(self.form, functions, max_calls, self.ends)
 
     @property
@@ -119,32 +119,48 @@ class ToolUse:
         return self.form.object_head if self.required else ""
 
     def forced_form(self, functions: Sequence[Json]) -> Form:
-        """The form of what follows `head` if a call is forced. `functions` are declared as in the body."""
+        """Return the form of what follows `head` if a call is forced.
+
+        functions: the offered functions, declared as in the body.
+        """
         if (forced := self.marked) is not None:
             return Form(STRUCTURAL_TAG, (write_tag(StructuralTag(forced.parts, self.tokens)),))
         return Form("json_schema", (json.dumps(self._forced_schema(functions)),))
 
     def _forced_schema(self, functions: Sequence[Json]) -> Json:
-        """The schema of calls that are objects of JSON."""
+        """Return the schema of a forced call that is a JSON object: the only function's arguments, else a
+        call or a list of calls.
+
+        functions: the offered functions, declared as in the body.
+        """
         if self.only is not None:
             return arguments_schema(functions, self.only)
         is_list = self.parallel or self.form.is_list
-        max_calls = MOST_CALLS if self.parallel else 1
+        max_calls = MAX_CALLS if self.parallel else 1
         return calls_schema(functions, max_calls if is_list else None, self.form)
 
 
 def uses_tools(body: ChatBody) -> bool:
-    """Whether a body offers tools, or an earlier turn of the conversation used some."""
+    """Return True if a body offers tools, or an earlier turn of the conversation used some.
+
+    body: the parsed body.
+    """
     return offers_tools(body) or any(turn.tool_calls or turn.role == "tool" for turn in body.messages)
 
 
 def offers_tools(body: ChatBody) -> bool:
-    """Whether the answer may call tools."""
+    """Return True if the answer may call tools.
+
+    body: the parsed body.
+    """
     return bool(body.tools) and body.tool_choice != "none"
 
 
 def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
     """Return how the answers of a body are read, or None if no tool may be called.
+
+    body: the parsed body.
+    text: the model's tokenizer and chat template.
 
     Raises InvalidRequest for a choice of tools that is impossible, for tools together with an answer's form,
     and if it is not known how this model writes calls.
@@ -180,20 +196,28 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
     return use
 
 
-def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, positions: int) -> list[Ask]:
-    """Return the requests of a body whose conversation has tools, with prompts in tokens.
+def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, max_positions: int) -> list[Ask]:
+    """Return the requests of a body whose conversation has tools, with prompts in tokens, one for each of its
+    `n` answers. Forced calls are constrained by a JSON schema.
 
-    Forced calls are constrained by a form. mode: as for `chat_asks`; positions: the model's context.
-    Raises InvalidRequest.
+    Forced calls are constrained by a form.
+
+    body: the parsed body.
+    use: how the answers are read, or None if no tool may be called.
+    mode: as for `chat_asks`; it has no effect, since answers with tools are direct.
+    text: the model's tokenizer and chat template.
+    max_positions: the model's context, in tokens.
+
+    Raises InvalidRequest for a body that cannot be served.
     """
     shared: dict[str, Any] = common_fields(body, mode)
     if body.specsot and body.specsot.mode == "sot":
         raise InvalidRequest("tools: mode sot plans, and a plan calls no tools", "tools")
     functions = functions_of(body)
     limits = limits_of(body, body.max_completion_tokens, body.max_tokens)
-    rendering = render(body.messages, functions, text)
+    rendering = render_conversation(body.messages, functions, text)
     rendering += use.head if use else ""
-    held = position_limit_of(body, positions)
+    held = position_limit_of(body, max_positions)
     text.check_fits(rendering, held)
     tokens = text.encode(rendering)
     check_ids([tokens], held, limits)
@@ -205,51 +229,68 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, posit
     return copies_of(Ask(tokens=tokens, limits=limits, **shared), body)
 
 
-def render(
+def render_conversation(
     turns: Sequence[Turn],
     functions: list[dict[str, Any]],
     text: Text,
-    thinks: bool = False,
+    with_thinking: bool = False,
     effort: str | None = None,
 ) -> str:
-    """Render a conversation with tools by the model's chat template, and in words as far as the template has
-    no place for tools or for calls.
+    """Render a conversation with tools by the model's chat template. As far as the template has no place for
+    tools or for calls, they are written in words.
 
-    If the template has no place for tools, they are described in words. thinks, effort: see
-    `Text.render_turns`. Raises InvalidRequest.
+    turns: the turns of a parsed body.
+    functions: the offered functions, in OpenAI's format; empty for none.
+    text: the model's tokenizer and chat template.
+    with_thinking: end where the model begins to think, if it can think; else any thinking block is closed.
+    effort: OpenAI's reasoning effort, for templates that use it; None for the template's default.
+
+    Raises InvalidRequest if a turn is not text, or if the template refuses the conversation.
     """
-    told = [_told(turn, f"messages.{n}") for n, turn in enumerate(turns)]
+    rendered_turns = [_template_turn(turn, f"messages.{n}") for n, turn in enumerate(turns)]
     if text.has_tools:
         tools = [{"type": "function", "function": one} for one in functions]
-        return text.render_turns(_with_arguments(told, text.call_form), tools, thinks, effort)
+        return text.render_turns(
+            _with_arguments(rendered_turns, text.call_form), tools, with_thinking, effort
+        )
     if functions:
-        told = _offered(told, tools_in_words(functions, text.call_example))
+        rendered_turns = _with_tool_description(rendered_turns, tools_in_words(functions, text.call_example))
     if text.call_example is None:
-        return text.render_turns(_in_words(told), [], thinks, effort)
-    for turn in told:
+        return text.render_turns(_with_calls_in_words(rendered_turns), [], with_thinking, effort)
+    for turn in rendered_turns:
         if turn.get("tool_calls") and not turn["content"]:
             turn["content"] = None  # R1-Distill writes "" as a turn of its own.
-    return text.render_turns(_with_arguments(told, text.call_form), [], thinks, effort)
+    return text.render_turns(_with_arguments(rendered_turns, text.call_form), [], with_thinking, effort)
 
 
 def functions_of(body: ChatBody) -> list[dict[str, Any]]:
-    """Return the functions that the answer may call, as JSON objects."""
+    """Return the functions that the answer may call, as JSON objects in OpenAI's format; empty if it may call
+    none.
+
+    body: the parsed body.
+    """
     offered = (body.tools or ()) if offers_tools(body) else ()
     return [one.function.model_dump(exclude_none=True) for one in offered]
 
 
-def _told(turn: Turn, field: str) -> dict[str, Any]:
-    """Return a turn as chat templates expect it, with arguments of calls as values, not as JSON text."""
-    told: dict[str, Any] = {"role": "system" if turn.role == "developer" else turn.role}
-    told["content"] = text_of(turn, f"{field}.content")
+def _template_turn(turn: Turn, field: str) -> dict[str, Any]:
+    """Return a turn as chat templates expect it, with arguments of calls as values, not as JSON text.
+
+    turn: a turn of a parsed body.
+    field: the name of the turn, such as "messages.0", for errors.
+
+    Raises InvalidRequest if the turn is not text.
+    """
+    rendered: dict[str, Any] = {"role": "system" if turn.role == "developer" else turn.role}
+    rendered["content"] = text_of(turn, f"{field}.content")
     if turn.name:
-        told["name"] = turn.name
+        rendered["name"] = turn.name
     if turn.reasoning_content:
-        told["reasoning_content"] = turn.reasoning_content
+        rendered["reasoning_content"] = turn.reasoning_content
     if turn.tool_call_id:
-        told["tool_call_id"] = turn.tool_call_id
+        rendered["tool_call_id"] = turn.tool_call_id
     if turn.tool_calls:
-        told["tool_calls"] = [
+        rendered["tool_calls"] = [
             {
                 "id": one.id,
                 "type": "function",
@@ -260,11 +301,15 @@ def _told(turn: Turn, field: str) -> dict[str, Any]:
             }
             for one in turn.tool_calls
         ]
-    return told
+    return rendered
 
 
 def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
-    """Return the turns, with arguments of earlier calls as JSON text if the template expects text."""
+    """Return the turns; arguments of earlier calls become JSON text, in place, if the template expects text.
+
+    turns: turns as `_template_turn` returns them.
+    form: how the model writes calls, or None if that is unknown.
+    """
     if form is None or not form.arguments_as_text:
         return turns
     for call in (call for turn in turns for call in turn.get("tool_calls", ())):
@@ -272,17 +317,26 @@ def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
     return turns
 
 
-def _offered(turns: list[Json], words: str) -> list[Json]:
-    """The turns, with these words at the end of the system message."""
+def _with_tool_description(turns: list[Json], tool_description: str) -> list[Json]:
+    """Return the turns, with a description of the tools at the end of the system message; without one, a
+    system message is added.
+
+    turns: turns as `_template_turn` returns them, at least one.
+    tool_description: the tools in words.
+    """
     has_system = turns[0]["role"] == "system"
     system = turns[0]["content"] if has_system else ""
-    return [{"role": "system", "content": f"{system}\n\n{words}".lstrip()}, *turns[has_system:]]
+    return [{"role": "system", "content": f"{system}\n\n{tool_description}".lstrip()}, *turns[has_system:]]
 
 
-def _in_words(told: list[Json]) -> list[Json]:
-    """Calls in Hermes' words in the texts of turns; answers of tools become the user's."""
+def _with_calls_in_words(turns_with_calls: list[Json]) -> list[Json]:
+    """Return the turns without calls: calls are written in Hermes' words in the text of their turn, and
+    answers of tools become the user's. Consecutive user turns are joined.
+
+    turns_with_calls: turns as `_template_turn` returns them.
+    """
     turns: list[Json] = []
-    for turn in told:
+    for turn in turns_with_calls:
         role = turn["role"]
         content = turn["content"]
         if calls := turn.get("tool_calls"):
@@ -333,25 +387,38 @@ class ToolAnswer:
     reader: ToolReader | HarmonyReader = field(init=False)
 
     def __post_init__(self) -> None:
+        """Create the reader, which keeps the state of this answer."""
         self.reader = self.use.reader()
 
-    def tell(self, piece: ChoiceDelta) -> ChoiceDelta:
-        """Return a piece of a streamed answer with its calls separated from its text."""
+    def separate_calls(self, piece: ChoiceDelta) -> ChoiceDelta:
+        """Return a piece of a streamed answer with its calls separated from its text.
+
+        piece: the next piece of the answer; its `reason` is set in the last one.
+        """
         content, calls = self.reader.feed(piece.text, last=piece.reason is not None)
-        told = tuple(map(self._told, calls))
+        call_deltas = tuple(map(self._call_delta, calls))
         thought = piece.thought + self.reader.thought
-        return replace(piece, text=content, thought=thought, calls=told, reason=self.reason(piece.reason))
+        return replace(
+            piece, text=content, thought=thought, calls=call_deltas, reason=self.reason(piece.reason)
+        )
 
     def reason(self, reason: str | None) -> str | None:
-        """Return OpenAI's finish reason: "tool_calls" after calls, but "stop" after a named function."""
+        """Return OpenAI's finish reason: "tool_calls" for an answer that stopped after calls, but "stop"
+        after a named function; any other reason unchanged.
+
+        reason: the finish reason of an answer without tools, or None before its end.
+        """
         called = self.reader.calls and self.use.named is None
         return "tool_calls" if reason == "stop" and called else reason
 
-    def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return a complete choice with its calls separated from its content."""
+    def complete_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return a complete choice with its calls separated from its content.
+
+        choice: a choice of a chat completion, whose content holds the calls as text.
+        """
         content, deltas = self.reader.feed(choice["message"]["content"], last=True)
         calls: list[dict[str, Any]] = []
-        for one in map(self._told, deltas):
+        for one in map(self._call_delta, deltas):
             if "id" in one:
                 calls.append({name: one[name] for name in ("id", "type", "function")})
             else:
@@ -362,11 +429,14 @@ class ToolAnswer:
         message = choice["message"] | more
         return choice | {"message": message, "finish_reason": self.reason(choice["finish_reason"])}
 
-    def _told(self, one: CallDelta) -> dict[str, Any]:
-        """Return a part of a call in OpenAI's format; the first part of a call has an id and the name."""
-        if one.name is None:
-            return {"index": one.index, "function": {"arguments": one.arguments}}
+    def _call_delta(self, call: CallDelta) -> dict[str, Any]:
+        """Return a part of a call in OpenAI's format; the first part of a call has an id and the name.
+
+        call: a part of a call, as the reader returns it.
+        """
+        if call.name is None:
+            return {"index": call.index, "function": {"arguments": call.arguments}}
         # Mistral's chat templates require ids of nine letters or digits.
         id = secrets.token_hex(8)[:9]
-        function = {"name": one.name, "arguments": one.arguments}
-        return {"index": one.index, "id": id, "type": "function", "function": function}
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": call.index, "id": id, "type": "function", "function": function}

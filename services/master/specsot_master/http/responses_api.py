@@ -18,7 +18,7 @@ from specsot_master.http.errors import body_of, naming_turns
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_api import (
     AGENT_TOKENS,
-    answer_by,
+    answer_in_other_format,
     chat_body,
     chat_call,
     text_in,
@@ -54,11 +54,15 @@ class ResponseText(Model):
     verbosity: Literal["medium"] | None = None
 
 
-def _check_included(given: list[str] | None) -> list[str] | None:
-    """Refuse log probabilities; other values concern OpenAI's own tools, or are included anyway."""
-    if given and (name := "message.output_text.logprobs") in given:
-        raise ValueError(f"{name} is not served here: leave it out")
-    return given
+def _check_included(included: list[str] | None) -> list[str] | None:
+    """Return the value unchanged. Raise ValueError if it asks for log probabilities; other values concern
+    OpenAI's own tools, or are included anyway.
+
+    included: the field `include`, or None.
+    """
+    if included and (name := "message.output_text.logprobs") in included:
+        raise ValueError(f"{name} is not supported: leave it out")
+    return included
 
 
 class ResponsesBody(Model):
@@ -82,7 +86,7 @@ class ResponsesBody(Model):
 
 
 # Fields that are known but not served, with the values that change nothing and are therefore accepted.
-_IDLE: Mapping[str, tuple[Any, ...]] = {
+_HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
     "previous_response_id": (),
@@ -90,16 +94,24 @@ _IDLE: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-_WORDS = {"prompt": "input", "messages": "input", "max_new_tokens": "max_output_tokens", "tokens": "input"}
-_CHAT_WORDS = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
+_CALLER_NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_new_tokens": "max_output_tokens",
+    "tokens": "input",
+}
+_CHAT_CALLER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
 # Tools of OpenAI's servers that agents always offer. They are ignored, and a model that does not know of them
 # never calls them. Other tools of OpenAI's servers are refused, because a caller who offers them relies on
 # them.
-_UNOFFERED = ("web_search", "web_search_preview")
+_IGNORED_TOOLS = ("web_search", "web_search_preview")
 
 
 def responses_routes(context: HttpContext) -> APIRouter:
-    """Return the route of OpenAI's Responses."""
+    """Return the route of OpenAI's Responses.
+
+    context: what all endpoints share.
+    """
     router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post("/responses", responses=documented(ResponseObject, stream=True), openapi_extra=CALLERS)
@@ -110,28 +122,39 @@ def responses_routes(context: HttpContext) -> APIRouter:
             chat = chat_of(body, turns, context)
             if body.max_output_tokens is None:
                 chat = chat.granting(AGENT_TOKENS)
-            call = await chat_call(context, chat, _WORDS)
+            call = await chat_call(context, chat, _CALLER_NAMES)
         spaces = {joined(space, one): (space, one["name"]) for space, one in functions_in(body) if space}
         head = head_of(body, context, f"resp_{call_of(request).id}") | call.warned
         writer = ResponseWriter(head, spaces)
         style = EventStyle(named=True, last=b"", fault=lambda error: writer.fail(body_of(error)["error"]))
-        return await answer_by(writer, context, request, call, style if body.stream else None)
+        return await answer_in_other_format(writer, context, request, call, style if body.stream else None)
 
     _ = respond
     return router
 
 
 def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> ChatBody:
-    """Return the body of the chat completion that answers these turns. Raises InvalidRequest."""
+    """Return the body of the chat completion that answers a conversation.
+
+    body: the parsed body.
+    turns: the turns that `turns_of` made of it.
+    context: what all endpoints share.
+
+    Raises InvalidRequest for a body that cannot be served.
+    """
     given = body.model_extra or {}
-    for name, idle in _IDLE.items():
+    for name, idle in _HARMLESS_VALUES.items():
         if (value := given.get(name)) is not None and value not in idle:
-            why = ": nothing is kept here, send the whole conversation as input" if "_id" in name else ""
-            raise InvalidRequest(f"{name} is not served here{why or ': leave it out'}", name)
+            why = (
+                ": conversations are not stored, send the whole conversation as input"
+                if "_id" in name
+                else ""
+            )
+            raise InvalidRequest(f"{name} is not supported{why or ': leave it out'}", name)
     refuse_foreign_forms(body, "text.format")
-    context.unknown.check(body, _WORDS | _CHAT_WORDS, (*_IDLE, *FOREIGN_FORMS))
+    context.unknown.check(body, _CALLER_NAMES | _CHAT_CALLER_NAMES, (*_HARMLESS_VALUES, *FOREIGN_FORMS))
     effort = body.reasoning.effort if body.reasoning and context.text.thinking != "never" else None
-    told: Json = {
+    members: Json = {
         "model": body.model,
         "messages": turns,
         "max_completion_tokens": body.max_output_tokens,
@@ -144,13 +167,16 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
         "response_format": chat_format(body.text),
         "specsot": body.specsot and body.specsot.model_dump(exclude_unset=True),
     }
-    return chat_body(told, "input")
+    return chat_body(members, "input")
 
 
 def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
     """Return (namespace, function) for every offered function; the namespace is "" if there is none.
 
-    Raises InvalidRequest for tools that are not functions, except those in _UNOFFERED.
+    body: the parsed body.
+
+    Raises InvalidRequest for tools that are not functions, except those in _IGNORED_TOOLS, which are left
+    out.
     """
     found: list[tuple[str, Json]] = []
     for n, tool in enumerate(body.tools or ()):
@@ -159,20 +185,28 @@ def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
         for one in inside:
             if one.get("type") == "function":
                 found.append((space, one))
-            elif one.get("type") not in _UNOFFERED:
-                why = f"tools of type {one.get('type')} are not served here, functions are"
+            elif one.get("type") not in _IGNORED_TOOLS:
+                why = f"tools of type {one.get('type')} are not supported, functions are"
                 raise InvalidRequest(f"tools.{n}: {why}", f"tools.{n}")
     return found
 
 
-def joined(space: str, function: Json) -> str:
-    """Return a function's name, preceded by its namespace and a dot if it has one."""
+def joined(namespace: str, function: Json) -> str:
+    """Return a function's name, preceded by its namespace and a dot if it has one.
+
+    namespace: the name of the namespace, or "".
+    function: the function as a JSON object.
+    """
     name = str(function.get("name", ""))
-    return f"{space}.{name}" if space else name
+    return f"{namespace}.{name}" if namespace else name
 
 
 def chat_tool(function: Json, name: str) -> Json:
-    """Return a function in the format of chat completions, under this name."""
+    """Return a function in the format of chat completions.
+
+    function: the function as a JSON object of a Responses body.
+    name: its name, with any namespace.
+    """
     about = {part: function[part] for part in _FUNCTION if function.get(part) is not None}
     return {"type": "function", "function": {"name": name, **about}}
 
@@ -181,15 +215,22 @@ _FUNCTION = ("description", "parameters")
 
 
 def chat_choice(choice: Any) -> Any:
-    """Return a tool_choice in the format of chat completions."""
+    """Return a tool_choice in the format of chat completions; texts and None are returned unchanged.
+
+    choice: the field `tool_choice`.
+    """
     if isinstance(choice, dict) and choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     return choice
 
 
-def chat_format(text: ResponseText | None) -> Json | None:
-    """Return the form of the answer's text as a response_format of chat completions, or None."""
-    form = text.format if text else None
+def chat_format(text_options: ResponseText | None) -> Json | None:
+    """Return the form of the answer's text as a response_format of chat completions, or None if the body
+    names none.
+
+    text_options: the field `text`, or None.
+    """
+    form = text_options.format if text_options else None
     if not form or form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
@@ -200,10 +241,13 @@ def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
 
     Function calls belong to the assistant's turn before them; consecutive system or user items become one
     turn:
-    # input [user "a", user "b", assistant "c", function_call, function_call_output]
-    # -> turns [user "a\\n\\nb", assistant "c" with the call, tool], places ["input.0", "input.2", "input.4"]
+        # input [user "a", user "b", assistant "c", function_call, function_call_output]
+        # -> turns [user "a\\n\\nb", assistant "c" with the call, tool], places ["input.0", "input.2",
+        "input.4"]
 
-    Raises InvalidRequest.
+    body: the parsed body.
+
+    Raises InvalidRequest for items that are not served.
     """
     turns: list[Json] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     places = ["instructions"] * len(turns)
@@ -216,7 +260,11 @@ def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
 
 
 def _add_item(turns: list[Json], item: Json, field: str) -> None:
-    """Append an item to the last turn, or as a new turn.
+    """Append an item to the last turn, or as a new turn. An item with reasoning is left out.
+
+    turns: the turns so far, which are changed.
+    item: an item of the field `input`.
+    field: its name, such as "input.0", for errors.
 
     Raises InvalidRequest for items that are not served.
     """
@@ -239,13 +287,16 @@ def _add_item(turns: list[Json], item: Json, field: str) -> None:
         case "reasoning":
             pass  # Chat templates leave out the thinking of earlier turns.
         case kind:
-            raise InvalidRequest(f"{field}: items of type {kind} are not served here", field)
+            raise InvalidRequest(f"{field}: items of type {kind} are not supported", field)
 
 
 def _add_words(turns: list[Json], role: Any, content: str) -> None:
-    """Append text to the turns; consecutive system or user items are joined.
+    """Append text to the turns; consecutive system or user items are joined, because agents send several of
+    them in a row, but chat templates expect alternating turns.
 
-    Agents send several of them in a row, but chat templates expect alternating turns.
+    turns: the turns so far, which are changed.
+    role: the item's role; "developer" counts as "system".
+    content: the item's text.
     """
     role = "system" if role == "developer" else role
     if turns and turns[-1]["role"] == role and role in ("system", "user"):
@@ -254,10 +305,15 @@ def _add_words(turns: list[Json], role: Any, content: str) -> None:
         turns.append({"role": role, "content": content})
 
 
-def head_of(body: ResponsesBody, context: HttpContext, id: str) -> Json:
-    """Return the members of a response object that repeat the request."""
+def head_of(body: ResponsesBody, context: HttpContext, response_id: str) -> Json:
+    """Return the members of a response object that repeat the request.
+
+    body: the parsed body.
+    context: what all endpoints share.
+    response_id: the id of the response.
+    """
     return {
-        "id": id,
+        "id": response_id,
         "object": "response",
         "created_at": int(time.time()),
         "model": body.model or context.model.name,

@@ -321,10 +321,11 @@ CALLERS: dict[str, Any] = {
 
 
 def documented(model: type[BaseModel], *statuses: int, stream: bool = False) -> Document:
-    """Return the API document's description of an endpoint's responses.
+    """Return the API document's description of an endpoint's responses, by their HTTP status.
 
-    model: the schema of the response. statuses: HTTP statuses with this response, or none for 200. stream:
-    whether the response may also be a stream of server-sent events.
+    model: the schema of the response.
+    statuses: HTTP statuses with this response; none for 200 alone.
+    stream: True if the response may also be a stream of server-sent events.
     """
     answer: dict[str, Any] = {"model": model} | ({"content": STREAM} if stream else {})
     return dict.fromkeys(statuses or (200,), answer)

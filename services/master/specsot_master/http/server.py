@@ -35,40 +35,52 @@ MAX_CONNECTIONS = 1024
 
 _CLOSE = {"connection": "close"}
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
-_WORDS = {
+_MESSAGES = {
     400: "this is no HTTP/1.1 request",
     431: f"the head of the request is larger than {HEADER_BYTES} bytes",
-    505: "only HTTP/1.1 is spoken here",
-    501: "no transfer-encoding but chunked is served",
+    505: "only HTTP/1.1 is supported",
+    501: "only the transfer-encoding chunked is supported",
 }
 
 
 class HttpServer:
-    """A running HTTP server.
-
-    The attribute `port` is the port that the system assigned, if port 0 was asked for.
-    """
+    """A running HTTP server."""
 
     def __init__(self, server: _EmbeddedServer, serving: asyncio.Task[None], port: int) -> None:
+        """Keep a server that runs already.
+
+        server: uvicorn's server.
+        serving: the task in which it runs.
+        port: the port on which it listens; the attribute of the same name holds it. It is the port that the
+            system assigned, if port 0 was asked for.
+        """
         self._server = server
         self._serving = serving
         self.port = port
 
-    async def close(self, grace: float) -> None:
-        """Accept no further connections; cancel responses that are not complete within `grace` seconds."""
-        self._server.config.timeout_graceful_shutdown = grace  # pyrefly: ignore[bad-assignment]
+    async def close(self, grace_seconds: float) -> None:
+        """Accept no further connections; cancel responses that are not complete in time. Return when the
+        server has ended.
+
+        grace_seconds: seconds for which responses may continue.
+        """
+        self._server.config.timeout_graceful_shutdown = grace_seconds  # pyrefly: ignore[bad-assignment]
         self._server.should_exit = True
         await self._serving
 
 
-async def open_http_server(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpServer:
-    """Serve an application at host:port.
+async def open_http_server(address: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpServer:
+    """Serve an application, and return the running server.
+
+    address: host:port on which it listens; port 0 stands for any free port.
+    app: the ASGI application.
+    tls: the certificate and key of the server; by default plain HTTP.
 
     Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates; both with one
     line.
     """
     secured = secured_context(tls)
-    listener = _bind(listen)
+    listener = _bind(address)
     settings = _settings(HeadCheck(app))
     settings.load()
     settings.ssl = secured
@@ -95,9 +107,17 @@ class HeadCheck:
     """
 
     def __init__(self, app: ASGIApp) -> None:
+        """Check heads before an application gets the requests.
+
+        app: the ASGI application that gets the accepted requests.
+        """
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the application, or answer with a refusal if its head is invalid.
+
+        scope, receive, send: of the ASGI call; other calls than HTTP requests are passed on unchanged.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -113,10 +133,13 @@ _ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE)
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """Split the absolute URL of a request line into path and Host header. Return other scopes as they are.
+    """Return the scope of a request with an absolute URL in its request line, split into path and Host
+    header. Return other scopes as they are.
 
     The URL's host replaces the Host header (RFC 9112, 3.2.2). uvicorn takes the whole URL for the path:
-    # "GET http://a.example/v1/models", Host b -> path "/v1/models", Host a.example
+        # "GET http://a.example/v1/models", Host b -> path "/v1/models", Host a.example
+
+    scope: the ASGI scope of an HTTP request.
     """
     found = _ABSOLUTE.fullmatch(scope["raw_path"])
     if not found:
@@ -129,25 +152,30 @@ def _in_origin_form(scope: Scope) -> Scope:
 
 
 def _refused_head(scope: Scope) -> Response | None:
-    """Return the response that refuses a head, or None for a valid one.
+    """Return the response that refuses a head, or None for a valid one. Two lengths of the body are refused
+    because they let one request hide in another (RFC 9112, 6.1).
 
-    Two lengths of the body are refused because they let one request hide in another (RFC 9112, 6.1).
+    scope: the ASGI scope of an HTTP request.
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(a) + len(b) + 4 for a, b in headers)
     if scope["http_version"] not in ("1.0", "1.1"):
-        return refusal(505, _WORDS[505], _CLOSE)
+        return refusal(505, _MESSAGES[505], _CLOSE)
     if size > HEADER_BYTES:
-        return refusal(431, _WORDS[431], _CLOSE)
+        return refusal(431, _MESSAGES[431], _CLOSE)
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
-        return refusal(400, "content-length and transfer-encoding cannot come together", _CLOSE)
+        return refusal(400, "content-length and transfer-encoding cannot be used together", _CLOSE)
     return None
 
 
 def _sniffless(send: Send) -> Send:
-    """Return a `send` that adds the header `x-content-type-options: nosniff` to responses."""
+    """Return an ASGI `send` that adds the header `x-content-type-options: nosniff` to responses.
+
+    send: the `send` that gets the messages.
+    """
 
     async def send_on(message: Message) -> None:
+        """Send a message, with the header added if the message begins a response."""
         if message["type"] == "http.response.start":
             others = [pair for pair in message.get("headers", ()) if pair[0] != _NOSNIFF[0]]
             message = {**message, "headers": [*others, _NOSNIFF]}
@@ -168,13 +196,19 @@ class _TimedConnection(H11Protocol):
     _owing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for the first head."""
+        """Begin to wait for the first head.
+
+        transport: the connection's transport.
+        """
         super().connection_made(transport)
         _limit_stalls(transport.get_extra_info("socket"))
         self._watch(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timer, as the connection has ended.
+
+        exc: why it ended, or None.
+        """
         self._watch(False)
         super().connection_lost(exc)
 
@@ -189,28 +223,32 @@ class _TimedConnection(H11Protocol):
         self._watch(self._owed())
 
     def _owed(self) -> bool:
-        """Whether the client owes the rest of a head, or of a body whose response is complete."""
+        """Return True if the client owes the rest of a head, or of a body whose response is complete."""
         ours, theirs = self.conn.our_state, self.conn.their_state
         if theirs is h11.IDLE:
             return bool(self.conn.trailing_data[0])
         return theirs is h11.SEND_BODY and ours in (h11.DONE, h11.MUST_CLOSE)
 
-    def _watch(self, owed: bool) -> None:
-        """Start the timer if the client owes something, else stop it; arriving bytes do not restart it."""
-        if owed and self._owing is None:
+    def _watch(self, is_owed: bool) -> None:
+        """Start the timer if the client owes something, else stop it; arriving bytes do not restart it.
+
+        is_owed: True if the client owes the rest of a head or body.
+        """
+        if is_owed and self._owing is None:
             self._owing = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
-        elif not owed and self._owing is not None:
+        elif not is_owed and self._owing is not None:
             self._owing.cancel()
             self._owing = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refuses, in the same format as all other errors.
+        """Answer what the parser refuses, in the same format as all other errors. uvicorn calls this method
+        while it handles the parser's error, from which the status is taken.
 
-        uvicorn calls this method while it handles the parser's error, from which the status is taken.
+        msg: uvicorn's own message, which is not used.
         """
         status = getattr(sys.exception(), "error_status_hint", 400)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            response = refusal(status, _WORDS.get(status, _WORDS[400]), _CLOSE)
+            response = refusal(status, _MESSAGES.get(status, _MESSAGES[400]), _CLOSE)
             headers = [*response.raw_headers, _NOSNIFF]
             self._write(h11.Response(status_code=status, headers=headers, reason=b"Refused"))
             self._write(h11.Data(data=bytes(response.body)))
@@ -218,12 +256,18 @@ class _TimedConnection(H11Protocol):
         self.transport.close()
 
     def _write(self, event: h11.Event) -> None:
-        """Send an event of the HTTP protocol."""
+        """Send an event of the HTTP protocol to the client.
+
+        event: an event of h11, such as the head of a response.
+        """
         self.transport.write(self.conn.send(event) or b"")
 
 
 def _settings(app: ASGIApp) -> uvicorn.Config:
-    """Return uvicorn's settings; the process's own log takes the place of uvicorn's."""
+    """Return uvicorn's settings; the process's own log takes the place of uvicorn's.
+
+    app: the ASGI application.
+    """
     return uvicorn.Config(
         app,
         loop="none",
@@ -242,9 +286,14 @@ def _settings(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-def _bind(listen: str) -> socket.socket:
-    """Return a listening socket at host:port. Raises Unavailable."""
-    host, port = split_address(listen)
+def _bind(address: str) -> socket.socket:
+    """Return a listening, non-blocking socket.
+
+    address: host:port on which it listens; a host with colons is an IPv6 address.
+
+    Raises Unavailable if the address cannot be used.
+    """
+    host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -253,12 +302,16 @@ def _bind(listen: str) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise Unavailable(f"cannot listen at {listen}: {reason(error)}") from None
+        raise Unavailable(f"cannot listen at {address}: {reason(error)}") from None
     listener.setblocking(False)
     return listener
 
 
 def _limit_stalls(connection: socket.socket) -> None:
-    """Let the kernel end the connection if sent bytes stay unacknowledged for STALL_SECONDS, where it can."""
+    """Let the kernel end the connection if sent bytes stay unacknowledged for STALL_SECONDS. Nothing happens
+    on a system that cannot do so.
+
+    connection: the socket of an accepted connection.
+    """
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_SECONDS * 1000))

@@ -23,16 +23,16 @@ from specsot_master.core.dialects.thinking_style import ThinkingStyle
 from specsot_master.engine import Caller
 from specsot_master.http.openai_requests import check_ids, limits_of, position_limit_of
 from specsot_master.http.openai_schemas import ChatBody, Effort
-from specsot_master.http.openai_tools import ToolUse, functions_of, render
+from specsot_master.http.openai_tools import ToolUse, functions_of, render_conversation
 from specsot_master.master import RequestCounter
 from specsot_master.text import Text
 
 # Tokens. The maximum length of thinking by `reasoning_effort`, for templates that do not use it. For higher
 # efforts, thinking may have as many tokens as the answer. Untuned.
-MOST_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
+MAX_THINKING_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
 EFFORT = "reasoning_effort"
 # Characters. The end of the thinking that the turns of a plan read. Untuned.
-MOST_NOTES = 2000
+MAX_NOTE_CHARACTERS = 2000
 # Introduces the end of the thinking in the system turn of a plan.
 NOTES = "You have thought about the question. Your conclusions:"
 
@@ -59,10 +59,10 @@ class ThinkFirst:
     forks: bool = False
 
     def first(self, ask: Ask) -> Ask:
-        """Return the request that thinks.
+        """Return the request that thinks. If the answer is a plan or has a form, half of its tokens are
+        reserved for it, because plans and forms are refused below a minimum length.
 
-        If the answer is a plan or has a form, half of its tokens are reserved for it, because plans and forms
-        are refused below a minimum length.
+        ask: the request of thinking and answer together.
         """
         free = self.forks or (ask.mode == "direct" and not ask.form)
         least = ask.limits.new_tokens if free else ask.limits.new_tokens // 2
@@ -81,32 +81,43 @@ class ThinkFirst:
         )
 
     def then(self, ask: Ask, thought: Finished) -> Ask | None:
-        """Return the request that answers after this thinking, or None if no tokens are left for it."""
+        """Return the request that answers after this thinking, or None if no tokens are left for it.
+
+        ask: the request of thinking and answer together.
+        thought: the end of the request that thought, with its text and tokens.
+        """
         left = ask.limits.new_tokens - thought.statistics.completion_tokens
         if left <= 0:
             return None
         limits = replace(ask.limits, max_new_tokens=left)
         least = min(ask.min_tokens, left)
         if ask.mode != "direct" and not self.forks:
-            return replace(ask, limits=limits, messages=noted(ask.messages, thought.text))
+            return replace(ask, limits=limits, messages=with_notes(ask.messages, thought.text))
         behind = self.text.encode(f"{self.style.closing(thought.text)}{self.head}")
         tokens = self.prompt + thought.tokens + behind
         return replace(ask, mode="direct", messages=(), tokens=tokens, limits=limits, min_tokens=least)
 
 
 def think_first(
-    body: ChatBody, use: ToolUse | None, text: Text, positions: int, forks: bool = False
+    body: ChatBody, use: ToolUse | None, text: Text, max_positions: int, may_fork: bool = False
 ) -> ThinkFirst:
     """Return how the model thinks before it answers a body, for a model that can think.
 
-    use: the tools that may be called, or None. positions: the model's context. forks: see `ThinkFirst`.
-    Raises InvalidRequest.
+    body: the parsed body.
+    use: the tools that may be called, or None.
+    text: the model's tokenizer and chat template.
+    max_positions: the model's context, in tokens.
+    may_fork: True if the thinking may fork into threads.
+
+    Raises InvalidRequest for a body that cannot be served.
     """
     if body.specsot and body.specsot.finish_within_s is not None:
         raise InvalidRequest("specsot.finish_within_s: thinking has no time limit", "specsot.finish_within_s")
     effort = None if (said := effort_of(body)) == "none" else said
-    rendering = render(body.messages, functions_of(body), text, thinks=True, effort=effort)
-    held = position_limit_of(body, positions)
+    rendering = render_conversation(
+        body.messages, functions_of(body), text, with_thinking=True, effort=effort
+    )
+    held = position_limit_of(body, max_positions)
     text.check_fits(rendering, held)
     prompt = text.encode(rendering)
     limits = limits_of(body, body.max_completion_tokens, body.max_tokens)
@@ -114,22 +125,29 @@ def think_first(
     style = text.style
     assert style is not None, "see wants_thinking"
     head = style.header if use is None else use.head
-    usual = None if text.reads_effort else MOST_BY_EFFORT.get(effort or "")
+    usual = None if text.reads_effort else MAX_THINKING_BY_EFFORT.get(effort or "")
     most = body.thinking_token_budget or usual
-    return ThinkFirst(prompt, most, text, style, head, body.include_reasoning is not False, forks)
+    return ThinkFirst(prompt, most, text, style, head, body.include_reasoning is not False, may_fork)
 
 
 def effort_of(body: ChatBody) -> str | None:
-    """Return the reasoning effort that a body names, in its own field or for the template, or None."""
+    """Return the reasoning effort that a body names, in its own field or for the template; None if it names
+    none.
+
+    body: the parsed body.
+    """
     return body.reasoning_effort or (body.chat_template_kwargs or {}).get(EFFORT)
 
 
-def wants_thinking(body: ChatBody, text: Text, forks: bool = False) -> bool:
-    """Whether the model shall think before it answers this body.
+def wants_thinking(body: ChatBody, text: Text, may_fork: bool = False) -> bool:
+    """Return True if the model shall think before it answers this body.
 
     The first of chat_template_kwargs, the reasoning effort and the token budget that is given decides. If
-    none is given, models think whose template always begins to think, and models that fork in their thinking
-    (`forks`).
+    none is given, models think whose template always begins to think, and models that fork in their thinking.
+
+    body: the parsed body.
+    text: the model's tokenizer and chat template.
+    may_fork: True if the model forks in its thinking.
 
     Raises InvalidRequest, with the name of the field, if a model shall think that cannot.
     """
@@ -143,7 +161,7 @@ def wants_thinking(body: ChatBody, text: Text, forks: bool = False) -> bool:
         if name not in THINKING_OFF or not isinstance(value, bool):
             known = f"{EFFORT} ({', '.join(get_args(Effort))}) and {', '.join(THINKING_OFF)} (true, false)"
             raise InvalidRequest(
-                f"chat_template_kwargs: {brief(name)}: {brief(value)} is not served here, only {known}",
+                f"chat_template_kwargs: {brief(name)}: {brief(value)} is not supported, only {known}",
                 "chat_template_kwargs",
             )
     wishes: list[tuple[str, bool | None]] = [
@@ -154,16 +172,20 @@ def wants_thinking(body: ChatBody, text: Text, forks: bool = False) -> bool:
         ),
         ("thinking_token_budget", None if budget is None else True),
     ]
-    by_nature = ("", forks or text.thinking == "always")
+    by_nature = ("", may_fork or text.thinking == "always")
     name, wish = next(((name, wish) for name, wish in wishes if wish is not None), by_nature)
     wish = wish and budget != 0
     if wish and text.thinking == "never":
-        raise InvalidRequest(f"{name} is not served here: this model's chat template has no thinking", name)
+        raise InvalidRequest(f"{name} is not supported: this model's chat template has no thinking", name)
     return wish
 
 
-def noted(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
-    """Return the conversation with the end of the thinking in its system turn; its question is unchanged."""
+def with_notes(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
+    """Return the conversation with the end of the thinking in its system turn; its question is unchanged.
+
+    messages: the conversation, oldest turn first, at least one.
+    thought: the text of the thinking.
+    """
     words = f"{NOTES}\n{conclusion_of(thought)}"
     if messages[0].role == "system":
         return (Message("system", f"{messages[0].content}\n\n{words}"), *messages[1:])
@@ -171,17 +193,24 @@ def noted(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
 
 
 def conclusion_of(thought: str) -> str:
-    """Return the last MOST_NOTES characters of thinking, from the start of a paragraph if possible."""
+    """Return the last MAX_NOTE_CHARACTERS characters of thinking, from the start of a paragraph if possible;
+    all of a shorter text.
+
+    thought: the text of the thinking.
+    """
     text = thought.strip()
-    if len(text) <= MOST_NOTES:
+    if len(text) <= MAX_NOTE_CHARACTERS:
         return text
-    tail = text[-MOST_NOTES:]
+    tail = text[-MAX_NOTE_CHARACTERS:]
     _, found, rest = tail.partition("\n\n")
     return rest if found else tail
 
 
 def nothing_after(thought: Finished) -> Finished:
-    """Return the Finished event of an answer for which thinking has left no tokens; its text is empty."""
+    """Return the Finished event of an answer for which thinking has left no tokens; its text is empty.
+
+    thought: the end of the request that thought.
+    """
     figures = replace(thought.statistics, completion_tokens=0, merged_tokens=0)
     reason = Reason.LENGTH if thought.reason is Reason.STOP else thought.reason
     return Finished(reason, "", (), figures)
@@ -190,10 +219,15 @@ def nothing_after(thought: Finished) -> Finished:
 async def generate_thinking(
     counter: RequestCounter, ask: Ask, caller: Caller, think: ThinkFirst
 ) -> AsyncGenerator[Numbered | Thought, None]:
-    """Yield the events of an answer, preceded by what the model thinks.
+    """Yield the events of an answer, preceded by what the model thinks. Thinking is yielded as `Thought`,
+    with its number of tokens at the end.
 
-    Thinking is yielded as `Thought`, with its number of tokens at the end. Raises what the two requests
-    raise, and TimedOut if no time is left for the answer.
+    counter: the entry point of requests.
+    ask: the request of thinking and answer together.
+    caller: who asks; the thinking's request id is this one's with "-thinking" at the end.
+    think: how the model thinks.
+
+    Raises what the two requests raise, and TimedOut if no time is left for the answer.
     """
     now = asyncio.get_running_loop().time
     began = now()

@@ -49,7 +49,10 @@ class Detokenized(BaseModel):
 
 
 def tokenizer_routes(context: HttpContext) -> APIRouter:
-    """Return the routes of the tokenizer."""
+    """Return the routes /tokenize and /detokenize.
+
+    context: what all endpoints share.
+    """
     router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 
     @router.post("/tokenize", responses=documented(Tokenized))
@@ -78,13 +81,23 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
 
 
 def check_model(context: HttpContext, name: str | None) -> None:
-    """Raises NotFound unless the model of this name is served; no name is accepted."""
+    """Raise NotFound unless the model of this name is served. None and "" stand for the only model.
+
+    context: what all endpoints share.
+    name: the model's name in the body.
+    """
     if name and name not in names_of(context):
         raise NotFound(f"no model named {name!r} here, only {context.model.name!r}")
 
 
 def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
-    """Return the tokens that a body asks for. Raises InvalidRequest."""
+    """Return the token ids that a body asks for.
+
+    context: what all endpoints share.
+    body: the parsed body, with a prompt or messages.
+
+    Raises InvalidRequest if the body has both or neither, or if the text is too long.
+    """
     text = context.text
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("one of prompt and messages must be given", "prompt")
@@ -93,4 +106,4 @@ def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
         return text.encode_bare(body.prompt) if body.add_special_tokens else text.encode(body.prompt)
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages or ()))
     check_length(context.model.max_positions, characters=sum(len(one.content) for one in messages))
-    return text.encode(text.render(messages, answer=body.add_generation_prompt))
+    return text.encode(text.render(messages, for_answer=body.add_generation_prompt))

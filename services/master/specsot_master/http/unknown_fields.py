@@ -17,18 +17,18 @@ from specsot.errors import InvalidRequest
 log = structlog.get_logger()
 
 # Unknown fields of one body that are checked, and names that are logged. A body may hold millions.
-MAX_LOOKED_AT = 64
+MAX_CHECKED_FIELDS = 64
 # Characters. Longer names are ignored.
-MAX_NAME = 64
+MAX_NAME_CHARACTERS = 64
 # Letters. A known name must have at least so many for a missing or additional letter to count as a
 # misspelling.
-SHORT = 4
+MIN_LETTERS_TO_INSERT = 4
 # Letters. Both names must have at least so many for a replaced letter, or two swapped ones, to count as a
 # misspelling: `top_a` is not taken for `top_k`.
-LONG = 6
+MIN_LETTERS_TO_REPLACE = 6
 
 # Known fields of other servers that do not affect the answer, and are ignored without a log entry.
-IDLE = frozenset(
+HARMLESS_FIELDS = frozenset(
     {
         "client_metadata",
         "context_management",
@@ -54,41 +54,57 @@ class UnknownFields:
     """Checks the bodies of all calls to one server, and remembers which names were logged."""
 
     def __init__(self) -> None:
+        """Create a check that has logged no names."""
         self._named: set[str] = set()
 
-    def check(self, body: BaseModel, words: Mapping[str, str], others: Collection[str] = ()) -> None:
-        """Raises InvalidRequest for an unknown field that looks like another name of a known field.
+    def check(
+        self, body: BaseModel, meant_names: Mapping[str, str], checked_fields: Collection[str] = ()
+    ) -> None:
+        """Raise InvalidRequest for an unknown field that looks like another name of a known field. Other
+        unknown fields are ignored; the log names each of them once.
 
-        words: from other names to the names that this body has for them. others: fields that the caller of
-        this method has checked already.
+        body: the parsed body; `model_extra` holds its unknown fields, of which the first MAX_CHECKED_FIELDS
+            are checked.
+        meant_names: from names of other APIs to the names that this body has for them.
+        checked_fields: fields that the caller of this method has checked already.
         """
         known = [field.alias or name for name, field in type(body).model_fields.items()]
-        for name, value in islice((body.model_extra or {}).items(), MAX_LOOKED_AT):
-            if value is None or name in others or name in IDLE or len(name) > MAX_NAME:
+        for name, value in islice((body.model_extra or {}).items(), MAX_CHECKED_FIELDS):
+            if (
+                value is None
+                or name in checked_fields
+                or name in HARMLESS_FIELDS
+                or len(name) > MAX_NAME_CHARACTERS
+            ):
                 continue
-            meant = words.get(name) or next((one for one in known if is_slip(name, one)), None)
+            meant = meant_names.get(name) or next((one for one in known if is_slip(name, one)), None)
             if meant and meant not in body.model_fields_set:
                 raise InvalidRequest(f"{name} is not known here: did you mean {meant}?", name)
-            if name not in self._named and len(self._named) < MAX_LOOKED_AT:
+            if name not in self._named and len(self._named) < MAX_CHECKED_FIELDS:
                 self._named.add(name)
                 log.warning("unknown field ignored", field=name)
 
 
-def is_slip(name: str, known: str) -> bool:
-    """Whether `name` is `known` in another spelling, or differs from it by one keystroke.
+def is_slip(name: str, known_name: str) -> bool:
+    """Return True if a name is a known name in another spelling, or differs from it by one keystroke.
 
-    # max_tokens: "maxTokens" and "max-tokens" (other spelling), "max_token" (one letter less),
-    #             "max_tokans" (one letter replaced), "max_toknes" (two letters swapped) -> True
+        # max_tokens: "maxTokens" and "max-tokens" (other spelling), "max_token" (one letter less),
+        #             "max_tokans" (one letter replaced), "max_toknes" (two letters swapped) -> True
+
+    name: the name of an unknown field.
+    known_name: the name of a field that the body may have.
     """
-    a, b = _letters(name), _letters(known)
-    if a == b or len(b) < SHORT:
+    a, b = _letters(name), _letters(known_name)
+    if a == b or len(b) < MIN_LETTERS_TO_INSERT:
         return a == b
     if len(a) > len(b):
         a, b = b, a
     at = next((n for n, (one, other) in enumerate(zip(a, b)) if one != other), len(a))
     if len(a) < len(b):
         return a[at:] == b[at + 1 :]
-    return len(a) >= LONG and (a[at + 1 :] == b[at + 1 :] or a[at:] == b[at + 1] + b[at] + b[at + 2 :])
+    return len(a) >= MIN_LETTERS_TO_REPLACE and (
+        a[at + 1 :] == b[at + 1 :] or a[at:] == b[at + 1] + b[at] + b[at + 2 :]
+    )
 
 
 def _letters(name: str) -> str:

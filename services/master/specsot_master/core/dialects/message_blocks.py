@@ -35,11 +35,17 @@ class MessageWriter:
     _stop: tuple[str | None, str | None] = (None, None)
 
     def begin(self, usage: Json) -> Iterator[Json]:
-        """Yield the events before the first block."""
+        """Yield the events before the first block.
+
+        usage: the tokens counted so far, in the format of chat completions.
+        """
         yield {"type": "message_start", "message": self.told(usage)}
 
     def take(self, choice: Json) -> Iterator[Json]:
-        """Yield the events for one choice of a chunk."""
+        """Yield the events for one choice of a chunk; there may be none.
+
+        choice: the choice, in the format of chat completions.
+        """
         delta = choice["delta"]
         if thought := delta.get("reasoning_content"):
             yield from self._write("thinking", "thinking", thought, signature="")
@@ -52,8 +58,9 @@ class MessageWriter:
             self._stop = self._reason_of(choice["finish_reason"], hit), hit if isinstance(hit, str) else None
 
     def end(self, usage: Json) -> Iterator[Json]:
-        """Finish the last block and yield the events at the end of the message. `usage` is that of chat
-        completions.
+        """Finish the last block and yield the events at the end of the message.
+
+        usage: the tokens of the whole call, in the format of chat completions.
         """
         yield from self._close()
         reason, hit = self._stop
@@ -62,20 +69,29 @@ class MessageWriter:
         yield {"type": "message_stop"}
 
     def whole(self, choice: Json, usage: Json) -> Json:
-        """Return the whole message for one choice of an answer that is not streamed."""
+        """Return the whole message for one choice of an answer that is not streamed.
+
+        choice: the choice, in the format of chat completions.
+        usage: the tokens of the call, in the format of chat completions.
+        """
         for _ in (*self.take(as_chunk(choice)), *self.end(usage)):
             pass
         return self.told(usage)
 
     def told(self, usage: Json) -> Json:
-        """Return the message object as far as it is written."""
+        """Return the message object as far as it is written.
+
+        usage: the tokens counted so far, in the format of chat completions.
+        """
         reason, hit = self._stop
         told = {**self.head, "content": list(self.content), "stop_reason": reason, "stop_sequence": hit}
         return told | {"usage": usage_of(usage)}
 
     def _reason_of(self, reason: str, hit: str | int | None) -> str:
-        """Return Anthropic's stop_reason for a finish_reason and the stop that was hit (a string or a
-        token).
+        """Return Anthropic's stop_reason; "end_turn" for a finish_reason that has no other.
+
+        reason: the finish_reason of chat completions.
+        hit: the stop string or stop token that ended the answer, or None.
         """
         if any(block["type"] == "tool_use" for block in self.content) and reason != "length":
             return "tool_use"
@@ -84,6 +100,11 @@ class MessageWriter:
     def _write(self, kind: str, part: str, text: str, **more: Any) -> Iterator[Json]:
         """Yield the events that add text to a block of this kind; a new block is begun if the last one is of
         another kind.
+
+        kind: the block's type, "thinking" or "text".
+        part: the member of the block that holds the text.
+        text: the new text.
+        more: further members of a new block.
         """
         if not self._open or self.content[-1]["type"] != kind:
             yield from self._begin({"type": kind, part: "", **more})
@@ -91,7 +112,11 @@ class MessageWriter:
         yield self._delta({"type": f"{kind}_delta", part: text})
 
     def _take_call(self, call: Json) -> Iterator[Json]:
-        """Yield the events for a new part of a tool call."""
+        """Yield the events for a new part of a tool call; a new block is begun if it is another call than
+        before.
+
+        call: a member of `tool_calls` in a chunk of chat completions.
+        """
         function = call["function"]
         if call["index"] != self._call:
             yield from self._begin(
@@ -103,7 +128,10 @@ class MessageWriter:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _begin(self, block: Json) -> Iterator[Json]:
-        """Finish the last block, and yield the event that begins another one."""
+        """Finish the last block, and yield the event that begins another one.
+
+        block: the new block, with empty contents.
+        """
         yield from self._close()
         self.content.append(block)
         self._open = True
@@ -127,7 +155,10 @@ class MessageWriter:
         self._input = ""
 
     def _delta(self, delta: Json) -> Json:
-        """Return the event that adds to the last block."""
+        """Return the event that adds to the last block.
+
+        delta: what is added, in Anthropic's format.
+        """
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
 
@@ -137,7 +168,9 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 def usage_of(usage: Json) -> Json:
     """Return the usage of chat completions under Anthropic's names, which count cached tokens separately.
 
-    prompt_tokens 100 with cached_tokens 60 -> input_tokens 40, cache_read_input_tokens 60
+        prompt_tokens 100 with cached_tokens 60 -> input_tokens 40, cache_read_input_tokens 60
+
+    usage: the `usage` object of chat completions.
     """
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {

@@ -80,8 +80,12 @@ class ChoiceOptions:
 
 
 def delta_of(numbered: events.Numbered | Thought, telling: ChoiceOptions) -> ChoiceDelta | None:
-    """Return what an event adds to a choice, or None if the client receives nothing for it. Raises
-    SpecsotError, as `finish_reason` does.
+    """Return what an event adds to a choice, or None if the client receives nothing for it.
+
+    numbered: an event of the answer, or a part of its thinking.
+    telling: what the client asked to receive.
+
+    Raises SpecsotError, as `finish_reason` does.
     """
     if isinstance(numbered, Thought):
         return ChoiceDelta(thought=numbered.text) if numbered.text else None
@@ -107,6 +111,8 @@ def delta_of(numbered: events.Numbered | Thought, telling: ChoiceOptions) -> Cho
 def unwritten(event: events.Event) -> events.Event | None:
     """Return the event for an answer of which no text is sent; None for an event that only carries text. A
     Finished event counts no tokens, and ends with LENGTH instead of STOP.
+
+    event: an event of the answer.
     """
     if not isinstance(event, events.Finished):
         return None if isinstance(event, events.MergedText) else event
@@ -135,7 +141,11 @@ class UsageCount:
     cached: dict[int, int] = field(default_factory=dict[int, int])
 
     def count(self, prompt: int, event: events.Event | Thought) -> None:
-        """Count one event of the call's prompt with number `prompt`."""
+        """Count one event of the call.
+
+        prompt: the number of the prompt within the call to which the event's answer belongs.
+        event: an event of the answer, or a part of its thinking.
+        """
         if isinstance(event, Thought):
             self.completion += event.tokens
             self.thoughts += event.tokens
@@ -168,6 +178,8 @@ class UsageCount:
 def finish_reason(finished: events.Finished) -> str:
     """Return OpenAI's finish_reason. `abort` is vLLM's value, `error` is this project's own.
 
+    finished: the last event of the answer.
+
     Raises SpecsotError if the request failed without any text.
     """
     match finished.reason:
@@ -182,7 +194,11 @@ def finish_reason(finished: events.Finished) -> str:
 
 
 def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
-    """Return the `specsot` field of a whole choice."""
+    """Return the `specsot` field of a whole choice.
+
+    view: what the events have told of the answer, which is finished.
+    telling: what the client asked to receive.
+    """
     assert view.started is not None
     assert view.finished is not None
     figures = view.finished.statistics
@@ -200,7 +216,10 @@ def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
 
 
 def _branch_of(panel: Panel) -> dict[str, Any]:
-    """Return one branch of a plan for the `specsot` field."""
+    """Return one branch of a plan for the `specsot` field.
+
+    panel: what the events have told of the branch.
+    """
     point = dataclasses.asdict(panel.point)
     written = {"text": panel.text, "tokens": panel.tokens, "reason": panel.reason and panel.reason.value}
     return point | written
@@ -210,6 +229,9 @@ def _extra_of(numbered: events.Numbered, telling: ChoiceOptions) -> dict[str, An
     """Return the event for a client that asked for branches, without the text that the chunk carries anyway;
     None if the client does not receive it. Clients with the `specsot` field always receive the end and a
     forecast.
+
+    numbered: the event with its number.
+    telling: what the client asked to receive.
     """
     event = numbered.event
     always = isinstance(event, events.Finished) or (isinstance(event, events.Started) and event.forecast)
@@ -240,8 +262,12 @@ TEXT = Dialect("cmpl-", "text_completion", "text_completion")
 
 
 def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffsets) -> dict[str, Any]:
-    """Return one choice of a chunk. `offsets` is the position in the text after all chunks before this one;
-    it is advanced.
+    """Return one choice of a chunk.
+
+    dialect: the endpoint's format.
+    index: the index of the choice.
+    piece: what the chunk adds to the choice.
+    offsets: the position in the text after all chunks before this one; it is advanced.
     """
     if dialect is CHAT:
         begun = {"role": "assistant", "content": ""} if piece.begins else {}
@@ -261,7 +287,16 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffs
 def choice_of(
     dialect: Dialect, index: int, view: View, telling: ChoiceOptions, thought: str = ""
 ) -> dict[str, Any]:
-    """Return one choice of a whole answer. Raises SpecsotError if there is no answer."""
+    """Return one choice of a whole answer.
+
+    dialect: the endpoint's format.
+    index: the index of the choice.
+    view: what the events have told of the answer.
+    telling: what the client asked to receive.
+    thought: what the model has thought before the answer.
+
+    Raises SpecsotError if there is no answer.
+    """
     finished = view.finished
     assert finished is not None
     thought += view.skeleton if telling.plan else ""
@@ -283,12 +318,21 @@ def choice_of(
 def _logprobs_of(
     dialect: Dialect, text: str, tokens: tuple[events.TokenLogprobs, ...], offsets: TextOffsets
 ) -> dict[str, Any]:
-    """Return the `logprobs` object in the endpoint's form."""
+    """Return the `logprobs` object in the endpoint's format.
+
+    dialect: the endpoint's format.
+    text: the text that the tokens added.
+    tokens: the tokens with their logprobs.
+    offsets: the position in the text before these tokens; it is advanced.
+    """
     return chat_logprobs(tokens) if dialect is CHAT else text_logprobs(tokens, offsets.add(text, tokens))
 
 
 def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
-    """Return the `logprobs` object of chat completions."""
+    """Return the `logprobs` object of chat completions.
+
+    tokens: the tokens with their logprobs.
+    """
     told = [
         _chat_candidate(one.chosen) | {"top_logprobs": [_chat_candidate(top) for top in one.top]}
         for one in tokens
@@ -304,8 +348,10 @@ def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:
 
 
 def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offsets: list[int]) -> dict[str, Any]:
-    """Return the `logprobs` object of text completions: four lists with one entry per token. `offsets` are
-    the characters of the choice before each token.
+    """Return the `logprobs` object of text completions: four lists with one entry per token.
+
+    tokens: the tokens with their logprobs.
+    offsets: how many characters of the choice precede each token.
     """
     return {
         "tokens": [_shown_token(one.chosen) for one in tokens],
@@ -323,12 +369,18 @@ def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offsets: list[int]) 
 def first_of(token: int, raw: bytes) -> events.TokenLogprobs:
     """Return the entry of a prompt's first token. No token precedes it, so its logprob is NaN, which is sent
     as null.
+
+    token: the token's id.
+    raw: its bytes.
     """
     return events.TokenLogprobs(events.Candidate(token, raw, math.nan))
 
 
 def _response_logprob(one: events.TokenLogprobs) -> float | None:
-    """Return the logprob that is sent for a token; None if there is none."""
+    """Return the logprob that is sent for a token, at least MIN_LOGPROB; None if there is none.
+
+    one: the token with its logprobs.
+    """
     return None if math.isnan(one.chosen.logprob) else max(one.chosen.logprob, MIN_LOGPROB)
 
 
@@ -351,8 +403,11 @@ class TextOffsets:
         self._read = getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, text: str, tokens: tuple[events.TokenLogprobs, ...]) -> list[int]:
-        """Return the offsets of the next tokens. Their text may still be held back, so `text` may be shorter
-        than they are.
+        """Return the offsets of the next tokens, in characters of the choice's text.
+
+        text: the text that has been sent since the last call; parts of it may still be held back, so it may
+            be shorter than the tokens.
+        tokens: the next tokens, in order.
         """
         self._text = self._text + text
         places = list[int]()

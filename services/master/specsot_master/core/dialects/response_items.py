@@ -30,12 +30,18 @@ class ResponseWriter:
     _reason: str | None = None
 
     def begin(self, usage: Json) -> Iterator[Json]:
-        """Yield the events before the first item."""
+        """Yield the events before the first item.
+
+        usage: the tokens counted so far; the Responses API does not report them here.
+        """
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=self.told("in_progress"))
 
     def take(self, choice: Json) -> Iterator[Json]:
-        """Yield the events for one choice of a chunk."""
+        """Yield the events for one choice of a chunk; there may be none.
+
+        choice: the choice, in the format of chat completions.
+        """
         delta = choice["delta"]
         if thought := delta.get("reasoning_content"):
             yield from self._write("reasoning", "reasoning_text", thought)
@@ -46,25 +52,39 @@ class ResponseWriter:
         self._reason = choice["finish_reason"] or self._reason
 
     def end(self, usage: Json) -> Iterator[Json]:
-        """Finish the last item and yield the last event. `usage` is that of chat completions."""
+        """Finish the last item and yield the event that ends the response.
+
+        usage: the tokens of the whole call, in the format of chat completions.
+        """
         status = _STATUS.get(self._reason or "", "failed")
         yield from self._close("incomplete" if status == "incomplete" else "completed")
         yield self._event(f"response.{status}", response=self.told(status, usage))
 
     def whole(self, choice: Json, usage: Json) -> Json:
-        """Return the whole response for one choice of an answer that is not streamed."""
+        """Return the whole response for one choice of an answer that is not streamed.
+
+        choice: the choice, in the format of chat completions.
+        usage: the tokens of the call, in the format of chat completions.
+        """
         for _ in self.take(as_chunk(choice)):
             pass
         *_, last = self.end(usage)
         return last["response"]
 
     def fail(self, error: Json) -> Json:
-        """Return the event that ends the response with an error. `error` has OpenAI's form."""
+        """Return the event that ends the response with an error.
+
+        error: the error in OpenAI's format, with "code" and "message".
+        """
         told = {"code": error["code"] or "server_error", "message": error["message"]}
         return self._event("response.failed", response=self.told("failed") | {"error": told})
 
     def told(self, status: str, usage: Json | None = None) -> Json:
-        """Return the response object as far as it is written."""
+        """Return the response object as far as it is written.
+
+        status: the response's status, such as "in_progress" or "completed".
+        usage: the tokens of the call, in the format of chat completions; None before the end.
+        """
         return {
             **self.head,
             "status": status,
@@ -75,13 +95,21 @@ class ResponseWriter:
         }
 
     def _event(self, kind: str, **more: Any) -> Json:
-        """Return an event with the next sequence number."""
+        """Return an event with the next sequence number.
+
+        kind: the event's type.
+        more: its further members.
+        """
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **more}
 
     def _write(self, kind: str, part: str, text: str) -> Iterator[Json]:
         """Yield the events that add text to an item of this kind; a new item is begun if the last one is of
         another kind.
+
+        kind: the item's type, "reasoning" or "message".
+        part: the type of the part of its content that holds the text.
+        text: the new text.
         """
         if self._item is None or self._item["type"] != kind:
             yield from self._close()
@@ -94,7 +122,11 @@ class ResponseWriter:
         yield self._event(f"response.{part}.delta", **self._place(delta=text), **more)
 
     def _take_call(self, call: Json) -> Iterator[Json]:
-        """Yield the events for a new part of a function call."""
+        """Yield the events for a new part of a function call; a new item is begun if it is another call than
+        before.
+
+        call: a member of `tool_calls` in a chunk of chat completions.
+        """
         function = call["function"]
         if call["index"] != self._call:
             yield from self._close()
@@ -109,14 +141,21 @@ class ResponseWriter:
             )
 
     def _open(self, kind: str, **more: Any) -> Iterator[Json]:
-        """Begin another item, and yield its first event."""
+        """Begin another item, and yield its first event.
+
+        kind: the item's type.
+        more: its further members.
+        """
         id = f"{_PREFIXES[kind]}_{self.head['id'].partition('_')[2]}{len(self.output)}"
         self._item = {"id": id, "type": kind, "status": "in_progress", **more}
         told = {**self._item, "content": []} if "content" in self._item else dict(self._item)
         yield self._event("response.output_item.added", output_index=len(self.output), item=told)
 
     def _close(self, status: str = "completed") -> Iterator[Json]:
-        """Finish the unfinished item, if there is one, and yield its last events."""
+        """Finish the unfinished item, if there is one, and yield its last events.
+
+        status: the item's status from now on.
+        """
         item = self._item
         if item is None:
             return
@@ -140,7 +179,11 @@ class ResponseWriter:
         return self._item
 
     def _place(self, content: bool = True, **more: Any) -> Json:
-        """Return the fields that say which item, and which part of its content, an event belongs to."""
+        """Return the members that say which item, and which part of its content, an event belongs to.
+
+        content: True if the event belongs to the first part of the item's content.
+        more: further members of the event.
+        """
         place = {"item_id": self._written["id"], "output_index": len(self.output)}
         return place | ({"content_index": 0} if content else {}) | more
 
@@ -150,13 +193,19 @@ _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 
 def _part(kind: str) -> Json:
-    """Return an empty part of an item's content."""
+    """Return an empty part of an item's content.
+
+    kind: the part's type.
+    """
     told: Json = {"type": kind, "text": ""}
     return told | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})
 
 
 def usage_of(usage: Json) -> Json:
-    """Return the usage of chat completions under the names of the Responses API."""
+    """Return the usage of chat completions under the names of the Responses API.
+
+    usage: the `usage` object of chat completions.
+    """
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
@@ -167,7 +216,10 @@ def usage_of(usage: Json) -> Json:
 
 
 def as_chunk(choice: Json) -> Json:
-    """Return a choice of a whole answer in the form of a chunk's choice."""
+    """Return a choice of a whole answer in the form of a chunk's choice.
+
+    choice: a choice of a chat completion, with a "message".
+    """
     message = choice["message"]
     calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls") or ())]
     return {**choice, "delta": message | {"tool_calls": calls}}

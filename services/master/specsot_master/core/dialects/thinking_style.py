@@ -21,11 +21,18 @@ class ThinkingStyle:
     header: str = ""
 
     def begun(self, rendering: str) -> bool:
-        """Return True if a rendered prompt ends with the beginning of a thought."""
+        """Return True if a rendered prompt ends with the beginning of a thought; white space at its end is
+        ignored.
+
+        rendering: the prompt as the chat template renders it.
+        """
         return rendering.rstrip().endswith(self.begin.rstrip())
 
     def closing(self, thought: str) -> str:
-        """Return the text that leads from the end of this thought to the answer's header."""
+        """Return the text that leads from the end of a thought to the answer's header.
+
+        thought: the thought as the model has written it, without markers.
+        """
         apart = "\n" if self.begin.endswith("\n") and not thought.endswith("\n") else ""
         return f"{apart}{self.end}{self.behind}"
 
@@ -34,6 +41,8 @@ class ThinkingStyle:
         thought that a template without a switch has begun is closed at once.
 
             "...<think>\\n" -> "...<think>\\n\\n</think>\\n\\n"
+
+        rendering: the prompt as the chat template renders it.
         """
         return f"{rendering.rstrip()}\n\n{self.end}{self.behind}" if self.begun(rendering) else rendering
 
@@ -45,7 +54,10 @@ CHANNELS = ThinkingStyle(  # Harmony: gpt-oss
 
 
 def style_of(template: str) -> ThinkingStyle | None:
-    """Return the style of a chat template, or None if the template has no markers of thoughts."""
+    """Return the style of a chat template, or None if the template has no markers of thoughts.
+
+    template: the source of the template.
+    """
     if "<|channel|>" in template:
         return CHANNELS
     return TAGS if "<think>" in template or TAGS.end in template else None

@@ -36,6 +36,7 @@ class AnswerText:
         trim: True for the text of a branch: a leading [ANSWER] and white space around the text are left out.
         loops: the rule that ends repetitive text, or None to never end it.
         shown: the stop strings that stay in the text.
+        stops: the stop strings; empty for none.
         """
         self._watch = StopStrings(stops, shown)
         self._loops = None if loops is None else LoopWatch(loops)
@@ -62,8 +63,10 @@ class AnswerText:
         return self._watch.hit
 
     def feed(self, text: str, early: bool = False) -> str:
-        """Add raw text and return the part that may be shown now. With `early`, stop strings are not looked
-        for yet.
+        """Add raw text and return the part that may be shown now; "" once the text has been stopped.
+
+        text: the next text of the sequence.
+        early: True if stop strings are not looked for yet, because too few tokens were written.
         """
         text = text if self._begun else self._begin(text, last=False)
         text = text if early else self._watch.feed(text)
@@ -78,6 +81,9 @@ class AnswerText:
     def _begin(self, text: str, last: bool) -> str:
         """Return the text without leading white space and one [ANSWER]. Return "" as long as an [ANSWER] may
         still be incomplete.
+
+        text: the next raw text.
+        last: True if no more text comes.
         """
         self._head += text
         body = self._head.lstrip()
@@ -93,7 +99,10 @@ class AnswerText:
         return body
 
     def _show(self, text: str) -> str:
-        """Release text; with `trim`, hold back trailing white space until more text follows."""
+        """Release text; with `trim`, hold back trailing white space until more text follows.
+
+        text: text without stop strings.
+        """
         self.released += len(text)
         if self._trim:
             text = self._tail + text
@@ -202,6 +211,8 @@ class FirstSequence:
     def write(self, piece: TextPiece) -> None:
         """Add one piece of text; it is ignored once the sequence is over. Raises PlanError if the text breaks
         the plan language.
+
+        piece: the next piece of the sequence.
         """
         if self.over:
             return
@@ -258,6 +269,8 @@ class FirstSequence:
     def _read(self, text: str) -> str:
         """Return what raw text adds to a direct answer. Text that is not known to be a direct answer is added
         to the skeleton text.
+
+        text: the next raw text.
         """
         if self._reader is None:
             return text
@@ -266,7 +279,10 @@ class FirstSequence:
         return self._grown(lambda reader: reader.feed(text))
 
     def _grown(self, move: Callable[[PlanReader | ListReader], object]) -> str:
-        """Apply `move` to the reader and return what it added to the direct answer."""
+        """Apply a change to the reader and return what it added to the direct answer.
+
+        move: feeds the reader, or finishes it.
+        """
         assert self._reader is not None
         before = len(self._reader.direct_text)
         move(self._reader)
@@ -298,6 +314,8 @@ class FirstSequence:
 def _find_start(reader: PlanReader | ListReader) -> int:
     """Return the raw character at which the direct answer begins, as soon as the answer's first characters
     are certain.
+
+    reader: a reader that has begun to read a direct answer.
     """
     raw = reader.text
     direct = reader.direct_text

@@ -31,6 +31,8 @@ def critical_paths(points: Sequence[Point]) -> dict[int, int]:
     that need it.
 
         lengths 1: 30, 2: 20 (needs 1), 3: 40 -> {1: 50, 2: 20, 3: 40}
+
+    points: the points of the plan, by ascending id.
     """
     paths: dict[int, int] = {}
     # A point only needs points with smaller ids, so in reverse order all points that need it come before it.
@@ -47,6 +49,8 @@ def pick_ready(
 
     done: ids of points whose text is complete.
     taken: ids of points that have been started, or that are over for any reason.
+    points: the points of the plan, by ascending id.
+    places: how many may be started now; 0 or less returns ().
     """
     paths = critical_paths(points)
     free = [point for point in points if point.id not in taken and done >= set(point.needs)]
@@ -97,6 +101,8 @@ class PlanBranch:
         The result depends on the tokens alone, not on how many arrive at once:
 
             budget 8, tokens "A b . C d . E f" -> "A b . C" one by one, "d ." together, "E f" held
+
+        pieces: the next pieces of the branch, one per token.
         """
         shown: list[TextPiece] = []
         for piece in pieces:
@@ -114,6 +120,8 @@ class PlanBranch:
     def release(self, reason: Reason) -> list[TextPiece]:
         """Return the pieces that are still held when the branch ends. If the token limit interrupts a
         sentence that follows a complete one, return none: that sentence is left out.
+
+        reason: why the branch ends.
         """
         held = self._held.copy()
         self._held.clear()
@@ -144,8 +152,9 @@ class PlanBranch:
         return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
-        """Return the logprobs of tokens whose text has been released, each token once. With `over`, also
-        those of all remaining tokens, unless a stop string ended the branch.
+        """Return the logprobs of tokens whose text has been released, each token once.
+
+        over: also return those of all remaining tokens, unless a stop string ended the branch.
         """
         whole = over and not self.answer.stopped
         return self.spans.take_logprobs(self._begin, None if whole else self._reach)
@@ -206,6 +215,7 @@ class PlanBranches:
         }
 
     def __getitem__(self, id: int) -> PlanBranch:
+        """Return the branch of the point with this id. Raises KeyError if the plan has no such point."""
         return self._branches[id]
 
     @property
@@ -272,17 +282,26 @@ class PlanBranches:
         return pick_ready(self.points, done, taken, places)
 
     def open(self, id: int) -> PlanBranch:
-        """Mark the branch as opened and return it."""
+        """Mark the branch as opened and return it.
+
+        id: the point's id.
+        """
         self._branches[id].opened = True
         return self._branches[id]
 
     def parents(self, point: Point) -> tuple[tuple[Point, str], ...]:
-        """Return the points that `point` needs, each with its branch's text."""
+        """Return the points that `point` needs, each with its branch's text.
+
+        point: a point of the plan; () is returned if it needs none.
+        """
         return tuple((self._branches[id].point, self._branches[id].answer.text) for id in point.needs)
 
     def write(self, id: int, pieces: Iterable[TextPiece]) -> str:
         """Add text to a running branch and return the part that may be shown. Text after a stop string is
         dropped.
+
+        id: the point's id.
+        pieces: the next pieces of the branch, one per token.
         """
         branch = self._branches[id]
         return self._feed(branch, branch.hold(pieces))
@@ -290,6 +309,9 @@ class PlanBranches:
     def flush(self, id: int, reason: Reason) -> str:
         """Add the pieces that a branch still holds when it ends for this reason. Return the remaining text
         that may be shown.
+
+        id: the point's id.
+        reason: why the branch ends.
         """
         branch = self._branches[id]
         return self._feed(branch, branch.release(reason)) + branch.answer.flush()
@@ -297,6 +319,9 @@ class PlanBranches:
     def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
         """Add pieces to a branch and return the part of their text that may be shown. Text after a stop
         string is dropped.
+
+        branch: the branch.
+        pieces: pieces that are not held back.
         """
         shown: list[str] = []
         for piece in pieces:
@@ -309,6 +334,9 @@ class PlanBranches:
     def end(self, id: int, reason: Reason) -> tuple[int, ...]:
         """End a branch. If its text is not complete, branches that need it end with PARENT_FAILED; return
         their ids.
+
+        id: the point's id.
+        reason: why the branch ends.
         """
         self._branches[id].reason = reason
         if reason in _COMPLETE:
@@ -321,6 +349,8 @@ class PlanBranches:
     def _orphans(self, id: int) -> tuple[int, ...]:
         """Return the ids of branches that need `id`, directly or through others. One pass in id order is
         enough, because a point only needs points with smaller ids.
+
+        id: the id of a point whose branch has failed.
         """
         lost = {id}
         for point in self.points:

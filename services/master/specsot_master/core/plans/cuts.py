@@ -66,6 +66,11 @@ class StopStrings:
     """
 
     def __init__(self, stops: Iterable[str] = (), shown: Collection[str] = ()) -> None:
+        """Create a cutter that has read nothing.
+
+        stops: the stop strings; empty ones are ignored. Without any, text passes unchanged.
+        shown: those of the stop strings that stay in the output.
+        """
         self._stops = tuple(stop for stop in stops if stop)
         self._shown = shown
         self._longest = max(map(len, self._stops), default=0)
@@ -74,7 +79,10 @@ class StopStrings:
         self.hit: str | None = None
 
     def feed(self, text: str) -> str:
-        """Return the text that is now safe to show. Once a stop string was hit, return ""."""
+        """Return the text that is now safe to show. Once a stop string was hit, return "".
+
+        text: the next text of the sequence.
+        """
         if not self._stops:
             return text
         if self.hit is not None:
@@ -96,7 +104,11 @@ class StopStrings:
         return held
 
     def _suspicious(self, text: str) -> int:
-        """Return the length of the longest end of `text` that is the beginning of a stop string."""
+        """Return the length, in characters, of the longest end of a text that is the beginning of a stop
+        string; 0 if there is none.
+
+        text: text that holds no complete stop string.
+        """
         for start in range(max(len(text) - self._longest + 1, 0), len(text)):
             if text[start] in self._firsts and any(stop.startswith(text[start:]) for stop in self._stops):
                 return len(text) - start
@@ -116,6 +128,10 @@ class LoopWatch:
     """
 
     def __init__(self, rule: LoopRule = BRANCH_LOOPS) -> None:
+        """Create a watch that has read nothing.
+
+        rule: how often text may repeat itself.
+        """
         self._rule = rule
         # The letters of every finished clause, in order.
         self._clauses: list[str] = []
@@ -141,7 +157,11 @@ class LoopWatch:
         self.repeats = False
 
     def feed(self, text: str) -> str:
-        """Return the text that is now safe to show. Once the text repeats itself, return ""."""
+        """Return the text that is now safe to show. Once the text repeats itself, `repeats` is True, and the
+        result is "".
+
+        text: the next text of the sequence.
+        """
         shown: list[str] = []
         for character in text:
             if self.repeats:
@@ -208,7 +228,11 @@ class LoopWatch:
         )
 
     def _is_begun(self, sentence: str, times: int = 1) -> bool:
-        """Return True if a sentence that has come at least `times` times begins with these letters."""
+        """Return True if a long sentence that has come before begins with these letters.
+
+        sentence: letters of an unfinished sentence, without bullets, case and punctuation.
+        times: how often the sentence must have come at least.
+        """
         return any(count >= times and one.startswith(sentence) for one, count in self._sentences.items())
 
     def _end(self) -> str:
@@ -239,6 +263,8 @@ class LoopWatch:
         the first occurrence; 0 if there is none.
 
             cycles 3, clauses [a b a b a b] (long enough) -> 4
+
+        letters: the letters of the clause that has just ended.
         """
         self._clauses.append(letters)
         for period in range(1, min(len(self._clauses), _LONGEST_PERIOD + 1)):
@@ -251,6 +277,8 @@ class LoopWatch:
     def _count_written(self, clause: str) -> int:
         """Return the number of clauses of the sentence that ends here, if the sentence has come too often;
         else 0.
+
+        clause: the text of the clause that has just ended.
         """
         fills = self._fills and self._begins
         if not (self._begins or _STOP.search(clause)):
@@ -266,8 +294,9 @@ class LoopWatch:
         return parts if looped else 0
 
     def _cut(self, clauses: int) -> str:
-        """End the text. Return the part of the held-back text that is shown: all but the last `clauses`
-        clauses.
+        """End the text. Return the part of the held-back text that is shown.
+
+        clauses: how many of the last clauses are left out; clauses without letters come in addition.
         """
         self.repeats = True
         while clauses:

@@ -64,7 +64,11 @@ class TurnSums:
     computing: float = 0.0
 
     def add(self, seconds: float, tokens: float) -> None:
-        """Add one turn. An outlier counts as MAX_OUTLIER times the mean."""
+        """Add one turn. An outlier counts as MAX_OUTLIER times the mean.
+
+        seconds: how long the turn took.
+        tokens: how many tokens it added to each sequence, on average.
+        """
         if self.turns:
             seconds = min(seconds, MAX_OUTLIER * self.seconds / self.turns)
         self.turns = self.turns * KEPT + 1
@@ -87,6 +91,7 @@ class StepCosts:
 
         kept: the measurements of another ring of the same model. They are scaled by the ratio of both rings'
             curves.
+        curve: seconds of compute of one step by tokens in its batch; empty if the stages have not measured.
         """
         self._curve = CostCurve(curve)
         self._sums = {int(count): self._restored(int(count), *told) for count, told in (kept or {}).items()}
@@ -102,6 +107,9 @@ class StepCosts:
     ) -> TurnSums:
         """Return another ring's sums for this ring: with at most the weight RESTORED, and scaled by the
         curves.
+
+        count: the number of sequences that took part in the turns.
+        turns, seconds, tokens, computing: the fields of the other ring's `TurnSums`.
         """
         here = self._curve.at(count)
         share = min(1.0, RESTORED / turns)
@@ -121,6 +129,9 @@ class StepCosts:
         The result ends a turn unless a prompt was computed since the sequences' last result, which would have
         made the turn longer. Sequences whose last result is older than the first one's last result take no
         turns any more.
+
+        result: what the last stage has reported.
+        now: the present time, in seconds of the engine's clock.
         """
         turns = [outcome for outcome in result.outcomes if outcome.draft_round]
         if result.rows > result.drafted + len(turns) and result.number:
@@ -142,6 +153,8 @@ class StepCosts:
     def turn(self, count: int) -> float | None:
         """Return the seconds of a turn in which `count` sequences take part; None before any turn was
         measured.
+
+        count: how many sequences take part.
         """
         known = self._nearest(count)
         if known is None:
@@ -153,17 +166,25 @@ class StepCosts:
     def tokens(self, count: int) -> float:
         """Return the tokens that a turn adds to each of `count` sequences; 1.0 before any turn was
         measured.
+
+        count: how many sequences take part.
         """
         known = self._nearest(count)
         return 1.0 if known is None else max(self._sums[known].tokens / self._sums[known].turns, 1.0)
 
     def prompt(self, rows: int) -> float:
-        """Return the seconds of prefilling `rows` tokens."""
+        """Return the seconds of prefilling tokens; 0.0 for none.
+
+        rows: how many tokens are prefilled.
+        """
         slower = self._prompts.seconds / self._prompts.tokens if self._prompts.tokens else 1.0
         return self._curve.at(rows) * slower if rows > 0 else 0.0
 
     def _nearest(self, count: int) -> int | None:
-        """Return the measured number of sequences that is nearest to `count`, or None."""
+        """Return the measured number of sequences that is nearest to `count`, or None.
+
+        count: how many sequences take part.
+        """
         return (
             count if count in self._sums else min(self._sums, key=lambda one: abs(one - count), default=None)
         )
@@ -199,6 +220,10 @@ class AnswerLengths:
     """
 
     def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
+        """Start with the lengths of an earlier process.
+
+        kept: what `kept` has returned there, as JSON values; None for no lengths.
+        """
         known = kept or {}
         direct = (
             Ended(str(kind), int(steps), max(int(tokens), 1), bool(cut))
@@ -216,6 +241,8 @@ class AnswerLengths:
     def on_event(self, event: Event) -> None:
         """Learn from one client event. Text that was cancelled or failed says nothing about lengths and is
         ignored.
+
+        event: an event of any request of this model.
         """
         match event:
             case Planned(points) if points:
@@ -233,6 +260,9 @@ class AnswerLengths:
         Answers to the same kind of question are used if there are any. Otherwise all answers are used, if
         there are at least OTHERS, unless the question's kind is usually answered by a plan. An answer that a
         limit cut is assumed to run into the new limit too, so its steps are scaled by limit / tokens.
+
+        kind: the kind of the question.
+        limit: the most tokens of the answer.
         """
         alike = [one for one in self.direct if one.kind == kind]
         others = [] if kind == SEVERAL_POINTS or len(self.direct) < OTHERS else self.direct
@@ -244,6 +274,8 @@ class AnswerLengths:
         A branch that a limit cut counts as infinitely long. Return [] if there is no past branch.
 
             past branches 30, 60, 90: count 1 -> [60]; count 3 -> [90, 60, 30]
+
+        count: how many branches there will be.
         """
         known = sorted((tokens or inf for tokens in self.branch), reverse=True)
         return [known[(2 * place + 1) * len(known) // (2 * count)] for place in range(count)] if known else []
@@ -275,8 +307,11 @@ class Forecaster:
     """
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
-        """Create a forecaster. `kept` is the result of `Forecaster.kept` in an earlier process. Raises
-        ValueError, TypeError or KeyError if `kept` has another form.
+        """Create a forecaster.
+
+        kept: what `Forecaster.kept` has returned in an earlier process; None for no measurements.
+
+        Raises ValueError, TypeError or KeyError if `kept` has another form.
         """
         known = kept or {"steps": {}, "lengths": {}, "misses": {}, "suffix": 0}
         self.steps = StepCosts((), known["steps"])
@@ -293,11 +328,18 @@ class Forecaster:
         return known | {"misses": misses, "suffix": self._suffix}
 
     def begin(self, curve: Curve) -> None:
-        """Start measuring another ring with this curve. The lengths of past answers stay valid."""
+        """Start measuring another ring. The lengths of past answers stay valid.
+
+        curve: seconds of compute of one step of that ring by tokens in its batch.
+        """
         self.steps = StepCosts(curve, self.steps.kept())
 
     def forecast(self, workload: Workload) -> Forecast:
-        """Return the seconds of a direct and of a planned answer, before either was started."""
+        """Return the seconds of a direct and of a planned answer, before either was started; None for each of
+        which nothing is known.
+
+        workload: the sizes of the request.
+        """
         if workload.suffix is not None:
             self._suffix = workload.suffix
         known = self.lengths
@@ -312,7 +354,11 @@ class Forecaster:
         return Forecast(direct, planned)
 
     def planned(self, workload: Workload, count: int) -> float | None:
-        """Return the seconds of a plan with `count` points and all of its branches."""
+        """Return the seconds of a plan and all of its branches, or None if nothing was measured.
+
+        workload: the sizes of the request.
+        count: how many points the plan has.
+        """
         points = tuple(Point(id, 0, "") for id in range(1, count + 1))
         written = self.plan_tokens(count)
         plan = self.direct(workload, written)
@@ -320,13 +366,20 @@ class Forecaster:
         return plan + branches if plan is not None and branches is not None else None
 
     def plan_tokens(self, count: int) -> float:
-        """Return the expected tokens of a plan with `count` points."""
+        """Return the expected tokens of a plan, by past plans.
+
+        count: how many points the plan has.
+        """
         known = self.lengths
         each = median(known.plan) / median(known.points) if known.plan and known.points else PLANNED_TOKENS
         return each * count
 
     def direct(self, workload: Workload, tokens: float) -> float | None:
-        """Return the seconds of one sequence that decodes `tokens` tokens, its prompt included."""
+        """Return the seconds of one sequence, its prompt included; None if no turn was measured.
+
+        workload: the sizes of the request.
+        tokens: how many tokens the sequence decodes.
+        """
         writing = self.writing(1 + workload.others, min(tokens, workload.limits.new_tokens))
         return None if writing is None else self.steps.prompt(workload.prompt) + writing
 
@@ -336,6 +389,10 @@ class Forecaster:
         Each branch is as long as past branches, or as its share of the tokens allows. As many branches run in
         parallel as the request allows. Return None if no branch was measured, or if the plan leaves no
         tokens.
+
+        workload: the sizes of the request.
+        points: the points of the plan, with their needs.
+        plan: tokens that the plan took.
         """
         limits = workload.limits
         lengths = self.lengths.branches(len(points))
@@ -365,6 +422,8 @@ class Forecaster:
         at most the time in which the answer reaches its token limit.
 
         about: "direct", "planned" or "branches".
+        workload: the sizes of the request.
+        seconds: the forecast, since the arrival of the request.
         """
         alike = self.misses.get(f"{about}: {workload.kind}", ())
         misses = [log(miss) for miss in (alike if len(alike) >= ALIKE else self.misses.get(about, ()))]
@@ -380,6 +439,8 @@ class Forecaster:
     def longest(self, workload: Workload) -> float:
         """Return the seconds of a direct answer that reaches its token limit, at the slowest pace of tokens
         per step seen so far; infinity if no turn was measured.
+
+        workload: the sizes of the request.
         """
         turn = self.steps.turn(1 + workload.others)
         limit = workload.limits.new_tokens
@@ -387,7 +448,11 @@ class Forecaster:
         return inf if turn is None else self.steps.prompt(workload.prompt) + turn * limit / pace
 
     def writing(self, count: int, tokens: float) -> float | None:
-        """Return the seconds in which `count` sequences decode `tokens` tokens each."""
+        """Return the seconds in which sequences decode; None if no turn was measured.
+
+        count: how many sequences decode in parallel.
+        tokens: how many tokens each of them decodes.
+        """
         turn = self.steps.turn(count)
         return None if turn is None else turn * tokens / self.steps.tokens(count)
 
@@ -400,6 +465,8 @@ def likeliest(lengths: Sequence[float]) -> float:
     lengths are near one another.
 
         [10, 11, 12, 100, 300] -> 12 (10, 11 and 12 are near one another, and 12 is the median)
+
+    lengths: at least one length.
     """
     known = sorted(lengths)
     middle = median(lengths)
@@ -417,6 +484,9 @@ def likeliest(lengths: Sequence[float]) -> float:
 def student(share: float, freedom: int) -> float:
     """Return a quantile of Student's t distribution, by the Cornish-Fisher series. It is within 1 % from 3
     degrees of freedom on.
+
+    share: the fraction of the distribution below the quantile.
+    freedom: degrees of freedom.
     """
     z = NormalDist().inv_cdf(share)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
@@ -437,6 +507,8 @@ class Outlook:
     def of_both(self, passed: float) -> Forecast | None:
         """Return the forecast of both ways to answer, before the request starts; None if nothing is known of
         either.
+
+        passed: seconds since the request arrived.
         """
         told = self.costs.forecast(self.workload)
         direct, planned = (
@@ -448,15 +520,23 @@ class Outlook:
         return Forecast(direct[0], planned[0], *direct[1:], *planned[1:])
 
     def of_plan(self, points: Sequence[Point], passed: float, plan: float = 0.0) -> Forecast | None:
-        """Return the forecast of a plan whose points are known and which took `plan` tokens; None if nothing
-        is known.
+        """Return the forecast of a plan whose points are known; None if nothing is known.
+
+        points: the points of the plan, with their needs.
+        passed: seconds since the request arrived.
+        plan: tokens that the plan took.
         """
         told = self._tell("branches", self.costs.branches(self.workload, points, plan), passed)
         return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])
 
     def on_end(self, planned: bool, seconds: float, steps: int, tokens: int, cut: bool) -> None:
-        """Learn from the end of the request, `seconds` after its arrival. `cut` is True if its token limit
-        ended it.
+        """Learn from the end of the request.
+
+        planned: True if the answer had branches.
+        seconds: seconds from its arrival to its end.
+        steps: steps of the ring that it took.
+        tokens: tokens of the answer.
+        cut: True if its token limit ended it.
         """
         kind = self.workload.kind
         if not planned and tokens:
@@ -471,6 +551,10 @@ class Outlook:
     ) -> tuple[float | None, float | None, float | None]:
         """Remember a forecast, and return its seconds since the arrival with the lower and upper ends of its
         range.
+
+        about: "direct", "planned" or "branches".
+        seconds: the forecast from now on; None gives three times None.
+        passed: seconds since the request arrived.
         """
         if seconds is None:
             return None, None, None

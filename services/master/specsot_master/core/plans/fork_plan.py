@@ -85,8 +85,10 @@ class ForkTags:
         return self.encode(_BLOCK_END)
 
     def head(self, outline: Outline, first: bool = True) -> tuple[int, ...]:
-        """Return the tokens that a thread's prompt ends with, and that precede the thread in the answer. Only
-        the head of a block's first thread begins a new line in the answer.
+        """Return the tokens that a thread's prompt ends with, and that precede the thread in the answer.
+
+        outline: the outline of the thread.
+        first: True for the first thread of a block, whose head begins a new line in the answer.
         """
         return self.encode(f"{_BLOCK_END if first else ''}{THREAD}\n{outline.number}:")
 
@@ -94,6 +96,8 @@ class ForkTags:
         """Return the outlines of the last block in these tokens. A number that occurs more than once is one
         outline, with the first title, at the place of the last occurrence. Return () if there are fewer than
         two outlines or more than MAX_POINTS, so that they cannot be threads.
+
+        written: the tokens of the answer so far.
         """
         _, begun, block = self.decode(written, False).rpartition(OUTLINES)
         named = reversed(_OUTLINE.findall(block)) if begun else ()
@@ -107,6 +111,9 @@ def find_tags(
 ) -> ForkTags | None:
     """Return the model's tags, or None if some tag is not a single token, so that the model was not trained
     on them.
+
+    encode: returns the tokens of a text, in which tags become control tokens.
+    decode: returns the text of tokens; its second argument is True to leave special tokens out.
     """
     tokens = {tag: encode(tag) for tag in TAGS}
     if any(len(one) != 1 for one in tokens.values()):
@@ -117,6 +124,8 @@ def find_tags(
 def may_fork(ask: Ask) -> bool:
     """Return True if this request's answer may be written in threads. It may not if an option of the request
     needs one sequence, such as a form, a window or `min_tokens`.
+
+    ask: what the client asks for.
     """
     alone = (
         *(ask.form, ask.tools, ask.min_tokens, ask.polish, ask.finish_within_s is not None),
@@ -127,7 +136,10 @@ def may_fork(ask: Ask) -> bool:
 
 
 def _title(words: str) -> str:
-    """Return the words on one line, cut to MAX_TITLE_BYTES bytes."""
+    """Return the words on one line, cut to MAX_TITLE_BYTES bytes.
+
+    words: the text of an outline, which may have several lines.
+    """
     line = " ".join(words.split())
     return line.encode()[:MAX_TITLE_BYTES].decode(errors="ignore")
 
@@ -193,7 +205,10 @@ class Stretch:
         return len(self.spans) + (self.tag is not None)
 
     def read(self, pieces: Iterable[TextPiece]) -> str:
-        """Add pieces and return the text that may be shown. Text after a stop string is dropped."""
+        """Add pieces and return the text that may be shown. Text after a stop string is dropped.
+
+        pieces: the next pieces of the sequence, one per token.
+        """
         shown: list[str] = []
         for piece in pieces:
             if self.answer.stopped:
@@ -222,6 +237,15 @@ class ForkPlan:
     deadline: None = None
 
     def __init__(self, ask: Ask, request: str, seed: int, model: str, now: float, tags: ForkTags) -> None:
+        """Create the plan of a request.
+
+        ask: what the client asks for.
+        request: the request's id, for the Started event.
+        seed: the request's sampling seed, for the Started event.
+        model: the public name of the model, for the Started event.
+        now: when the request arrived, in seconds of the engine's clock.
+        tags: the fork and join tags of the model.
+        """
         self._ask = ask
         self._request = request
         self._seed = seed
@@ -247,11 +271,18 @@ class ForkPlan:
         return self.finished
 
     def apply_forecast(self, outlook: Outlook) -> None:
-        """Do nothing: there is no forecast, as the number of forks is unknown."""
+        """Do nothing: there is no forecast, as the number of forks is unknown.
+
+        outlook: not used.
+        """
 
     def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
         """Return the commands of an admitted request: the Started event, and the opening of the first
         sequence.
+
+        prompt_tokens: tokens of the prompt.
+        now: the present time, in seconds of the engine's clock.
+        found: how many first tokens of the prompt the ring had in its prefix cache.
         """
         self._tally.prompt_tokens = prompt_tokens
         self._tally.cached_tokens = min(found, prompt_tokens)
@@ -259,13 +290,21 @@ class ForkPlan:
         return [self._tell(started), *self._go_on(now)]
 
     def on_step(self, outcomes: Iterable[Outcome], now: float) -> None:
-        """Count one step of the ring that returned these outcomes."""
+        """Count one step of the ring; nothing happens after the end.
+
+        outcomes: what the step did for the request's sequences.
+        now: the time of the step, in seconds of the engine's clock.
+        """
         if not self.finished:
             self._tally.step(outcomes, now)
 
     def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
-        """Handle new text of a sequence. `pieces` has one piece per token, without the token that ended the
-        sequence.
+        """Handle new text of a sequence. Return the commands that follow, in order; an empty list if the
+        sequence does not run, or without pieces.
+
+        ordinal: 0 for the text outside of blocks, else the thread's id.
+        pieces: one piece per token, without the token that ended the sequence.
+        now: the time of the step, in seconds of the engine's clock.
         """
         stretch = self._find(ordinal)
         if stretch is None or not pieces:
@@ -277,7 +316,13 @@ class ForkPlan:
         return told
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
-        """Handle the end of a sequence."""
+        """Handle the end of a sequence. Return the commands that follow; an empty list if the sequence does
+        not run.
+
+        ordinal: 0 for the text outside of blocks, else the thread's id.
+        end: why the sequence ended.
+        now: the time of the step, in seconds of the engine's clock.
+        """
         stretch = self._find(ordinal)
         return self._end(ordinal, stretch, REASON_OF_END[end], now) if stretch else []
 
@@ -290,22 +335,35 @@ class ForkPlan:
         return tuple(waiting[: max(self._ask.limits.max_parallel - live, 0)])
 
     def preview(self, point: Point) -> OpenBranch:
-        """Return the command that would open this thread. Nothing changes."""
+        """Return the command that would open a thread. Nothing changes.
+
+        point: a thread of the current block.
+        """
         points = tuple(one.point for one in self._block.values() if one.point)
         return OpenBranch(point, points, (), self._block[point.id].budget)
 
     def open_branch(self, point: Point) -> list[Command]:
-        """Mark the thread as opened, and return the command that opens it with its BranchStarted event."""
+        """Mark a thread as opened, and return the command that opens it with its BranchStarted event.
+
+        point: a thread that `ready` has returned.
+        """
         order = self.preview(point)
         self._block[point.id].opened = True
         return [order, self._tell(BranchStarted(point.id, point.title, order.budget))]
 
     def head_of(self, thread: int) -> tuple[int, ...]:
-        """Return the tokens that a thread's prompt has after the request's prompt and the context."""
+        """Return the tokens that a thread's prompt has after the request's prompt and the context.
+
+        thread: the id of a thread of the current block.
+        """
         return self._tags.head(self._outlines[thread])
 
     def cancel(self, now: float) -> list[Command]:
-        """Close all running sequences. The text so far becomes the answer."""
+        """Close all running sequences. The text so far becomes the answer. Return the commands; an empty list
+        after the end.
+
+        now: the present time, in seconds of the engine's clock.
+        """
         if self.finished:
             return []
         commands: list[Command] = []
@@ -317,18 +375,32 @@ class ForkPlan:
         return [*commands, *self._merge(), *self._finish(Reason.CANCELLED, now)]
 
     def _stretch(self, budget: int, head: tuple[int, ...] = (), point: Point | None = None) -> Stretch:
-        """Return an empty segment; `head` and `point` are those of a thread."""
+        """Return an empty segment.
+
+        budget: the most tokens that its sequence may decode.
+        head: tokens before a thread's text in the answer; empty for a text between blocks.
+        point: the thread's point; None for a text between blocks.
+        """
         return Stretch(AnswerText(self._ask.stop), budget, head, point)
 
     def _find(self, ordinal: int) -> Stretch | None:
-        """Return the segment that this ordinal writes, or None if it does not run."""
+        """Return the segment that a sequence writes, or None if the sequence does not run.
+
+        ordinal: 0 for the text outside of blocks, else the thread's id.
+        """
         stretch = self._block.get(ordinal) if ordinal else self._solo
         return stretch if stretch and stretch.live and not self.finished else None
 
     # --- text ---
 
     def _show(self, ordinal: int, stretch: Stretch, text: str, step: int = 0) -> list[Command]:
-        """Return events for new text of a segment."""
+        """Return events for new text of a segment; an empty list if there is none.
+
+        ordinal: 0 for the text outside of blocks, else the thread's id.
+        stretch: the segment.
+        text: its new text that may be shown.
+        step: how many tokens the present step added.
+        """
         logprobs = stretch.take_logprobs()
         if not text and not logprobs:
             return []
@@ -361,7 +433,10 @@ class ForkPlan:
         return self._merged_events(text, logprobs)
 
     def _take(self, stretch: Stretch) -> tuple[str, tuple[TokenLogprobs, ...]]:
-        """Return the waiting text of a segment and its logprobs, and clear both."""
+        """Return the waiting text of a segment and its logprobs, and clear both.
+
+        stretch: the segment.
+        """
         taken = "".join(stretch.waiting), tuple(stretch.logprobs)
         stretch.waiting = []
         stretch.logprobs = []
@@ -370,7 +445,12 @@ class ForkPlan:
     def _merged_events(
         self, text: str, logprobs: tuple[TokenLogprobs, ...] = (), step: int = 0
     ) -> list[Command]:
-        """Return the event for new text of the answer, or nothing if there is none."""
+        """Return the event for new text of the answer, or an empty list if there is none.
+
+        text: the new text.
+        logprobs: the logprobs of its tokens; empty if the client asked for none.
+        step: how many tokens the present step added.
+        """
         if not text and not logprobs:
             return []
         offset = self._length
@@ -379,7 +459,10 @@ class ForkPlan:
         return [self._tell(MergedText(offset, text, logprobs, step))]
 
     def _spell(self, tokens: Sequence[int]) -> str:
-        """Return the text of tags. They are special tokens, which the client may have asked to leave out."""
+        """Return the text of tags. They are special tokens, which the client may have asked to leave out.
+
+        tokens: the tokens of the tags.
+        """
         return self._tags.decode(tokens, self._ask.skip_special_tokens)
 
     # --- ends of sequences ---
@@ -387,6 +470,11 @@ class ForkPlan:
     def _end(self, ordinal: int, stretch: Stretch, reason: Reason, now: float) -> list[Command]:
         """End a segment, and what follows from it: the next block, the next text, or the end of the
         answer.
+
+        ordinal: 0 for the text outside of blocks, else the thread's id.
+        stretch: the segment.
+        reason: why it ends.
+        now: the present time, in seconds of the engine's clock.
         """
         told = self._close(ordinal, stretch, reason)
         if not ordinal:
@@ -395,7 +483,12 @@ class ForkPlan:
         return [*told, *(self._join(now) if over else ())]
 
     def _close(self, ordinal: int, stretch: Stretch, reason: Reason) -> list[Command]:
-        """Record the end of a segment and return the events for its remaining text."""
+        """Record the end of a segment and return the events for its remaining text.
+
+        ordinal: 0 for the text outside of blocks, else the thread's id.
+        stretch: the segment.
+        reason: why it ends.
+        """
         text = stretch.answer.flush()
         stretch.reason = reason
         tag = self._tags.thread_end if ordinal else self._tags.outlines_end
@@ -409,7 +502,12 @@ class ForkPlan:
         return [*told, self._tell(BranchFinished(ordinal, reason, len(stretch.tokens))), *self._merge()]
 
     def _settle(self, reason: Reason, now: float) -> list[Command]:
-        """Handle the end of a text outside of blocks: open the threads of its outlines, or finish."""
+        """Handle the end of a text outside of blocks: open the threads of its outlines, continue it by a
+        single sequence, or finish.
+
+        reason: why the text ended.
+        now: the present time, in seconds of the engine's clock.
+        """
         if not self._solo.ending:
             return self._finish(reason, now)
         self.context += self._solo.ending
@@ -419,6 +517,8 @@ class ForkPlan:
     def _fork(self, now: float) -> list[Command]:
         """Open a block with the threads of the last outlines. Return nothing if they cannot be forked; then
         the text is continued by a single sequence.
+
+        now: the present time, in seconds of the engine's clock.
         """
         outlines = self._tags.outlines((*self._solo.tokens, *self._solo.ending))
         tags = self._tags
@@ -443,6 +543,8 @@ class ForkPlan:
     def _join(self, now: float) -> list[Command]:
         """Handle the end of a block: continue after it. If a thread did not end by its own tag, finish the
         answer, as the published procedure does: the model was not trained to continue after such a thread.
+
+        now: the present time, in seconds of the engine's clock.
         """
         threads = self._block.values()
         if not all(one.ending for one in threads):
@@ -462,7 +564,11 @@ class ForkPlan:
         return threads
 
     def _go_on(self, now: float) -> list[Command]:
-        """Open the next sequence with ordinal 0, or finish if no tokens are left."""
+        """Return the command that opens the next sequence with ordinal 0; or the last events, if no tokens
+        are left.
+
+        now: the present time, in seconds of the engine's clock.
+        """
         if self._rest < 1:
             return self._finish(Reason.LENGTH, now)
         self._solo = self._stretch(self._rest)
@@ -476,7 +582,11 @@ class ForkPlan:
         return self._ask.limits.new_tokens - len(self.context)
 
     def _finish(self, reason: Reason, now: float) -> list[Command]:
-        """Return the last event: Finished with the whole text, its tokens and the request's statistics."""
+        """Return the last event: Finished with the whole text, its tokens and the request's statistics.
+
+        reason: why the answer ended.
+        now: the present time, in seconds of the engine's clock.
+        """
         self.finished = True
         self.reason = reason.value
         writers = self._solo, *self._take_block()
@@ -488,13 +598,19 @@ class ForkPlan:
         return [self._tell(Finished(reason, "".join(self._text), self.context, figures, stop))]
 
     def _tell(self, event: Event) -> Numbered:
-        """Give an event the next number."""
+        """Return an event with the next number.
+
+        event: an event for the client.
+        """
         number = self._number
         self._number = self._number + 1
         return Numbered(number, event)
 
 
 def _worst(reasons: Iterable[Reason | None]) -> Reason:
-    """Return FAILED if a thread failed, else LENGTH if one reached its limit, else STOP."""
+    """Return FAILED if a thread failed, else LENGTH if one reached its limit, else STOP.
+
+    reasons: why the threads ended.
+    """
     among = set(reasons)
     return next((one for one in (Reason.FAILED, Reason.LENGTH) if one in among), Reason.STOP)

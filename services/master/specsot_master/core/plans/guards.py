@@ -61,7 +61,11 @@ class Stems:
     """
 
     def __init__(self, question: str, told: Iterable[str]) -> None:
-        """Read the question. `told` are the instructions in which the plan was asked for."""
+        """Read the question and the instructions.
+
+        question: the text that the client asks.
+        told: the instructions in which the plan was asked for; empty for none.
+        """
         self._endings = _ENDINGS.get(language_of(question), ())
         self.question = self._read(_TOKEN, question)
         self.joints = set(map(self._stem, _JOINED))
@@ -89,16 +93,26 @@ class Stems:
         return apart
 
     def of(self, text: str) -> tuple[str, ...]:
-        """Return the words of a text in the compared form."""
+        """Return the words of a text in the compared form; () for a text without words.
+
+        text: a title, or any other text.
+        """
         return self._read(_WORD, text)
 
     def _read(self, pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
-        """Return the stems of the text's words that match `pattern`, without articles."""
+        """Return the stems of a text's words, without articles.
+
+        pattern: matches one word, or whatever else counts as one.
+        text: any text.
+        """
         words: list[str] = pattern.findall(text.casefold())
         return tuple(self._stem(word) for word in words if word not in _ARTICLES)
 
     def _stem(self, word: str) -> str:
-        """Return one word without case, accents and one ending."""
+        """Return one word without case, accents and one ending.
+
+        word: a single word, in any case.
+        """
         marked = unicodedata.normalize("NFKD", word.casefold())
         bare = "".join(sign for sign in marked if not unicodedata.combining(sign))
         one = bare.removesuffix("s") if len(bare) > 3 else bare
@@ -109,7 +123,10 @@ class Stems:
 
 
 def question_of(ask: Ask) -> str:
-    """Return the text that the client asks: the prompt, or the last message."""
+    """Return the text that the client asks: the prompt, or the last message; "" for a prompt in tokens.
+
+    ask: what the client asks for.
+    """
     return ask.prompt if ask.prompt is not None else ask.messages[-1].content if ask.messages else ""
 
 
@@ -123,6 +140,8 @@ def plan_of(
     tokens: the tokens for all points of a list, which are divided equally; None if the points have lengths of
         their own.
     told: the instructions in which the plan was asked for.
+    points: the points that the model has written, in order.
+    question: the text that the client asks.
     """
     listed = tokens is not None
     kept = keep_points(points[:-1] if cut and listed else points, question, told, bounded=listed)
@@ -134,12 +153,15 @@ def plan_of(
 def keep_points(
     points: Sequence[Point], question: str, told: Iterable[str] = (), bounded: bool = True
 ) -> tuple[Point, ...]:
-    """Return the points whose titles can be written about, with new ids 1, 2, and so on.
+    """Return the points whose titles can be written about, with new ids 1, 2, and so on; () if none can.
 
     A title must be complete and must not repeat an earlier title, the question or the instructions. A thing
     that the question names side by side with another was asked for, so such a title stays. Other titles that
     consist of the question's words only stay if fewer than two points would be left without them.
 
+    points: the points that the model has written, in order.
+    question: the text that the client asks.
+    told: the instructions in which the plan was asked for; empty for none.
     bounded: True if titles are held to a length, at which some are cut.
     """
     stems, kept = Stems(question, told), list[Point]()
@@ -161,6 +183,8 @@ def number_anew(points: Sequence[Point]) -> tuple[Point, ...]:
     removed.
 
         ids 2, 5 (needs 1 and 2) -> ids 1, 2 (needs 1)
+
+    points: points with ascending ids, some of which may be missing.
     """
     ids = {point.id: id for id, point in enumerate(points, 1)}
     return tuple(
@@ -172,6 +196,8 @@ def number_anew(points: Sequence[Point]) -> tuple[Point, ...]:
 def without_figures(points: Sequence[Point]) -> list[Point]:
     """Return the points without figures at the end of titles ("Cuts, 2016-2022" -> "Cuts"), unless only the
     figures distinguish two titles.
+
+    points: the points that the model has written, in order.
     """
     bare = {point.title: _FIGURES.sub("", point.title) for point in points}
     times = Counter(bare.values())
@@ -181,6 +207,9 @@ def without_figures(points: Sequence[Point]) -> list[Point]:
 def is_title(title: str, bounded: bool = True) -> bool:
     """Return True if the title has a word to write about, is not cut at its limit, and does not repeat one
     word.
+
+    title: the title as the model has written it.
+    bounded: True if titles are held to a length, at which some are cut.
     """
     words: list[str] = _WORD.findall(title.casefold())
     short = len(title.split()) < MAX_TITLE_WORDS and len(title.encode()) <= MAX_TITLE_BYTES - _FREE_BYTES
@@ -195,6 +224,9 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
     The title repeats it if it has the same words, or at least two words and all of them from the earlier one.
     It also does so if it adds words within an earlier one: "Shop at local markets" repeats "Shop at markets".
+
+    title: the stems of the title; see `Stems`.
+    before: the stems of the earlier title.
     """
     these = set(title)
     those = set(before)
@@ -206,6 +238,9 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 def is_ours(title: Sequence[str], stems: Stems) -> bool:
     """Return True if the title consists of words of the instructions in any order, or of at least two of
     those words together with the question's.
+
+    title: the stems of the title.
+    stems: the stems of the question and of the instructions.
     """
     said = {word for word in title if not word.isdigit()}
     asked = set(stems.question)
@@ -217,6 +252,9 @@ def is_ours(title: Sequence[str], stems: Stems) -> bool:
 def is_copied(title: Sequence[str], stems: Stems) -> bool:
     """Return True if the title is copied word for word from the question, and is not one of the things that
     the question lists. For example "Alan Turing" is only what the question is about.
+
+    title: the stems of the title.
+    stems: the stems of the question.
     """
     return bool(places_of(title, stems)) and not is_listed(title, stems)
 
@@ -224,12 +262,20 @@ def is_copied(title: Sequence[str], stems: Stems) -> bool:
 def is_listed(title: Sequence[str], stems: Stems) -> bool:
     """Return True if the question names the title word for word side by side with another thing, as
     "plant-based and animal-based" and "what is rain, and what is hail?" do.
+
+    title: the stems of the title.
+    stems: the stems of the question, with the indexes at which things are set side by side.
     """
     return any(stems.apart & {at - 1, at + len(title)} for at in places_of(title, stems))
 
 
 def places_of(title: Sequence[str], stems: Stems) -> list[int]:
-    """Return the indexes in the question at which the title occurs word for word."""
+    """Return the indexes in the question at which the title occurs word for word, ascending; empty if it does
+    not occur, or has no words.
+
+    title: the stems of the title.
+    stems: the stems of the question.
+    """
     asked = stems.question
     size = len(title)
     return [at for at in range(len(asked)) if title and asked[at : at + size] == tuple(title)]

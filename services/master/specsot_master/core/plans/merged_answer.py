@@ -13,6 +13,8 @@ GAP = "\n\n"
 def heading_of(point: Point) -> str:
     """Return the heading that separates a point's text from the text before it. At the beginning of the
     answer the leading blank line is left out.
+
+    point: the point.
     """
     return f"{GAP}## {point.id}. {point.title}\n"
 
@@ -29,7 +31,11 @@ class MergedAnswer:
     """
 
     def __init__(self, points: Sequence[Point], titled: Collection[int]) -> None:
-        """Create an empty answer. `titled` are the ids of the points that get a heading."""
+        """Create an empty answer.
+
+        points: the points in the order of the answer.
+        titled: the ids of the points that get a heading.
+        """
         self._points = tuple(points)
         self._titled_ids = frozenset(titled)
         self._waiting: dict[int, list[str]] = {point.id: [] for point in points}
@@ -48,13 +54,24 @@ class MergedAnswer:
         return "".join(self._shown)
 
     def write(self, id: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> str:
-        """Add a branch's text with the logprobs of its tokens. Return the new text of the merged answer."""
+        """Add text of a branch. Return the new text of the merged answer; "" if the text has to wait for
+        earlier branches.
+
+        id: the point's id.
+        text: the new text of the branch.
+        logprobs: the logprobs of its tokens; empty if the client asked for none.
+        """
         self._waiting[id].append(text)
         self._told[id] += logprobs
         return self._advance()
 
     def finish(self, id: int, mark: str = "") -> str:
-        """Mark a branch as finished; `mark` follows its text. Return the new text of the merged answer."""
+        """Mark a branch as finished. Return the new text of the merged answer, which may include text of
+        later branches.
+
+        id: the point's id.
+        mark: what follows the branch's text, such as "…" for an interrupted sentence.
+        """
         self._waiting[id].append(mark)
         self._done.add(id)
         return self._advance()
@@ -83,7 +100,10 @@ class MergedAnswer:
         return delta
 
     def _take(self, point: Point) -> str:
-        """Return what a branch has written since the last call, with its heading before its first text."""
+        """Return what a branch has written since the last call, with its heading before its first text.
+
+        point: the point of the branch.
+        """
         body, self._waiting[point.id] = "".join(self._waiting[point.id]), []
         self._logprobs += self._told[point.id]
         self._told[point.id] = []

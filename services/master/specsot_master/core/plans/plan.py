@@ -89,6 +89,10 @@ class RequestPlan:
         decision: whether to plan; None to follow the request's mode.
         score: the router's score prompt if the model's score decides whether to plan, else None.
         most: the most points of a list that fit the client's time limit, or None.
+        ask: what the client asks for.
+        request: the request's id, for the Started event.
+        seed: the request's sampling seed, for the Started event.
+        model: the public name of the model, for the Started event.
         """
         self._ask = ask
         self._request = request
@@ -133,7 +137,10 @@ class RequestPlan:
         )
 
     def apply_forecast(self, outlook: Outlook) -> None:
-        """Use this forecast for the request, and for its time limit if it has one."""
+        """Use a forecast for the request, and for its time limit if it has one.
+
+        outlook: the measured costs, with the sizes of this request.
+        """
         self._outlook = outlook
         if self.deadline:
             self.deadline.outlook = outlook
@@ -144,6 +151,7 @@ class RequestPlan:
 
         prompt_tokens: tokens of the prompt that a direct answer has.
         found: how many first tokens of the first prompt the ring had in its prefix cache.
+        now: the present time, in seconds of the engine's clock.
         """
         self._tally.prompt_tokens = prompt_tokens
         self._tally.cached_tokens = min(found, prompt_tokens)
@@ -157,15 +165,22 @@ class RequestPlan:
         return [self._tell(started), *self._begin(now)]
 
     def on_step(self, outcomes: Iterable[Outcome], now: float) -> None:
-        """Count one step of the ring that returned these outcomes. Must be called before `on_text` and
-        `on_end`.
+        """Count one step of the ring. Must be called before `on_text` and `on_end`; nothing happens after the
+        end.
+
+        outcomes: what the step did for the request's sequences.
+        now: the time of the step, in seconds of the engine's clock.
         """
         if not self.finished:
             self._tally.step(outcomes, now)
 
     def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
-        """Handle new text of a sequence. `pieces` has one piece per token, without the token that ended the
-        sequence.
+        """Handle new text of a sequence. Return the commands that follow, in order; an empty list after the
+        end or without pieces.
+
+        ordinal: 0 for the score, the skeleton, the answer or the polish turn, else the point's id.
+        pieces: one piece per token, without the token that ended the sequence.
+        now: the time of the step, in seconds of the engine's clock.
         """
         if self.finished or not pieces:
             return []
@@ -184,6 +199,8 @@ class RequestPlan:
     def _note(self, pieces: Sequence[TextPiece]) -> list[Command]:
         """Return the events for what the pieces carry besides text. Prompt logprobs are split into events of
         at most PROMPT_PART tokens, so that each fits a message.
+
+        pieces: at least one piece.
         """
         if pieces[-1].stop in self._ask.stop_token_ids:
             self._stop_token = pieces[-1].stop
@@ -192,7 +209,13 @@ class RequestPlan:
         return [self._tell(events.PromptScored(1 + at, scored[at : at + PROMPT_PART])) for at in starts]
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
-        """Handle the end of a sequence, whose text was passed to `on_text` before."""
+        """Handle the end of a sequence, whose text was passed to `on_text` before. Return the commands that
+        follow; an empty list after the end.
+
+        ordinal: 0 for the score, the skeleton, the answer or the polish turn, else the point's id.
+        end: why the sequence ended.
+        now: the time of the step, in seconds of the engine's clock.
+        """
         if self.finished:
             return []
         rest = self.deadline.rest(ordinal, whole=end is End.STOP) if self.deadline else ()
@@ -207,6 +230,9 @@ class RequestPlan:
     def _end_in_time(self, ordinal: int, now: float) -> list[Command]:
         """End this sequence because of the client's time limit. Branches that have not been opened
         never are.
+
+        ordinal: the sequence that has no time left.
+        now: the present time, in seconds of the engine's clock.
         """
         branches = self._branches
         waiting = [branches.open(id).point.id for id in branches.unopened] if branches else []
@@ -218,14 +244,18 @@ class RequestPlan:
         return self._branches.ready() if self._branches and not self.finished else ()
 
     def preview(self, point: Point) -> OpenBranch:
-        """Return the command that would open this point's branch. Nothing changes."""
+        """Return the command that would open a point's branch. Nothing changes.
+
+        point: a point of the plan, whose needs are met.
+        """
         assert self._branches is not None
         budget = self._branches[point.id].budget
         return OpenBranch(point, self._branches.points, self._branches.parents(point), budget)
 
     def open_branch(self, point: Point) -> list[Command]:
-        """Mark this point's branch as opened, and return the command that opens it with its BranchStarted
-        event.
+        """Mark a point's branch as opened, and return the command that opens it with its BranchStarted event.
+
+        point: a point that `ready` has returned.
         """
         assert self._branches is not None
         order = self.preview(point)
@@ -233,11 +263,19 @@ class RequestPlan:
         return [order, self._tell(events.BranchStarted(point.id, point.title, order.budget))]
 
     def cancel(self, now: float) -> list[Command]:
-        """Close all running sequences. The text so far becomes the answer."""
+        """Close all running sequences. The text so far becomes the answer. Return the commands; an empty list
+        after the end.
+
+        now: the present time, in seconds of the engine's clock.
+        """
         return [] if self.finished else self._abandon(events.Reason.CANCELLED, now)
 
     def _begin(self, now: float) -> list[Command]:
-        """Open the direct answer or the skeleton, once it is decided which of the two it is."""
+        """Return the command that opens the direct answer or the skeleton, once it is decided which of the
+        two it is.
+
+        now: the present time, in seconds of the engine's clock.
+        """
         rest = self._ask.limits.new_tokens - self._before
         if self._mode == "direct":
             self._tally.enter("direct", now)
@@ -247,7 +285,12 @@ class RequestPlan:
         return [OpenSkeleton(min(limit, rest), self._rules, self._ask.constraint)]
 
     def _decide(self, end: End, now: float) -> list[Command]:
-        """Decide between a direct answer and a plan by the score, whose sequence has ended, and begin."""
+        """Decide between a direct answer and a plan by the score, whose sequence has ended. Return the
+        commands that begin it.
+
+        end: why the score's sequence ended.
+        now: the present time, in seconds of the engine's clock.
+        """
         if end in (End.FAILED, End.CANCELLED):
             return self._abandon(REASON_OF_END[end], now)
         assert self._score is not None
@@ -309,7 +352,11 @@ class RequestPlan:
     # --- ordinal 0 ---
 
     def _write_solo(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
-        """Handle new text of ordinal 0."""
+        """Return the commands that follow from new text of ordinal 0.
+
+        pieces: one piece per token.
+        now: the present time, in seconds of the engine's clock.
+        """
         if self._solo_over:
             return []
         if self._score:
@@ -326,7 +373,11 @@ class RequestPlan:
         return told
 
     def _end_solo(self, end: End, now: float) -> list[Command]:
-        """Handle the end of the sequence with ordinal 0."""
+        """Return the commands that follow from the end of the sequence with ordinal 0.
+
+        end: why the sequence ended.
+        now: the present time, in seconds of the engine's clock.
+        """
         if self._solo_over:
             return []
         if self._score:
@@ -341,8 +392,9 @@ class RequestPlan:
         return [*self._direct_events(0), *self._settle_solo(REASON_OF_END[end], now)]
 
     def _direct_events(self, step: int) -> list[Command]:
-        """Return events for the new text of ordinal 0. `step` is the number of tokens that the current step
-        added.
+        """Return events for the new text of ordinal 0: skeleton text, or text of the answer.
+
+        step: how many tokens the present step added.
         """
         told: list[Command] = []
         raw = self._solo.take_raw()
@@ -362,6 +414,9 @@ class RequestPlan:
     def _settle_solo(self, reason: events.Reason, now: float) -> list[Command]:
         """Handle the end of the text of ordinal 0: start its plan's branches, or finish if the text is the
         answer.
+
+        reason: why the text ended.
+        now: the present time, in seconds of the engine's clock.
         """
         self._solo_over = True
         if not self._solo.planned:
@@ -400,6 +455,9 @@ class RequestPlan:
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
         """Open a direct answer, because the plan has fewer than two usable points. The answer is ended if it
         repeats itself, by the rule that holds for branches.
+
+        rest: how many tokens are left for the answer.
+        now: the present time, in seconds of the engine's clock.
         """
         self._before = self._before + self._solo.written
         self._direct_text_sent = True
@@ -413,7 +471,12 @@ class RequestPlan:
     # --- branches ---
 
     def _write_branch(self, id: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
-        """Handle new text of a branch."""
+        """Return the commands that follow from new text of a branch; an empty list if the branch is over.
+
+        id: the point's id.
+        pieces: one piece per token.
+        now: the present time, in seconds of the engine's clock.
+        """
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
@@ -424,8 +487,12 @@ class RequestPlan:
         return told
 
     def _branch_events(self, id: int, text: str, step: int, over: bool = False) -> list[Command]:
-        """Return events for new text of a branch and for what the merged answer gains by it. `over` is True
-        at the end of the branch, when the logprobs of all remaining tokens are sent.
+        """Return events for new text of a branch and for what the merged answer gains by it.
+
+        id: the point's id.
+        text: the new text of the branch that may be shown.
+        step: how many tokens the present step added.
+        over: True at the end of the branch, when the logprobs of all remaining tokens are sent.
         """
         assert self._branches is not None
         logprobs = self._branches[id].take_logprobs(over)
@@ -438,6 +505,8 @@ class RequestPlan:
     def _merged_events(self, delta: str) -> list[Command]:
         """Return the event for new text of the merged answer, or nothing if a polish turn will rewrite that
         text.
+
+        delta: the new text of the merged answer; may be empty.
         """
         assert self._branches is not None
         if self._ask.polish:
@@ -449,7 +518,13 @@ class RequestPlan:
         return [self._tell(events.MergedText(merge.length - len(delta), delta, logprobs))]
 
     def _end_branch(self, id: int, reason: events.Reason, now: float) -> list[Command]:
-        """End a branch, and every branch that needs it if it has failed."""
+        """End a branch, and every branch that needs it if it has failed. Return the commands; an empty list
+        if the branch is over already.
+
+        id: the point's id.
+        reason: why the branch ends.
+        now: the present time, in seconds of the engine's clock.
+        """
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
@@ -464,6 +539,9 @@ class RequestPlan:
 
         The polish turn is opened if the client asked for one, at least two branches are in the answer and
         none failed, and enough tokens and time are left.
+
+        branches: the branches, all of which are over.
+        now: the present time, in seconds of the engine's clock.
         """
         wanted = self._to_polish
         self._to_polish = False
@@ -482,7 +560,10 @@ class RequestPlan:
         return [OpenPolish(branches.bodies, limit)]
 
     def _finished_branch_event(self, id: int) -> events.Numbered:
-        """Return the BranchFinished event of a branch that is over."""
+        """Return the BranchFinished event of a branch that is over.
+
+        id: the point's id.
+        """
         assert self._branches is not None
         branch = self._branches[id]
         assert branch.reason is not None
@@ -493,6 +574,9 @@ class RequestPlan:
     def _abandon(self, reason: events.Reason, now: float) -> list[Command]:
         """Close all running sequences and finish with the text so far; a branch that runs contributes what it
         has.
+
+        reason: why the answer ends.
+        now: the present time, in seconds of the engine's clock.
         """
         commands: list[Command] = [] if self._solo_over else [CloseSequence(0)]
         if self._direct_text_sent and not (self._solo_over or self._score):
@@ -510,12 +594,19 @@ class RequestPlan:
         return [*commands, *self._finish(reason, now)]
 
     def _give_up(self, error: PlanError) -> list[Command]:
-        """End the request with an error, because its plan is invalid."""
+        """Return the commands that end the request with an error, because its plan is invalid.
+
+        error: what is wrong with the plan.
+        """
         self.finished = True
         return [CloseSequence(0), FailRequest(error)]
 
     def _finish(self, reason: events.Reason, now: float) -> list[Command]:
-        """Return the last events: Finished with the whole text, its tokens and the request's statistics."""
+        """Return the last events: Finished with the whole text, its tokens and the request's statistics.
+
+        reason: why the answer ended.
+        now: the present time, in seconds of the engine's clock.
+        """
         self.finished = True
         self.reason = reason.value
         solo = self._solo
@@ -548,7 +639,10 @@ class RequestPlan:
         return [*told, self._tell(events.Finished(reason, text, tokens, figures, *stop))]
 
     def _tell(self, event: events.Event) -> events.Numbered:
-        """Give an event the next number."""
+        """Return an event with the next number.
+
+        event: an event for the client.
+        """
         number = self._number
         self._number = self._number + 1
         return events.Numbered(number, event)

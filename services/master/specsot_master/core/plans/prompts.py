@@ -56,19 +56,28 @@ class Conversation(Protocol):
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
-        """Return the turn that writes `point` in about `length` tokens. `parents` are the points it needs,
-        with their texts.
+        """Return the prompt of the branch that writes a point.
+
+        point: the point to write.
+        points: all points of the plan.
+        parents: the points that `point` needs, with their texts.
+        length: about how many tokens the text shall have.
         """
         ...
 
     def polish(self, text: str) -> PromptTurn:
-        """Return the turn that rewrites the merged text."""
+        """Return the prompt of the turn that rewrites the merged text.
+
+        text: the texts of all branches, joined.
+        """
         ...
 
 
 def shared_length(left: Sequence[int], right: Sequence[int], known: int = 0) -> int:
-    """Return how many first tokens are the same. `known` tokens are known to be the same and are not
-    compared.
+    """Return how many first tokens of two sequences are the same.
+
+    left, right: token ids.
+    known: so many first tokens are known to be the same and are not compared.
     """
     end = min(len(left), len(right))
     for place in range(known, end):
@@ -82,6 +91,10 @@ def turn_from(prefix: Sequence[int], tokens: tuple[int, ...], known: int = 0) ->
     that one must be computed to get logits.
 
         prefix [1 2 3], tokens [1 2 3 4] -> shared 3;   tokens [1 2 3] -> shared 2
+
+    prefix: token ids with which the prompts of a request begin.
+    tokens: all token ids of the prompt.
+    known: so many first tokens are known to be the same and are not compared.
     """
     return PromptTurn(tokens, min(shared_length(prefix, tokens, known), len(tokens) - 1))
 
@@ -101,16 +114,21 @@ class TurnSlots:
         return self.parts[0]
 
     def fill(self, *words: str) -> str:
-        """Return the rendering with these words in its places, in order."""
+        """Return the rendering with these words in its places, in order.
+
+        words: one text per place, as a rendering contains it.
+        """
         first, *others = self.parts
         return first + "".join(word + part for word, part in zip(words, others))
 
 
 def find_slots(render: Callable[..., str], mark: Callable[[str], str], count: int = 1) -> TurnSlots | None:
-    """Return the places of the `count` texts that `render` takes. Return None if the rendering repeats or
-    changes a text, so that every prompt has to be rendered as a whole.
+    """Return a prompt with places for texts. Return None if the rendering repeats or changes a text, so that
+    every prompt has to be rendered as a whole.
 
+    render: returns the rendered prompt with `count` texts in it.
     mark: returns a text as a rendering contains it.
+    count: how many texts `render` takes.
     """
     probes = [f"{_SLOT_PROBE} {number}." for number in range(count)]
     parts: list[str] = []
@@ -127,7 +145,10 @@ def find_slots(render: Callable[..., str], mark: Callable[[str], str], count: in
 
 
 def shared_text(left: str, right: str) -> int:
-    """Return how many first characters are the same, by binary search."""
+    """Return how many first characters of two texts are the same, by binary search.
+
+    left, right: the texts.
+    """
     low, high = 0, min(len(left), len(right))
     # Comparing slices is much faster than comparing single characters in Python.
     while low < high:

@@ -51,6 +51,9 @@ class Decision:
     def way(self, planned: bool, direct: bool) -> tuple[Mode, str]:
         """Return what the request became and why, when it is over. A request that was stopped before the
         model had decided is "direct" and "undecided".
+
+        planned: True if the answer has branches, or a plan was forced.
+        direct: True if a direct answer was written.
         """
         if planned and not direct:
             return "sot", f"planned: {self.reason}"
@@ -90,6 +93,8 @@ ONE = (" is", "'s")
 def scoring(ask: Ask) -> Ask:
     """Return the request's parameters for the sequence that is scored: one token, with default sampling and
     logprobs.
+
+    ask: what the client asks for.
     """
     limits = replace(ask.limits, max_new_tokens=1)
     return replace(ask, sampling=Sampling(), limits=limits, logprobs=MAX_LOGPROBS, ignore_eos=True)
@@ -102,6 +107,8 @@ def score_of(told: TokenLogprobs, prompt: ScorePrompt) -> float | None:
     neither side is among them.
 
         several: log(0.6), one: log(0.2) -> log(3) = 1.10
+    told: the likeliest tokens after the prompt, with their logprobs.
+    prompt: names the tokens of each side.
     """
     chances = {one.token: one.logprob for one in told.top}
     several = _sum_of(chances, prompt.several)
@@ -113,13 +120,21 @@ def score_of(told: TokenLogprobs, prompt: ScorePrompt) -> float | None:
 
 
 def _sum_of(chances: Mapping[int, float], tokens: Sequence[int]) -> float | None:
-    """Return the log of the tokens' summed probability, or None if no token was reported."""
+    """Return the log of the tokens' summed probability, or None if no token was reported.
+
+    chances: the logprobs of the reported tokens, by token id.
+    tokens: the token ids of one side.
+    """
     found = [math.exp(chances[token]) for token in tokens if token in chances]
     return math.log(sum(found)) if found else None
 
 
 def judge(score: float | None, threshold: float) -> Decision:
-    """Return the decision for this score. Without a score the answer is direct."""
+    """Return the decision for a score; a direct answer without a score.
+
+    score: what `score_of` returned.
+    threshold: the lowest score with which the answer is planned.
+    """
     if score is None:
         return Decision("direct", "the model gave no score")
     if score >= threshold:
@@ -128,7 +143,11 @@ def judge(score: float | None, threshold: float) -> Decision:
 
 
 def judge_by(told: TokenLogprobs | None, prompt: ScorePrompt) -> Decision:
-    """Return the decision for the logprobs of the scored token; None if there are none."""
+    """Return the decision for the scored token.
+
+    told: its logprobs; None if there are none, then the answer is direct.
+    prompt: names the tokens of each side, and the threshold.
+    """
     return judge(score_of(told, prompt) if told else None, prompt.threshold)
 
 
@@ -141,6 +160,7 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
     messages: the conversation; empty if the prompt is given in tokens.
     taught: True if the model was trained to plan.
     threshold: the score threshold that was measured for this model, or None.
+    ask: what the client asks for.
     """
     if ask.mode != "auto":
         return Decision(ask.mode, ASKED_FOR)
@@ -163,6 +183,9 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
 def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
     """Return why this request should not be planned, whatever it asks; None if nothing speaks against a
     plan.
+
+    ask: what the client asks for.
+    messages: the conversation, at least one message.
     """
     if ask.tools:
         return "tools are offered"
@@ -177,6 +200,8 @@ def ends_loops(ask: Ask) -> bool:
     Text is not ended that may have to repeat itself: code, which the question asks for, what a form
     describes, what continues a prompt in tokens, and what the question wants repeated. Neither is text that
     has to go on: to its least length, or whatever end tokens come.
+
+    ask: what the client asks for.
     """
     if ask.tokens or ask.form is not None or ask.min_tokens or ask.ignore_eos:
         return False
@@ -185,7 +210,11 @@ def ends_loops(ask: Ask) -> bool:
 
 
 def decide_question(question: str, later: bool = False) -> Decision:
-    """Decide by the words of a question. `later` is True if the conversation already has an answer."""
+    """Decide by the words of a question. The decision is never "auto".
+
+    question: the text that the client asks.
+    later: True if the conversation already has an answer.
+    """
     text = question.strip()
     parts = tuple(_bare(part) for part in re.split(router_words.SPLIT, text) if part.strip())
     if not parts:
@@ -218,6 +247,8 @@ def decide_question(question: str, later: bool = False) -> Decision:
 def points_asked(question: str) -> int | None:
     """Return the number of things that a question asks for explicitly, or None: "List five European rivers."
     -> 5.
+
+    question: the text that the client asks.
     """
     found = _compiled(router_words.ASKED).search(_bare(question))
     if found is None:
@@ -227,7 +258,10 @@ def points_asked(question: str) -> int | None:
 
 
 def _bare(part: str) -> str:
-    """Return the sentence without polite phrases: "Could you please tell me how ..." -> "how ..."."""
+    """Return the sentence without polite phrases: "Could you please tell me how ..." -> "how ...".
+
+    part: a sentence of the question.
+    """
     before = ""
     part = part.strip().lower()
     while before != part:
@@ -237,7 +271,10 @@ def _bare(part: str) -> str:
 
 
 def compares(question: str) -> bool:
-    """Return True if the question compares things, as "Compare renting and buying." does."""
+    """Return True if the question compares things, as "Compare renting and buying." does.
+
+    question: the text that the client asks.
+    """
     anywhere, first = router_words.COMPARING
     parts = (_bare(part) for part in re.split(router_words.SPLIT, question.strip()) if part.strip())
     return _holds(anywhere, question) or any(_starts(first, part) for part in parts)
@@ -248,6 +285,9 @@ def _is_code(text: str, parts: Sequence[str]) -> bool:
 
     A program language that is named asks for code, unless the question is about languages. Sentences that ask
     for advice in prose do not count ("How can I make a web page load faster?").
+
+    text: the question.
+    parts: its sentences, in lower case and without polite phrases.
     """
     if _holds(router_words.CODE_GIVEN, text):
         return True
@@ -261,6 +301,8 @@ def _is_code(text: str, parts: Sequence[str]) -> bool:
 def _is_maths(text: str) -> bool:
     """Return True if the text has figures with operators between them, or two quantities and a question for a
     third.
+
+    text: the question.
     """
     return _holds(router_words.MATHS, text) or (
         len(_compiled(router_words.NUMBER).findall(text)) > 1 and _holds(router_words.QUANTITY, text)
@@ -270,6 +312,8 @@ def _is_maths(text: str) -> bool:
 def _refers_back(text: str) -> bool:
     """Return True if a later question refers to what was said before: it is very short, short with a pronoun,
     or begins like a follow-up.
+
+    text: a question of a conversation that already has an answer.
     """
     words = len(text.split()) + len(re.findall(router_words.HAN, text))
     short = words <= FEW_WORDS or (words <= FOLLOW_UP_WORDS and _holds(router_words.PRONOUNS, text))
@@ -279,6 +323,9 @@ def _refers_back(text: str) -> bool:
 def _form_in(text: str, parts: Sequence[str]) -> str | None:
     """Return the name of a form of one answer (such as a poem) that the text contains or that a sentence of
     it begins with; None if there is none.
+
+    text: the question.
+    parts: its sentences, in lower case and without polite phrases.
     """
     for name, (anywhere, first) in router_words.FORMS.items():
         if _holds(anywhere, text) or any(_starts(first, part) for part in parts):
@@ -287,12 +334,18 @@ def _form_in(text: str, parts: Sequence[str]) -> str | None:
 
 
 def _last_form(part: str) -> str | None:
-    """Return the name of the form with which the last sentence begins, or None."""
+    """Return the name of the form with which the last sentence begins, or None.
+
+    part: the sentence, in lower case and without polite phrases.
+    """
     return next((name for name, first in router_words.LAST_FORMS.items() if _starts(first, part)), None)
 
 
 def _without_thanks(parts: Sequence[str]) -> Sequence[str]:
-    """Return the sentences without small talk at the end, which says nothing about the question."""
+    """Return the sentences without small talk at the end, which says nothing about the question.
+
+    parts: the sentences of a question, in order, at least one.
+    """
     small_talk = router_words.LAST_FORMS["small talk"]
     while len(parts) > 1 and _starts(small_talk, parts[-1]):
         parts = parts[:-1]
@@ -304,6 +357,8 @@ def _wants_one_cause(part: str) -> bool:
 
     Reasons for what people do or should do, for what is good or bad, for what grows or ends, and for what
     happened are several, so such questions return False.
+
+    part: the sentence, in lower case and without polite phrases.
     """
     return _starts(router_words.WHY, part) and not _holds(router_words.SEVERAL_REASONS, part)
 

@@ -35,7 +35,12 @@ def languages() -> list[dict[str, Any]]:
 
 
 def expression(group: str) -> str:
-    """Return one regular expression for a group. Raise KeyError if no language has it."""
+    """Return one regular expression for a group of words.
+
+    group: the name of the group in the files of words.
+
+    Raises KeyError if no language has the group.
+    """
     alternatives = list(_alternatives(group))
     if not alternatives:
         raise KeyError(group)
@@ -44,7 +49,10 @@ def expression(group: str) -> str:
 
 
 def _alternatives(group: str) -> Iterator[str]:
-    """Yield the expressions of a group from all languages."""
+    """Yield the expressions of a group from all languages; nothing if no language has it.
+
+    group: the name of the group in the files of words.
+    """
     for language in LANGUAGES:
         found = language.get(group, {})
         if "words" in found:

@@ -35,6 +35,7 @@ class TokenSpans:
     """
 
     def __init__(self) -> None:
+        """Start with an empty text."""
         self._tokens: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -43,7 +44,10 @@ class TokenSpans:
         self.length = 0  # Characters of the raw text.
 
     def add(self, piece: TextPiece) -> None:
-        """Append a piece's text, and its token if it has one."""
+        """Append a piece's text, and its token if it has one.
+
+        piece: the next piece of the sequence, in order.
+        """
         start = self.length
         self.length = self.length + len(piece.text)
         if piece.token is not None:
@@ -58,18 +62,26 @@ class TokenSpans:
         return len(self._tokens)
 
     def count(self, first: int) -> int:
-        """Return how many tokens wrote text at or after character `first`."""
+        """Return how many tokens wrote text at or after character `first`.
+
+        first: a position in the raw text, in characters.
+        """
         return len(self._tokens) - self._index(first)
 
     def within(self, first: int, last: int | None = None) -> tuple[int, ...]:
-        """Return the tokens that wrote any of the characters first .. last - 1; up to the end if `last` is
-        None.
+        """Return the tokens that wrote any of the characters first .. last - 1, in order; () if none did.
+
+        first: a position in the raw text, in characters.
+        last: the position after the last character; None for the end of the text.
         """
         return tuple(self._tokens[self._index(first) : self._stop(last)])
 
     def take_logprobs(self, first: int, last: int | None = None) -> tuple[TokenLogprobs, ...]:
         """Return the logprobs of the tokens that `within(first, last)` returns, without those taken by an
-        earlier call.
+        earlier call. Return () if the client asked for no logprobs.
+
+        first: a position in the raw text, in characters.
+        last: the position after the last character; None for the end of the text.
         """
         if not self._logprobs:
             return ()
@@ -78,12 +90,17 @@ class TokenSpans:
         return tuple(self._logprobs[start:stop])
 
     def _stop(self, last: int | None) -> int:
-        """Return the index after the last token that wrote text before character `last`."""
+        """Return the index after the last token that wrote text before character `last`.
+
+        last: a position in the raw text, in characters; None for the end of the text.
+        """
         return len(self._tokens) if last is None else bisect.bisect_left(self._starts, last)
 
     def _index(self, first: int) -> int:
         """Return the index of the first token with text after character `first`. Tokens without text directly
         before it are included, as they belong to the text that follows them.
+
+        first: a position in the raw text, in characters.
         """
         index = bisect.bisect_right(self._ends, first)
         while index and self._starts[index - 1] >= first:

@@ -27,6 +27,11 @@ def choose(decision: Decision, ask: Ask, costs: Forecaster, workload: Workload) 
     """Return the decision, or the opposite one if only that way ends within the client's time limit.
 
     Raises InvalidRequest if not even a sentence can end in time, as far as anything was measured.
+
+    decision: what was decided without the time limit.
+    ask: what the client asks for.
+    costs: the measured costs.
+    workload: the sizes of this request.
     """
     most = ask.finish_within_s
     if most is None:
@@ -51,6 +56,10 @@ def choose(decision: Decision, ask: Ask, costs: Forecaster, workload: Workload) 
 def points_in_time(ask: Ask, costs: Forecaster, workload: Workload) -> int | None:
     """Return the most points of a plan that ends in time, at least 2; None if the client set no time limit,
     or if nothing was measured.
+
+    ask: what the client asks for.
+    costs: the measured costs.
+    workload: the sizes of this request.
     """
     most = ask.finish_within_s
     if most is None or costs.planned(workload, 2) is None:
@@ -60,7 +69,11 @@ def points_in_time(ask: Ask, costs: Forecaster, workload: Workload) -> int | Non
 
 
 def _least_plan(workload: Workload, costs: Forecaster) -> float:
-    """Return the seconds of a plan with two points of a sentence each; 0.0 if nothing was measured."""
+    """Return the seconds of a plan with two points of a sentence each; 0.0 if nothing was measured.
+
+    workload: the sizes of this request.
+    costs: the measured costs.
+    """
     plan = costs.direct(workload, costs.plan_tokens(2))
     return 0.0 if plan is None else plan + _sentence(costs, 2 + workload.others)
 
@@ -68,6 +81,9 @@ def _least_plan(workload: Workload, costs: Forecaster) -> float:
 def _sentence(costs: Forecaster, live: int) -> float:
     """Return the seconds in which `live` sequences write a short sentence each; 0.0 if nothing was
     measured.
+
+    costs: the measured costs.
+    live: how many sequences decode in parallel.
     """
     return costs.writing(live, LEAST_TOKENS) or 0.0
 
@@ -75,6 +91,8 @@ def _sentence(costs: Forecaster, live: int) -> float:
 def ends_sentence(text: str) -> bool:
     """Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
     belong to a number or to a list.
+
+    text: the end of a text; a few characters suffice.
     """
     bare = text.rstrip(" \"'*”’)")
     return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))
@@ -106,7 +124,11 @@ class TimeLimit:
     _times: dict[int, float] = field(default_factory=dict[int, float])
 
     def fit(self, points: Sequence[Point], now: float) -> Sequence[Point]:
-        """Return as many of the first points as can be written in time, at least 2."""
+        """Return as many of the first points as can be written in time, at least 2.
+
+        points: the points of the plan, in order.
+        now: the present time, in seconds.
+        """
         outlook = self.outlook
         while outlook and len(points) > 2:
             seconds = outlook.costs.branches(outlook.workload, points)
@@ -116,7 +138,10 @@ class TimeLimit:
         return points
 
     def ends_plan(self, now: float) -> bool:
-        """Return True if the plan must end now so that two points can still have a sentence each."""
+        """Return True if the plan must end now so that two points can still have a sentence each.
+
+        now: the present time, in seconds.
+        """
         if self.outlook is None:
             return False
         left = self._end_of(branch=True) - now
@@ -129,6 +154,9 @@ class TimeLimit:
         sequence must end.
 
         live: how many sequences decode in parallel.
+        ordinal: 0 for the answer, else the point's id.
+        pieces: the next pieces of the sequence, one per token.
+        now: the present time, in seconds.
         """
         left = self._end_of(branch=ordinal > 0) - now
         turn = self._turn(live)
@@ -148,7 +176,10 @@ class TimeLimit:
 
     def rest(self, ordinal: int, whole: bool) -> Sequence[TextPiece]:
         """Return the pieces after a sequence's last complete sentence that are shown at its end: all of them
-        if the sequence ended by itself (`whole`), or if nothing else was shown yet; else none.
+        if the sequence ended by itself, or if nothing else was shown yet; else none.
+
+        ordinal: 0 for the answer, else the point's id.
+        whole: True if the sequence ended by itself.
         """
         held = self._held.pop(ordinal, [])
         shown = held if whole or not self._shows else []
@@ -158,6 +189,9 @@ class TimeLimit:
     def allows(self, tokens: int, now: float) -> bool:
         """Return True if so many tokens can be read and written once more in time. If nothing was measured,
         any time left is enough.
+
+        tokens: how many tokens are read as a prompt and written anew.
+        now: the present time, in seconds.
         """
         outlook = self.outlook
         if outlook is None:
@@ -168,11 +202,16 @@ class TimeLimit:
     def _end_of(self, branch: bool) -> float:
         """Return when a text must be complete: half of the time earlier for a branch whose text will be
         polished.
+
+        branch: True for the text of a branch.
         """
         return self.at - self.whole / 2 if branch and self.polishes else self.at
 
     def _turn(self, live: int) -> float | None:
-        """Return the usual seconds of a turn, or None if nothing was measured."""
+        """Return the usual seconds of a turn, or None if nothing was measured.
+
+        live: how many sequences of this request decode in parallel.
+        """
         if self.outlook is None:
             return None
         return self.outlook.costs.steps.turn(max(live, 1) + self.outlook.workload.others)

@@ -49,15 +49,22 @@ class Sentences:
     polish: str
 
     def ask_for_list(self, count: int, exact: bool, compares: bool = False) -> str:
-        """Return the words that ask for a list of `count` points, or of at most as many.
+        """Return the words that ask for a list of points.
 
-        exact: the question itself asks for `count` points. compares: the question compares things.
+        count: how many points, or the most points.
+        exact: the question itself asks for `count` points.
+        compares: the question compares things, so that the points are aspects.
         """
         points = (self.exactly if exact else self.at_most).format(count=count)
         return (self.aspects if compares else self.plan).format(points=points)
 
     def ask_for_point(self, form: Form, point: Point, points: Sequence[Point]) -> str:
-        """Return the words that ask for the text of `point`, of the plan `points`."""
+        """Return the words that ask for the text of a point.
+
+        form: how the text of a point is asked for.
+        point: the point.
+        points: all points of the plan.
+        """
         words: str = getattr(self, form)
         return words.format(plan=write_list(points), id=point.id, title=point.title).strip()
 
@@ -66,6 +73,8 @@ def write_list(points: Sequence[Point]) -> str:
     """Return the numbered list of a plan, as the model writes it: "1. Light\\n2. Deep".
 
     No white space is around it, which some templates take away.
+
+    points: the points of the plan.
     """
     return "\n".join(f"{point.id}. {point.title}" for point in points).strip()
 
@@ -183,7 +192,10 @@ class Wording:
     sentences: Mapping[Language, Sentences] = field(default_factory=lambda: DEFAULT_SENTENCES)
 
     def of(self, question: str) -> Sentences:
-        """Return the sentences of the question's language, English for languages without any."""
+        """Return the sentences of the question's language, English for languages without any.
+
+        question: the text that the client asks.
+        """
         return self.sentences[language_of(question)]
 
 
@@ -192,6 +204,8 @@ def read_wording(given: object) -> Wording:
 
     What the value leaves out is the default; "measured" is for readers. Raises ValueError, which names the
     key, for unknown keys, forms and languages, and for a sentence whose places are missing or unknown.
+
+    given: the decoded JSON value.
     """
     wanted = _object("wording", given, ("form", "sentences", "measured"))
     form = wanted.get("form", DEFAULT_FORM)
@@ -208,8 +222,13 @@ def read_wording(given: object) -> Wording:
 
 
 def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
-    """Return the sentences with those replaced that `given`, an object at `place` of the file, holds. Raises
-    ValueError.
+    """Return the sentences with those replaced that the file holds.
+
+    place: where the value stands in the file, for errors.
+    sentences: the default sentences of the language.
+    given: the decoded JSON value.
+
+    Raises ValueError if the value is no object of known sentences, or if a sentence is invalid.
     """
     texts = _object(place, given, tuple(one.name for one in fields(Sentences)))
     for name, text in texts.items():
@@ -218,7 +237,12 @@ def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
 
 
 def _check_places(place: str, name: str, text: object) -> None:
-    """Raise ValueError unless the sentence is text with all required placeholders and no unknown ones."""
+    """Raise ValueError unless a sentence is text with all required placeholders and no unknown ones.
+
+    place: where the sentence stands in the file, for errors.
+    name: its name in `Sentences`.
+    text: the decoded JSON value.
+    """
     if not isinstance(text, str):
         raise ValueError(f"{place} is a text, got {text!r}")
     found = [part for _, part, _, _ in Formatter().parse(text) if part is not None]
@@ -229,7 +253,14 @@ def _check_places(place: str, name: str, text: object) -> None:
 
 
 def _object(place: str, given: object, keys: Sequence[str]) -> dict[str, object]:
-    """Return `given` as an object with no other keys than `keys`. Raises ValueError, which names `place`."""
+    """Return a value as an object.
+
+    place: where the value stands in the file, for errors.
+    given: the decoded JSON value.
+    keys: the members that the object may have.
+
+    Raises ValueError if it is no object, or has another member.
+    """
     if not isinstance(given, dict):
         raise ValueError(f"{place} is an object, got {given!r}")
     found = cast("dict[str, object]", dict(cast("dict[str, object]", given)))
@@ -256,6 +287,8 @@ _LETTER = re.compile(r"[^\W\d_]")
 def language_of(question: str) -> Language:
     """Return Chinese for a question that is mostly Han script (kana makes it Japanese), German or Spanish for
     a question with more of their words than English words, and English otherwise.
+
+    question: the text that the client asks.
     """
     letters = len(_LETTER.findall(question))
     if letters and len(_HAN.findall(question)) * 3 > letters and not _KANA.search(question):
@@ -271,9 +304,13 @@ def language_of(question: str) -> Language:
 def append_words(question: str, words: str, paragraph: bool = False) -> str:
     """Return the question followed by words of ours.
 
-    The words continue the question's line if the question is one sentence on one line. Otherwise, and if
-    `paragraph` is set, the words are a paragraph of their own, so that the model does not take them for a
-    part of a text that the question brings along.
+    The words continue the question's line if the question is one sentence on one line. Otherwise they are a
+    paragraph of their own, so that the model does not take them for a part of a text that the question brings
+    along.
+
+    question: the text that the client asks.
+    words: what the master asks for, such as a plan.
+    paragraph: make the words a paragraph of their own in any case.
     """
     sentence = question.rstrip().endswith((".", "?", "!", "。", "？", "！")) and "\n" not in question.strip()
     return question.rstrip() + (" " if sentence and not paragraph else "\n\n") + words

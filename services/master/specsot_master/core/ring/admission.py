@@ -23,11 +23,13 @@ MIN_SHARED_TOKENS = 16
 MIN_PREFIX_TOKENS = 32
 
 
-def pages_for(rows: int, page_rows: int) -> int:
-    """Return the pages that `rows` KV slots take, with `page_rows` slots per page: the quotient rounded
-    up.
+def pages_for(num_slots: int, slots_per_page: int) -> int:
+    """Return the pages that so many KV slots take: the quotient rounded up; 0 for no slots.
+
+    num_slots: KV slots, one per token.
+    slots_per_page: KV slots of one page.
     """
-    return -(-rows // page_rows)
+    return -(-num_slots // slots_per_page)
 
 
 def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None = None) -> int:
@@ -41,6 +43,7 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
     shared: tokens that the sequence forks from its prefix.
     policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds. Shared pages
         do not lower that bound, because under a window the sequence may come to own copies of them.
+    ring: sizes and limits of the ring.
     """
     return capped_by_policy(
         policy, pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring), ring
@@ -48,21 +51,28 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
 
 
 def capped_by_policy(policy: Policy | None, pages: int, ring: RingState) -> int:
-    """Return `pages`, or the most pages that a sequence with this policy ever holds if that is less."""
+    """Return `pages`, or the most pages that a sequence with this policy ever holds if that is less.
+
+    policy: the sequence's KV policy (window or pruning); None holds every page.
+    pages: pages that the sequence would need without a policy.
+    ring: sizes and limits of the ring.
+    """
     most = max_held_pages(policy, ring.rows, ring.page_rows)
     return pages if most is None else min(pages, most)
 
 
-def shared_pages(shared: int, ring: RingState) -> int:
-    """Return the full pages that a fork at `shared` tokens shares. A page that is shared only in part is
-    copied.
+def shared_pages(num_shared: int, ring: RingState) -> int:
+    """Return the full pages that a fork shares with its prefix. A page that is shared only in part is copied.
 
     With a drafter one row less is shared: the drafter pairs the feature of each token with the token after
     it, so its last row of the prefix depends on the first token of the fork.
 
         page_rows 64: shared 128 -> 2 pages, with a drafter (128 - 1) // 64 = 1 page
+
+    num_shared: tokens that the sequence forks from its prefix; 0 if it forks nothing.
+    ring: sizes and limits of the ring.
     """
-    return max(shared - ring.has_drafter, 0) // ring.page_rows
+    return max(num_shared - ring.has_drafter, 0) // ring.page_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +92,17 @@ class PlanSizes:
     answer: int = 0
 
 
-def grant_answer(prompt: int, ask: Ask, ring: RingState) -> int:
-    """Return the pages of a direct answer. Raises InvalidRequest if the ring can never hold it."""
-    length = prompt + ask.limits.new_tokens
-    _check_context(prompt, length, ask, ring)
+def grant_answer(prompt_length: int, ask: Ask, ring: RingState) -> int:
+    """Return the KV pages that a direct answer needs at most.
+
+    prompt_length: tokens of the prompt.
+    ask: what the client asks for; its limits and KV policy are used.
+    ring: sizes and limits of the ring.
+
+    Raises InvalidRequest if the ring can never hold the answer.
+    """
+    length = prompt_length + ask.limits.new_tokens
+    _check_context(prompt_length, length, ask, ring)
     return _check_memory(own_pages(length, 0, ring, ask.policy), ring)
 
 
@@ -96,6 +113,10 @@ def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
     The grant covers the skeleton, and later the largest possible branch. The plan, the texts of the points
     that a branch needs, and the branch itself share one `max_new_tokens`; the titles of the plan appear in
     the branch's prompt a second time.
+
+    sizes: lengths of the request's prompts, in tokens.
+    ask: what the client asks for; its limits and KV policy are used.
+    ring: sizes and limits of the ring.
 
     Raises InvalidRequest if the ring can never hold the request.
     """
@@ -129,30 +150,40 @@ class PromptPrefix:
 NO_PREFIX = PromptPrefix((), False, lambda _: 0)
 
 
-def answer_prefix(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> PromptPrefix:
+def answer_prefix(prompt_tokens: tuple[int, ...], ask: Ask, ring: RingState) -> PromptPrefix:
     """Return the beginning of a direct answer: its prompt without the last token, which the answer's own
-    sequence must compute.
+    sequence must compute. The beginning is empty (nothing is shared) if KV rows are pruned or kept per head,
+    or if the client wants logprobs of the prompt.
 
-    The beginning is empty (nothing is shared) if KV rows are pruned or kept per head, or if the client wants
-    logprobs of the prompt. Raises InvalidRequest if the ring can never hold the request.
+    prompt_tokens: all token ids of the prompt, at least one.
+    ask: what the client asks for.
+    ring: sizes and limits of the ring.
+
+    Raises InvalidRequest if the ring can never hold the request.
     """
-    grant_answer(len(prompt), ask, ring)
-    length = len(prompt) + ask.limits.new_tokens
+    grant_answer(len(prompt_tokens), ask, ring)
+    length = len(prompt_tokens) + ask.limits.new_tokens
     alone = ask.pruning or ask.head_aware or ask.prompt_logprobs is not None
     return PromptPrefix(
-        () if alone else prompt[:-1],
+        () if alone else prompt_tokens[:-1],
         False,
         lambda shared: own_pages(length, shared, ring, ask.policy),
         ask.window,
     )
 
 
-def plan_prefix(prefix: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring: RingState) -> PromptPrefix:
-    """Return the beginning of a planned request. Raises InvalidRequest if the ring can never hold the
-    request.
+def plan_prefix(prefix_tokens: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring: RingState) -> PromptPrefix:
+    """Return the beginning of a planned request, which every one of its sequences forks.
+
+    prefix_tokens: the token ids that all prompts of the request begin with.
+    sizes: lengths of the request's prompts, in tokens.
+    ask: what the client asks for.
+    ring: sizes and limits of the ring.
+
+    Raises InvalidRequest if the ring can never hold the request.
     """
     grant = grant_plan(sizes, ask, ring)
-    return PromptPrefix(prefix, True, lambda _: grant, ask.window)
+    return PromptPrefix(prefix_tokens, True, lambda _: grant, ask.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,63 +210,83 @@ class AdmissionOption:
 
 
 def admission_options(
-    beginning: PromptPrefix, route: PrefixMatch, ring: RingState, keeps: bool
+    prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState, may_keep: bool
 ) -> list[AdmissionOption]:
-    """Return the ways in which a request may enter the ring, the best first.
+    """Return the ways in which a request may enter the ring, the best first; at least one.
 
     A beginning that the request needs is opened as far as the prefix cache lacks it. If such a beginning and
     the request together need all pages of the ring, no cached prefix is forked, as its pages would have to
     stay. A beginning that only later requests may use is opened if it adds at least MIN_PREFIX_TOKENS, and
-    only
-    while an eighth of the ring's pages stays free.
+    only while an eighth of the ring's pages stays free.
 
-    route: the longest cached prefix of the request's prompt.
-    keeps: True if prefixes may be kept for later requests.
+    prompt_prefix: the common beginning of the request's prompts, and what the request needs in addition.
+    route: the longest cached prefix of the request's prompt; its node is None if no prefix matches.
+    ring: sizes and limits of the ring.
+    may_keep: True if prefixes may be kept for later requests.
     """
-    tokens = beginning.tokens
-    least = MIN_PREFIX_TOKENS if beginning.needed else MIN_SHARED_TOKENS
+    tokens = prompt_prefix.tokens
+    least = MIN_PREFIX_TOKENS if prompt_prefix.needed else MIN_SHARED_TOKENS
     known = route.length >= min(least, max(len(tokens), 1))
     routes = [route, PrefixMatch()] if known else [PrefixMatch()]
-    if beginning.needed:
-        scratch = _opened(beginning, PrefixMatch(), ring)
+    if prompt_prefix.needed:
+        scratch = _opened(prompt_prefix, PrefixMatch(), ring)
         tight = scratch.pages + scratch.grant >= ring.pages
-        return [scratch] if tight else [_opened(beginning, one, ring) for one in routes]
+        return [scratch] if tight else [_opened(prompt_prefix, one, ring) for one in routes]
     found: list[AdmissionOption] = []
     for one in routes:
-        if keeps and len(tokens) - one.length >= MIN_PREFIX_TOKENS:
-            found.append(replace(_opened(beginning, one, ring), slack=ring.pages // 8))
-        found.append(AdmissionOption(one, (), 0, beginning.grants(one.length)))
+        if may_keep and len(tokens) - one.length >= MIN_PREFIX_TOKENS:
+            found.append(replace(_opened(prompt_prefix, one, ring), slack=ring.pages // 8))
+        found.append(AdmissionOption(one, (), 0, prompt_prefix.grants(one.length)))
     return found
 
 
-def _opened(beginning: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
+def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
     """Return the option in which the whole beginning is in the ring: nothing is opened if the cache already
     has all of it.
+
+    prompt_prefix: the common beginning of the request's prompts.
+    route: the cached prefix that is forked; its node is None to fork nothing.
+    ring: sizes and limits of the ring.
     """
-    length = len(beginning.tokens)
-    own = () if route.length == length else beginning.tokens
+    length = len(prompt_prefix.tokens)
+    own = () if route.length == length else prompt_prefix.tokens
     pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if own else 0
     return AdmissionOption(
-        route, own, capped_by_policy(beginning.window, pages, ring), beginning.grants(length)
+        route, own, capped_by_policy(prompt_prefix.window, pages, ring), prompt_prefix.grants(length)
     )
 
 
 def position_limit(ask: Ask, ring: RingState) -> int:
-    """Return the most tokens that a sequence of this request may hold. Only a sequence with a window may
-    exceed the model's context.
+    """Return the most tokens that a sequence of this request may hold: the model's context, or MAX_TOKENS for
+    a sequence with a window.
+
+    ask: what the client asks for; only its window matters.
+    ring: sizes and limits of the ring.
     """
     return ring.max_positions if ask.window is None else MAX_TOKENS
 
 
-def _check_context(prompt: int, length: int, ask: Ask, ring: RingState) -> None:
-    """Raise if the window does not fit the model, or if `length` tokens exceed the position limit."""
+def _check_context(prompt_length: int, length: int, ask: Ask, ring: RingState) -> None:
+    """Raise InvalidRequest if the window does not fit the model, and ContextLengthExceeded if the sequence
+    may exceed the position limit.
+
+    prompt_length: tokens of the prompt, for the error's message.
+    length: the most tokens that the sequence may have, prompt included.
+    ask: what the client asks for; only its window matters.
+    ring: sizes and limits of the ring.
+    """
     _check_window(ask.window, ring)
     if length > position_limit(ask, ring):
-        raise ContextLengthExceeded.of(position_limit(ask, ring), prompt, length - prompt)
+        raise ContextLengthExceeded.of(position_limit(ask, ring), prompt_length, length - prompt_length)
 
 
 def _check_window(window: Window | None, ring: RingState) -> None:
-    """Raise InvalidRequest if the window's sinks and recent tokens do not fit the model's positions."""
+    """Raise InvalidRequest if the window's sinks and recent tokens do not fit the model's positions. None
+    always fits.
+
+    window: the attention window that the client asks for, or None.
+    ring: sizes and limits of the ring.
+    """
     if window and window.sinks + window.recent >= ring.max_positions:
         raise InvalidRequest(
             f"a window of {window.sinks} sinks and {window.recent} recent tokens does not fit the model's "
@@ -245,7 +296,11 @@ def _check_window(window: Window | None, ring: RingState) -> None:
 
 
 def _check_memory(pages: int, ring: RingState) -> int:
-    """Return `pages`. Raise TooLarge if the whole ring has fewer."""
+    """Return `pages`. Raise TooLarge if the whole ring has fewer.
+
+    pages: KV pages that the request needs at most.
+    ring: sizes and limits of the ring.
+    """
     if pages > ring.pages:
         raise TooLarge(
             f"the request needs {pages} KV pages of {ring.page_rows} rows, the ring has {ring.pages}: "
@@ -273,72 +328,110 @@ class _RequestPages:
 
 
 class PageLedger:
-    """Pages promised to requests and to prefixes. A request is charged what it uses, but at least its base
+    """KV pages promised to requests and to prefixes. A request is charged what it uses, but at least its base
     grant.
 
-        capacity 10: admit(r, 4) -> free 6; take(r, 3) -> free 6 (within the grant); take(r, 3) -> free 4
-        give(r, 3) -> free 6 (charged the grant again); waive(r) -> free 7 (charged the 3 used pages)
+        capacity 10: admit(r, 4)  -> free 6
+        use_pages(r, 3)           -> free 6, within the grant
+        use_pages(r, 3)           -> free 4, as 6 pages are used
+        return_pages(r, 3)        -> free 6, charged the grant again
+        drop_grant(r)             -> free 7, charged the 3 used pages
     """
 
     def __init__(self, capacity: int) -> None:
+        """Create a ledger in which all pages are free.
+
+        capacity: KV pages of the ring; the attribute of the same name holds it, and `free` the pages that are
+            not promised.
+        """
         self.capacity = self.free = capacity
         self._pages_of_requests: dict[str, _RequestPages] = {}
 
-    def keep(self, pages: int) -> None:
-        """Set free pages aside for a prefix."""
+    def reserve_prefix_pages(self, pages: int) -> None:
+        """Set free pages aside for a prefix. The caller has checked that so many are free.
+
+        pages: KV pages of the prefix.
+        """
         self.free -= pages
 
     def free_prefix_pages(self, pages: int) -> None:
-        """Return the pages of a prefix that was removed."""
+        """Return the pages of a prefix that was removed, so that they are free again.
+
+        pages: KV pages that were set aside for the prefix.
+        """
         self.free += pages
 
-    def admit(self, request: str, grant: int) -> bool:
-        """Reserve a new request's base grant. Return False, and change nothing, if not enough pages are
-        free.
+    def admit(self, request_id: str, grant: int) -> bool:
+        """Reserve a new request's base grant. Return False, and change nothing, if not enough pages are free.
+
+        request_id: the id of the request.
+        grant: the KV pages that stay reserved for it, even while unused.
         """
         if grant > self.free:
             return False
-        self._pages_of_requests[request] = _RequestPages(grant)
+        self._pages_of_requests[request_id] = _RequestPages(grant)
         self.free -= grant
         return True
 
-    def take(self, request: str, pages: int, reserved_only: bool = False) -> bool:
-        """Use pages for a sequence, first from the base grant and beyond it from the free pages.
+    def use_pages(self, request_id: str, pages: int, reserved_only: bool = False) -> bool:
+        """Charge a request for the pages of a further sequence, first from its base grant and beyond it from
+        the free pages. Return False, and change nothing, if not enough pages are available.
 
-        Return False, and change nothing, if not enough pages are available. With `reserved_only` only the
-        base grant may be used, because other requests wait for free pages.
+        request_id: the id of an admitted request.
+        pages: KV pages of the sequence.
+        reserved_only: use only the base grant, because other requests wait for free pages.
         """
-        account = self._pages_of_requests[request]
-        more = self.shortfall(request, pages)
+        account = self._pages_of_requests[request_id]
+        more = self.shortfall(request_id, pages)
         if more > self.free or (more and reserved_only):
             return False
         self._change(account, account.grant, account.used + pages)
         return True
 
-    def shortfall(self, request: str, pages: int) -> int:
-        """Return how many free pages the request needs to use `pages` more."""
-        account = self._pages_of_requests[request]
+    def shortfall(self, request_id: str, pages: int) -> int:
+        """Return how many free pages a request needs to use more pages than now; 0 if its base grant
+        suffices.
+
+        request_id: the id of an admitted request.
+        pages: KV pages that it would use in addition.
+        """
+        account = self._pages_of_requests[request_id]
         return max(account.grant, account.used + pages) - account.charge
 
-    def give(self, request: str, pages: int) -> None:
+    def return_pages(self, request_id: str, pages: int) -> None:
         """Return the pages of a sequence that is over. An unknown request is ignored: it returned everything
         when it was removed.
+
+        request_id: the id of the request.
+        pages: KV pages that `use_pages` charged for the sequence.
         """
-        if account := self._pages_of_requests.get(request):
+        if account := self._pages_of_requests.get(request_id):
             self._change(account, account.grant, account.used - pages)
 
-    def waive(self, request: str) -> None:
-        """Drop the base grant of a request that will open no further sequence."""
-        if (account := self._pages_of_requests.get(request)) and account.grant:
+    def drop_grant(self, request_id: str) -> None:
+        """Drop the base grant of a request that will open no further sequence: from now on it is charged what
+        it uses. An unknown request is ignored.
+
+        request_id: the id of the request.
+        """
+        if (account := self._pages_of_requests.get(request_id)) and account.grant:
             self._change(account, 0, account.used)
 
-    def remove(self, request: str) -> None:
-        """Return all pages of a request that is over. An unknown request is ignored."""
-        if account := self._pages_of_requests.pop(request, None):
+    def remove(self, request_id: str) -> None:
+        """Return all pages of a request that is over. An unknown request is ignored.
+
+        request_id: the id of the request.
+        """
+        if account := self._pages_of_requests.pop(request_id, None):
             self.free += account.charge
 
     def _change(self, account: _RequestPages, grant: int, used: int) -> None:
-        """Set an account's grant and use, and update the free pages."""
+        """Set the grant and the used pages of a request, and update the free pages by the difference.
+
+        account: the pages of the request.
+        grant: its new base grant.
+        used: its new number of used pages.
+        """
         before = account.charge
         account.grant = grant
         account.used = used

@@ -33,24 +33,35 @@ class EpochNumbers:
     """
 
     def __init__(self, after: int = 0) -> None:
+        """Begin after a number.
+
+        after: the largest number that must not be used any more; 0 to begin with 1.
+        """
         self._newest = after
 
     def __next__(self) -> int:
+        """Return the next number."""
         self._newest += 1
         return self._newest
 
-    def pass_over(self, epoch: int) -> None:
-        """Skip all numbers up to `epoch`, which a member has seen. The master that used it may have had a
-        clock ahead of this one's.
+    def pass_over(self, seen_number: int) -> None:
+        """Skip all numbers up to one that a member has seen. The master that used it may have had a clock
+        ahead of this one's.
+
+        seen_number: the newest epoch number that the member knows; 0 if it knows none.
         """
-        self._newest = max(self._newest, epoch)
+        self._newest = max(self._newest, seen_number)
 
 
 def check_joining(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Raise Refused if `joining` cannot belong to this ring. The message names both conflicting values.
+    """Raise Refused if a member cannot belong to this ring. The message names both conflicting values.
 
     A registered member that `joining` replaces is ignored: it has the same kind, name and address, and is the
     same process or an earlier one in its place.
+
+    joining: what the new member says of itself.
+    members: the registrations of the members that have joined.
+    config: the options of the ring, with its model's fingerprint and number of layers.
     """
     members = [member for member in members if not joining.follows(member)]
     _check_identity(joining, members, config)
@@ -63,7 +74,12 @@ def check_joining(joining: Registration, members: Sequence[Registration], config
 
 
 def may_join(joining: Registration, members: Sequence[Registration], config: RingConfig) -> bool:
-    """Return whether `check_joining` accepts the member."""
+    """Return True if `check_joining` accepts the member.
+
+    joining: what the new member says of itself.
+    members: the registrations of the members that have joined.
+    config: the options of the ring, with its model's fingerprint and number of layers.
+    """
     try:
         check_joining(joining, members, config)
     except Refused:
@@ -73,7 +89,10 @@ def may_join(joining: Registration, members: Sequence[Registration], config: Rin
 
 def with_one_gpu(joining: Registration, members: Sequence[Registration]) -> Registration:
     """Return the registration with one GPU: of the GPUs that the member could use, the one that the fewest
-    other members have.
+    other members have; among equals the first. A member without GPUs is returned as it is.
+
+    joining: what the new member says of itself.
+    members: the registrations of the other members; the first GPU of each counts as taken.
     """
     taken = Counter(member.gpus[0] for member in members if member.gpus)
     return replace(joining, gpus=tuple(sorted(joining.gpus, key=lambda gpu: taken[gpu])[:1]))
@@ -82,8 +101,15 @@ def with_one_gpu(joining: Registration, members: Sequence[Registration]) -> Regi
 def configurations_of(
     epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], config: RingConfig
 ) -> dict[str, Configuration]:
-    """Return the Configuration of every member of a new epoch, by name. Raises Refused if there is too little
-    KV memory.
+    """Return the Configuration of every member of a new epoch, by the member's name. They differ only in the
+    receiver's name and GPU.
+
+    epoch: the number of the new epoch.
+    members: the registrations of all members; those that are neither a stage nor a drafter get none.
+    stages: the layer ranges of the epoch, with the worker of each, in ring order.
+    config: the options of the ring.
+
+    Raises Refused if there is too little KV memory.
     """
     drafters = [member for member in members if member.kind == "drafter"] if config.drafts else []
     drafter = drafters[0] if drafters else None
@@ -112,18 +138,24 @@ def configurations_of(
 
 
 def rejoin_configuration(
-    ring: Configuration, name: str, members: Sequence[Registration], config: RingConfig
+    running: Configuration, name: str, members: Sequence[Registration], config: RingConfig
 ) -> Configuration | None:
     """Return the configuration with which a drafter joins the running ring, or None if that would require
-    another ring.
+    another ring: a ring formed anew with it must have the same configuration as the running one.
 
-    The drafter can join if a ring formed anew with it would have the same configuration as the running one.
+    running: the configuration of any member of the running ring.
+    name: the drafter's name.
+    members: the registrations of the workers, of the drafters in the ring, and of this drafter.
+    config: the options of the ring.
     """
     try:
-        formed = configurations_of(ring.epoch, members, ring.stages, config).get(name)
+        formed = configurations_of(running.epoch, members, running.stages, config).get(name)
     except Refused:
         return None
-    if formed is None or replace(formed, you=ring.you, gpu=ring.gpu).with_drafters(ring.drafters) != ring:
+    if (
+        formed is None
+        or replace(formed, you=running.you, gpu=running.gpu).with_drafters(running.drafters) != running
+    ):
         return None
     return formed
 
@@ -141,6 +173,11 @@ def count_pages(
     Refused if fewer than 2 pages fit.
 
         3 GiB, 16 KiB per layer and row, 24 layers, 256 rows a page -> 3 GiB / (24 * 16 KiB * 256) = 32 pages
+
+    members: the registrations of all members.
+    stages: the layer ranges of the epoch, with the worker of each; the last one is the last stage.
+    drafters: the registrations of the drafters that take part; may be empty.
+    config: the options of the ring, which bound the pages.
     """
     granted = {member.name: member for member in members}
     row = {stage.name: granted[stage.name].row_bytes * len(stage.layers) for stage in stages}
@@ -159,8 +196,13 @@ def count_pages(
 
 
 def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], config: RingConfig) -> int:
-    """Return the KV slots per page. Pages are smaller if a GPU computes, because its kernels read whole
-    pages, and read several of them in parallel.
+    """Return the KV slots per page: the configured number, else GPU_PAGE_ROWS if a stage has a GPU, else
+    CPU_PAGE_ROWS. Pages are smaller if a GPU computes, because its kernels read whole pages, and read several
+    of them in parallel.
+
+    members: the registrations of all members.
+    stages: the stages of the epoch.
+    config: the options of the ring.
     """
     names = {stage.name for stage in stages}
     on_gpu = any(member.gpus for member in members if member.name in names)
@@ -168,22 +210,28 @@ def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], confi
 
 
 def count_drafters(members: Sequence[Registration]) -> int:
-    """Return the number of drafters among the members."""
+    """Return the number of drafters among these members."""
     return sum(member.kind == "drafter" for member in members)
 
 
 def without_failed_drafters(
-    members: Sequence[Registration], failed: Collection[str]
+    members: Sequence[Registration], failed_names: Collection[str]
 ) -> Sequence[Registration]:
-    """Return the members without the drafters that failed. If no other drafter is left, return all
-    members.
+    """Return the members without the drafters that failed. If no other drafter is left, return all members.
+
+    members: the registrations of all members.
+    failed_names: names of members that could not take part in the last attempt.
     """
-    able = [member for member in members if member.kind == "worker" or member.name not in failed]
+    able = [member for member in members if member.kind == "worker" or member.name not in failed_names]
     return able if count_drafters(able) else members
 
 
 def without_smallest_drafter(members: Sequence[Registration]) -> Sequence[Registration]:
-    """Return the members without the drafter that can hold the fewest positions."""
+    """Return the members without the drafter that can hold the fewest positions. Raises ValueError if there
+    is no drafter.
+
+    members: the registrations of all members.
+    """
     drafters = [member for member in members if member.kind == "drafter"]
     smallest = min(drafters, key=lambda one: one.kv_bytes / max(one.row_bytes, 1))
     return [member for member in members if member is not smallest]
@@ -192,14 +240,21 @@ def without_smallest_drafter(members: Sequence[Registration]) -> Sequence[Regist
 def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape:
     """Return the bounds of draft trees: the drafter's own, or the configured ones if there is no drafter. If
     either of them demands trees of a fixed shape, the trees have one.
+
+    drafter: the registration of the ring's first drafter, or None without a drafter.
+    config: the options of the ring.
     """
     own = drafter.shape if drafter else None
     return replace(own, fixed=own.fixed or config.shape.fixed) if own else config.shape
 
 
 def step_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:
-    """Return the seconds of one step by tokens in its batch: each stage's measured layer time, times its
-    number of layers, summed over the stages. Only batch sizes that all stages have measured appear.
+    """Return the seconds of one step by tokens in its batch, as (tokens, seconds) in ascending order: each
+    stage's measured layer time, times its number of layers, summed over the stages. Only batch sizes that all
+    stages have measured appear; the result is empty if there are none.
+
+    members: the registrations of all members, with their measured curves.
+    stages: the layer ranges of the ring, with the worker of each.
     """
     curves = {member.name: dict(member.curve) for member in members}
     sizes = set.intersection(*(set(curves[stage.name]) for stage in stages))
@@ -210,8 +265,11 @@ def step_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curv
 
 
 def _check_identity(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Raise Refused or Occupied unless the member's name, protocol version, model and address suit this
-    ring.
+    """Raise Refused or Occupied unless the member's name, protocol version, model and address suit this ring.
+
+    joining: what the new member says of itself.
+    members: the registrations of the other members.
+    config: the options of the ring, with its model's fingerprint.
     """
     if joining.name == MASTER:
         raise Refused(f"a {joining.kind} cannot be named {MASTER}")
@@ -225,16 +283,20 @@ def _check_identity(joining: Registration, members: Sequence[Registration], conf
         if member.address == joining.address:
             host = f" of host {member.host}" if member.host else ""
             raise Occupied(
-                f"{member.kind} {member.name}{host} is already here at {member.address}: "
+                f"{member.kind} {member.name}{host} has joined already at {member.address}: "
                 "give every process an address of its own (--advertise)"
             )
         if member.name == joining.name:
-            raise Occupied(f"a member named {joining.name} is already here, at {member.address}")
+            raise Occupied(f"a member named {joining.name} has joined already, at {member.address}")
 
 
 def _check_drafter(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Raise unless the ring uses drafters and this one agrees with all others: the stages treat several
-    drafters as one, with one head, one tree shape and one set of drafter names.
+    """Raise Refused if the ring uses no drafters, and Occupied if this one disagrees with another: the stages
+    treat several drafters as one, with one head, one tree shape and one set of drafter names.
+
+    joining: what the new drafter says of itself.
+    members: the registrations of the other members.
+    config: the options of the ring.
     """
     if not config.drafts:
         raise Refused("this ring runs without a drafter (--drafter none)")
@@ -252,7 +314,11 @@ def _check_drafter(joining: Registration, members: Sequence[Registration], confi
 
 
 def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> None:
-    """Raise Refused unless all workers use the same quantization."""
+    """Raise Refused unless all workers use the same quantization.
+
+    joining: what the new worker says of itself.
+    workers: the registrations of the other workers.
+    """
     for worker in workers:
         if worker.quantization != joining.quantization:
             own, other = (one.quantization or "none" for one in (joining, worker))
@@ -260,8 +326,12 @@ def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> N
 
 
 def _check_range(joining: Registration, workers: Sequence[Registration], config: RingConfig) -> None:
-    """Raise unless the range of layers that the worker was started with lies within the model and overlaps no
-    other worker's range.
+    """Raise Refused if the range of layers that the worker was started with lies outside the model, and
+    Occupied if it overlaps another worker's range. A worker without a range is accepted.
+
+    joining: what the new worker says of itself.
+    workers: the registrations of the other workers.
+    config: the options of the ring, with the model's number of layers.
     """
     layers = joining.layers
     if layers is None:
@@ -285,21 +355,25 @@ class TapRecord:
     held: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     head: tuple[object, ...] = ()
 
-    def lacking(
-        self, plan: Mapping[str, Configuration], members: Sequence[Registration]
+    def with_missing_taps(
+        self, configurations: Mapping[str, Configuration], members: Sequence[Registration]
     ) -> Mapping[str, Configuration]:
-        """Return the plan of an epoch, in which only missing slices are sent.
+        """Return the configurations of an epoch, in which only missing slices are sent.
 
         A stage that has all its slices is configured without taps. The first drafter is configured with the
         taps that it must send. Further drafters have the same head and send none. If the drafter process or
-        its head has changed, all slices are missing.
+        its head has changed, all slices are missing. Without a drafter that has a head, the configurations
+        are returned unchanged.
+
+        configurations: the configuration of every member of the epoch, by name.
+        members: the registrations of all members.
         """
-        drafters = [one for one in members if one.kind == "drafter" and one.name in plan]
+        drafters = [one for one in members if one.kind == "drafter" and one.name in configurations]
         drafter = drafters[0] if drafters else None
         if drafter is None or drafter.head is None:
-            return plan
+            return configurations
         head = drafter.head
-        ring = plan[drafter.name]
+        ring = configurations[drafter.name]
         process = (drafter.name, drafter.address, drafter.began, head)
         if process != self.head or not drafter.began:
             self.head = process
@@ -308,16 +382,24 @@ class TapRecord:
         known = {one for one, taps in needed.items() if one in self.held and taps <= self.held[one]}
         self.held = {one: taps for one, taps in self.held.items() if one in known or one not in needed}
         lacking = tuple(tap for tap in head.taps if ring.tapping(tap).name not in known)
-        told = dict(plan) | {one: replace(plan[one], head=replace(head, taps=())) for one in known}
-        told |= {one.name: replace(ring, you=one.name, gpu=plan[one.name].gpu, head=None) for one in drafters}
-        told[drafter.name] = replace(ring, head=replace(head, taps=lacking) if lacking else None)
-        return told
+        reduced = dict(configurations) | {
+            one: replace(configurations[one], head=replace(head, taps=())) for one in known
+        }
+        reduced |= {
+            one.name: replace(ring, you=one.name, gpu=configurations[one.name].gpu, head=None)
+            for one in drafters
+        }
+        reduced[drafter.name] = replace(ring, head=replace(head, taps=lacking) if lacking else None)
+        return reduced
 
-    def note(self, told: Configuration) -> None:
-        """Record that a member is ready: if it is a stage with taps, it has its slices."""
-        stage = next((stage for stage in told.stages if stage.name == told.you), None)
-        if stage and told.head and told.drafter:
-            self.held.setdefault(stage.name, told.taps_of(stage))
+    def record_ready(self, configuration: Configuration) -> None:
+        """Record that a member is ready: if it is a stage with taps, it has its slices.
+
+        configuration: the configuration that the member has followed.
+        """
+        stage = next((stage for stage in configuration.stages if stage.name == configuration.you), None)
+        if stage and configuration.head and configuration.drafter:
+            self.held.setdefault(stage.name, configuration.taps_of(stage))
 
 
 @dataclass(slots=True)
@@ -335,10 +417,13 @@ class Epoch:
     failed: set[str] = field(default_factory=set[str])
     # The configuration of every member of the epoch by name; empty after the epoch's end.
     _plan: dict[str, Configuration] = field(default_factory=dict[str, Configuration])
+    # Names of the members that have reported that they are ready.
     _ready: set[str] = field(default_factory=set[str])
+    # The last report of each member that is getting ready, by name.
     _progress: dict[str, Progress] = field(default_factory=dict[str, Progress])
     # Drafters that are joining the running epoch and are not ready yet, with their configurations.
     _joining: dict[str, Configuration] = field(default_factory=dict[str, Configuration])
+    # Which slices of the draft head's weights the stages already have.
     _taps: TapRecord = field(default_factory=TapRecord)
 
     def __contains__(self, name: str) -> bool:
@@ -360,26 +445,31 @@ class Epoch:
         """Names of members that are not ready and have not finished their own loading. Members that are not
         ready but have finished wait for the others.
         """
-        told = [(name, self._progress.get(name)) for name in self.not_ready]
-        return [name for name, one in told if one is None or one.done < one.total]
+        reports = [(name, self._progress.get(name)) for name in self.not_ready]
+        return [name for name, one in reports if one is None or one.done < one.total]
 
     @property
     def progress_text(self) -> str:
         """The progress of members that are not ready, in words."""
-        told = [(name, self._progress.get(name)) for name in self.not_ready]
-        return ", ".join(f"{name} {_in_words(one)}" for name, one in told)
+        reports = [(name, self._progress.get(name)) for name in self.not_ready]
+        return ", ".join(f"{name} {_in_words(one)}" for name, one in reports)
 
     @property
     def waiting_text(self) -> str:
         """The names of members that are not ready, with the progress of those that have reported it and are
         still loading.
         """
-        told = [(name, self._progress.get(name)) for name in self.not_ready]
-        at_it = {name: f" ({_in_words(one)})" for name, one in told if one and one.done < one.total}
-        return ", ".join(name + at_it.get(name, "") for name, _ in told)
+        reports = [(name, self._progress.get(name)) for name in self.not_ready]
+        at_it = {name: f" ({_in_words(one)})" for name, one in reports if one and one.done < one.total}
+        return ", ".join(name + at_it.get(name, "") for name, _ in reports)
 
     def record_progress(self, name: str, progress: Progress) -> bool:
-        """Record a member's progress. Return True if it is new."""
+        """Record a member's progress. Return True if it differs from the last report; False for a repeated
+        report or a member that does not take part.
+
+        name: the member's name.
+        progress: how much of its own part the member has done.
+        """
         news = name in self._plan and self._progress.get(name) != progress
         if news:
             self._progress[name] = progress
@@ -398,22 +488,27 @@ class Epoch:
         return {stage.name: stage.layers for stage in self.stages} if self._plan else {}
 
     @property
-    def busy(self) -> Collection[str]:
+    def busy_names(self) -> Collection[str]:
         """Names of members of the epoch, and of drafters that are joining it."""
         return [*self._plan, *self._joining]
 
     @property
-    def settled(self) -> Collection[str]:
+    def settled_names(self) -> Collection[str]:
         """Names of members that give no reason to form another epoch: the members of this one, and drafters
         that failed while another one drafts.
         """
-        return [*self.busy, *(self.failed if self.ring and self.ring.drafters else ())]
+        return [*self.busy_names, *(self.failed if self.ring and self.ring.drafters else ())]
 
     def begin(
         self, number: int, members: Sequence[Registration], stages: Stages, config: RingConfig
     ) -> Mapping[str, Configuration | StandBy]:
-        """Begin the next epoch, after the end of this one. Return the message for each worker and drafter:
-        its Configuration, or StandBy for a worker without a range.
+        """Begin the next epoch, after the end of this one. Return the message for each worker and drafter, by
+        name: its Configuration, or StandBy for a worker without a range.
+
+        number: the number of the new epoch.
+        members: the registrations of all members.
+        stages: the layer ranges of the new epoch, with the worker of each, in ring order.
+        config: the options of the ring.
 
         Raises Refused if there is too little KV memory.
         """
@@ -423,14 +518,18 @@ class Epoch:
         self._ready.clear()
         self._progress.clear()
         spare = [one.name for one in members if one.kind == "worker" and one.name not in self._plan]
-        return {**self._taps.lacking(self._plan, members), **dict.fromkeys(spare, StandBy(number))}
+        return {**self._taps.with_missing_taps(self._plan, members), **dict.fromkeys(spare, StandBy(number))}
 
     def forget(self, name: str) -> None:
-        """Forget what is known of a member that has left, as another process may come back under its name."""
+        """Forget what is known of a member that has left, as another process may come back under its name. An
+        unknown name is ignored.
+
+        name: the member's name.
+        """
         self._taps.held.pop(name, None)
 
     def end(self) -> list[str]:
-        """End the epoch and return the names of its members."""
+        """End the epoch and return the names of its members; empty if no epoch runs."""
         names = list(self._plan)
         self._plan = {}
         self._joining = {}
@@ -438,24 +537,28 @@ class Epoch:
 
     def mark_ready(self, name: str) -> Mapping[str, Rejoined]:
         """Record that a member is ready. If it is a drafter that joins the running epoch, return the message
-        for the last stage, which then sends the drafter all features it has; else return nothing.
+        for the last stage, by the stage's name: the stage then sends the drafter all features it has. Else
+        return an empty mapping.
+
+        name: the member's name.
         """
         self._ready.add(name)
         if name in self._plan:
-            self._taps.note(self._plan[name])
-        told = self._joining.pop(name, None)
-        if told is None or self.ring is None:
+            self._taps.record_ready(self._plan[name])
+        configuration = self._joining.pop(name, None)
+        if configuration is None or self.ring is None:
             return {}
-        (own,) = (place for place in told.drafters if place.name == name)
-        self._plan[name] = told
+        (own,) = (place for place in configuration.drafters if place.name == name)
+        self._plan[name] = configuration
         self._set_drafters((*self.ring.drafters, own))
-        return {told.stages[-1].name: Rejoined(self.number, own.address, name)}
+        return {configuration.stages[-1].name: Rejoined(self.number, own.address, name)}
 
     def remove_drafter(self, name: str) -> Mapping[str, DrafterLost] | None:
-        """Continue the running epoch without this drafter.
+        """Continue the running epoch without a drafter. Return the message for the last stage, by the stage's
+        name; an empty mapping if the drafter was still joining. Return None, and change nothing, if the name
+        is not that of a drafter in a running epoch.
 
-        Return the message for the last stage, or no message if the drafter was still joining. Return None if
-        the name is not that of a drafter in a running epoch.
+        name: the drafter's name.
         """
         if self._joining.pop(name, None):
             return {}
@@ -469,32 +572,43 @@ class Epoch:
     def rejoin_drafter(
         self, members: Sequence[Registration], config: RingConfig
     ) -> Mapping[str, Configuration]:
-        """Return the configurations with which further drafters join the running epoch, by name.
+        """Return the configurations with which further drafters join the running epoch, by name; empty if
+        there are none, or if no epoch runs.
 
         A drafter that joins does not disturb a running epoch. A drafter is left on standby if the ring would
         need another configuration for it, for example because it has less memory; it does not keep other
         drafters from joining.
+
+        members: the registrations of all members.
+        config: the options of the ring.
         """
         drafters = [one.name for one in members if one.kind == "drafter"]
         orders = dict[str, Configuration]()
         for name in drafters:
-            if self.ring is None or name in (*self.busy, *self.failed):
+            if self.ring is None or name in (*self.busy_names, *self.failed):
                 continue
-            present = [one for one in members if one.kind == "worker" or one.name in (*self.busy, name)]
-            if told := rejoin_configuration(self.ring, name, present, config):
-                self._joining[name] = told
+            present = [one for one in members if one.kind == "worker" or one.name in (*self.busy_names, name)]
+            if configuration := rejoin_configuration(self.ring, name, present, config):
+                self._joining[name] = configuration
                 self._ready.discard(name)
                 # The stages have their slices of the head already, so the drafter sends none.
-                orders[name] = replace(told, head=None)
+                orders[name] = replace(configuration, head=None)
         return orders
 
-    def _set_drafters(self, places: tuple[DrafterPlace, ...]) -> None:
-        """Put these drafters into every member's configuration."""
-        self._plan = {one: plan.with_drafters(places) for one, plan in self._plan.items()}
+    def _set_drafters(self, drafters: tuple[DrafterPlace, ...]) -> None:
+        """Put the drafters into every member's configuration.
+
+        drafters: name and address of each drafter that takes part; may be empty.
+        """
+        self._plan = {one: plan.with_drafters(drafters) for one, plan in self._plan.items()}
 
 
 def _in_words(progress: Progress | None) -> str:
-    """Return a member's progress in words, such as "12 of 24 (1.2 GiB fetched)"."""
+    """Return a member's progress in words, such as "12 of 24 (1.2 GiB fetched)"; "not begun" if it has
+    reported none.
+
+    progress: the member's last report, or None.
+    """
     if progress is None:
         return "not begun"
     fetched = f" ({memory_in_words(progress.fetched)} fetched)" if progress.fetched else ""
@@ -502,23 +616,29 @@ def _in_words(progress: Progress | None) -> str:
 
 
 def member_infos(
-    members: Collection[Registration], running: Mapping[str, Range], spare: Collection[str]
+    members: Collection[Registration], running_ranges: Mapping[str, Range], standby_names: Collection[str]
 ) -> tuple[MemberInfo, ...]:
-    """Return information about every member, with the layers that it runs now or was started with."""
+    """Return information about every member for status pages, with the layers that it runs now or was started
+    with.
+
+    members: the registrations of all members.
+    running_ranges: the layers of each stage of the running epoch, by name; empty without one.
+    standby_names: names of the members that stand by.
+    """
     return tuple(
         MemberInfo(
             one.kind,
             one.name,
             one.address,
             one.fingerprint,
-            running.get(one.name, one.layers),
+            running_ranges.get(one.name, one.layers),
             one.host,
             next(iter(one.gpus), ""),
-            one.name in spare,
+            one.name in standby_names,
             device=one.device,
             memory=one.memory or 0,
             dtype=", ".join(filter(None, (one.dtype, one.quantization))),
-            weights=(weights := read_bytes(one, running.get(one.name, one.layers))),
+            weights=(weights := read_bytes(one, running_ranges.get(one.name, one.layers))),
             min_seconds=weights / speed if (speed := _copy_speed(one, members)) else 0.0,
         )
         for one in members
@@ -526,8 +646,12 @@ def member_infos(
 
 
 def _copy_speed(member: Registration, members: Collection[Registration]) -> int:
-    """Return the best copy speed that was measured for this member's memory. Other processes may have slowed
-    a single measurement down, so the members of one host and device are compared.
+    """Return the best copy speed that was measured for a member's memory, in bytes per second; 0 if none was.
+    Other processes may have slowed a single measurement down, so the members of one host and device are
+    compared.
+
+    member: the registration of the member.
+    members: the registrations of all members.
     """
     here = (one for one in members if one.host and (one.host, one.device) == (member.host, member.device))
     return max((one.copy_speed for one in here), default=member.copy_speed)

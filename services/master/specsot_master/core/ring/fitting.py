@@ -19,8 +19,13 @@ from specsot_master.core.ring.ring_state import RingState
 
 
 def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
-    """Return the common beginning of the request's prompts and the pages it needs. Raises InvalidRequest if
-    the ring can never hold the request.
+    """Return the common beginning of the request's prompts and the pages that the request needs.
+
+    ask: what the client asks for.
+    prompt: the request's prompts in tokens.
+    ring: sizes and limits of the ring.
+
+    Raises InvalidRequest if the prompt is empty, or if the ring can never hold the request.
     """
     if prompt.conversation is not None and prompt.sizes is not None:
         return plan_prefix(prompt.conversation.prefix, prompt.sizes, ask, ring)
@@ -30,7 +35,11 @@ def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
 
 
 def fits(request: RequestState, ring: RingState) -> bool:
-    """Return True if the ring can hold the request with everything that it has written."""
+    """Return True if the ring can hold the request with everything that it has written.
+
+    request: a request that may have sequences from an earlier ring.
+    ring: sizes and limits of the ring, which need not run.
+    """
     try:
         _measure(request, ring)
     except InvalidRequest:
@@ -39,8 +48,12 @@ def fits(request: RequestState, ring: RingState) -> bool:
 
 
 def refit(request: RequestState, ring: RingState) -> None:
-    """Measure a request for the ring that it is to enter. Raises TooLarge if only a larger ring could hold
-    it, or another InvalidRequest.
+    """Measure a request for the ring that it is to enter: set its `beginning`, and clear its `misfit`.
+
+    request: a request that may have sequences from an earlier ring.
+    ring: sizes and limits of the ring.
+
+    Raises TooLarge if only a larger ring could hold the request, or another InvalidRequest.
     """
     request.beginning = _measure(request, ring)
     request.misfit = None
@@ -49,6 +62,11 @@ def refit(request: RequestState, ring: RingState) -> None:
 def _measure(request: RequestState, ring: RingState) -> PromptPrefix:
     """Return the beginning of the request's prompts as `prefix_of` does, after checking that the ring can
     also hold every sequence that the request has opened in an earlier ring.
+
+    request: a request that may have sequences from an earlier ring.
+    ring: sizes and limits of the ring.
+
+    Raises InvalidRequest if the ring cannot hold the request.
     """
     beginning = prefix_of(request.ask, request.prompt, ring)
     for sequence in request.sequences.values():
@@ -61,22 +79,31 @@ def _measure(request: RequestState, ring: RingState) -> PromptPrefix:
 
 
 def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, ring: RingState) -> None:
-    """Raise TooLarge if the branch, together with its prefix, can never fit into the ring."""
+    """Raise TooLarge if the branch, together with its prefix, can never fit into the ring.
+
+    request: the request that opens the branch.
+    turn: the prompt of the branch.
+    budget: the most tokens that the branch may decode.
+    ring: sizes and limits of the ring.
+    """
     held = sum(node.pages for node in request.lineage)
     _check(request, turn, budget, request.shares(turn), held, ring)
 
 
 def _check(
-    request: RequestState, turn: PromptTurn, limit: int, shared: int, held: int, ring: RingState
+    request: RequestState, turn: PromptTurn, limit: int, num_shared: int, prefix_pages: int, ring: RingState
 ) -> None:
-    """Raise TooLarge if one sequence can never fit.
+    """Raise TooLarge if one sequence can never fit into the ring.
 
+    request: the request of the sequence; its KV policy is used.
+    turn: the prompt of the sequence.
     limit: the most tokens that the sequence may decode.
-    shared: tokens of its prompt that it forks.
-    held: pages of the prefixes that it forks.
+    num_shared: tokens of its prompt that it forks.
+    prefix_pages: KV pages of the prefixes that it forks.
+    ring: sizes and limits of the ring.
     """
     length = len(turn.tokens) + limit
-    pages = own_pages(length, shared, ring, request.ask.policy) + held
+    pages = own_pages(length, num_shared, ring, request.ask.policy) + prefix_pages
     most = position_limit(request.ask, ring)
     if length > most or pages > ring.pages:
         raise TooLarge(

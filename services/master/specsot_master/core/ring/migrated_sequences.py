@@ -17,70 +17,88 @@ class MigratedSequences:
     """
 
     def __init__(self) -> None:
+        """Know no sequences."""
         self._offered: dict[int, ActiveSequence] = {}
         self._rows: Mapping[int, int] = {}
 
-    def offer(self, sequences: Iterable[ActiveSequence], slots: int) -> dict[int, int]:
-        """Record the sequences that the next epoch may reuse. Return how many first KV rows of each are final
-        in every stage, by id.
+    def offer(self, sequences: Iterable[ActiveSequence], num_slots: int) -> dict[int, int]:
+        """Record the sequences that the next epoch may reuse. Return, by sequence id, how many first KV rows
+        of each are final in every stage; sequences without any are left out.
 
-        Not final are the row of the newest token, and `slots` rows before it: the last result may not have
-        been applied everywhere, and accepted nodes still move.
+        Not final are the row of the newest token, and `num_slots` rows before it: the last result may not
+        have been applied everywhere, and accepted nodes still move.
 
-            100 tokens, slots 10 -> 100 - 1 - 10 = 89 rows, those of tokens 0 .. 88
+            100 tokens, num_slots 10 -> 100 - 1 - 10 = 89 rows, those of tokens 0 .. 88
+
+        sequences: the running sequences; those with a window or pruning are not offered.
+        num_slots: KV slots that a sequence uses for draft nodes beyond its committed tokens.
         """
         self._offered = {one.id: one for one in sequences if _plain(one)}
-        final = {id: one.log.position - 1 - slots for id, one in self._offered.items()}
+        final = {id: one.log.position - 1 - num_slots for id, one in self._offered.items()}
         return {id: rows for id, rows in final.items() if rows > 0}
 
-    def begin(self, rows: Mapping[int, int]) -> list[int]:
-        """Begin an epoch that has these first rows of earlier sequences. Return the ids of those that have
-        ended meanwhile, whose rows can be freed.
+    def begin(self, num_rows: Mapping[int, int]) -> list[int]:
+        """Begin an epoch that has KV of earlier sequences. Return the ids of those that have ended meanwhile,
+        whose rows can be freed.
+
+        num_rows: by sequence id of the previous epoch, how many first KV rows every stage has.
         """
-        self._rows = rows
-        return [id for id in rows if id not in self._offered]
+        self._rows = num_rows
+        return [id for id in num_rows if id not in self._offered]
 
     def end(self, sequence: ActiveSequence) -> bool:
-        """Forget a sequence that is over. Return True if rows of it were migrated, so that they can be
-        freed.
+        """Forget a sequence that is over. Return True if rows of it were migrated, so that they can be freed.
+
+        sequence: the sequence, which may never have been offered.
         """
         waited = self._count(sequence) > 0
         if self._offered.get(sequence.id) is sequence:
             del self._offered[sequence.id]
         return waited
 
-    def reused_of_sequence(self, sequence: ActiveSequence, forked: int) -> ReusedKV | None:
-        """Return the rows to reuse for a sequence that is opened again, after the `forked` rows of its
+    def reused_of_sequence(self, sequence: ActiveSequence, num_forked: int) -> ReusedKV | None:
+        """Return the rows to reuse for a sequence that is opened again, after the rows that it forks from its
         prefix; None if there are none.
 
-            forked 40, 89 rows migrated -> the rows of tokens 40 .. 88
+            num_forked 40, 89 rows migrated -> the rows of tokens 40 .. 88
+
+        sequence: the sequence, still with its id of the previous epoch.
+        num_forked: how many first tokens it forks in the new epoch.
         """
-        tokens = sequence.log.tokens[forked : self._count(sequence)]
+        tokens = sequence.log.tokens[num_forked : self._count(sequence)]
         return ReusedKV(sequence.id, tokens) if tokens else None
 
-    def of_prefix(self, request: RequestState, tokens: tuple[int, ...], forked: int) -> ReusedKV | None:
-        """Return the rows to reuse for this request's prefix, from one of its sequences that is opened again
+    def of_prefix(self, request: RequestState, tokens: tuple[int, ...], num_forked: int) -> ReusedKV | None:
+        """Return the rows to reuse for a request's prefix, from one of its sequences that is opened again
         after the prefix; None if there are none.
 
         At least the last token of the prefix is computed again, because only a frame with a token of the
         sequence puts the reused rows into its pages.
 
-            prefix of 50 tokens, forked 8, 89 rows migrated -> the rows of tokens 8 .. 48
+            prefix of 50 tokens, num_forked 8, 89 rows migrated -> the rows of tokens 8 .. 48
+
+        request: the request that opens the prefix.
+        tokens: all token ids of the prefix.
+        num_forked: how many of them the prefix forks from another prefix.
         """
         for sequence in request.lost:
             last = min(self._count(sequence), len(tokens) - 1)
-            if last > forked and sequence.log.tokens[: len(tokens)] == tokens:
-                return ReusedKV(sequence.id, tokens[forked:last])
+            if last > num_forked and sequence.log.tokens[: len(tokens)] == tokens:
+                return ReusedKV(sequence.id, tokens[num_forked:last])
         return None
 
     def _count(self, sequence: ActiveSequence) -> int:
-        """Return how many first rows of this sequence were migrated; 0 if it was not offered."""
+        """Return how many first rows of a sequence were migrated; 0 if it was not offered, or if another
+        sequence with its id was.
+
+        sequence: the sequence, with its id of the previous epoch.
+        """
         return self._rows.get(sequence.id, 0) if self._offered.get(sequence.id) is sequence else 0
 
 
 def _plain(sequence: ActiveSequence) -> bool:
     """Return True if the sequence has output, runs, and attends to all tokens before each token (no window,
-    no pruning).
+    no pruning). Only the KV of such sequences can be migrated.
     """
     opening = sequence.log.opening
     log = sequence.log

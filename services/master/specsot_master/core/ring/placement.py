@@ -55,7 +55,11 @@ class Throughput:
 
 
 def expected_throughput(stages: Sequence[Stage], members: Mapping[str, Registration]) -> Throughput:
-    """Return the expected speed of a ring with these stages."""
+    """Return the expected speed of a ring with these stages.
+
+    stages: the layer ranges, with the worker of each, in ring order.
+    members: registrations by name; every stage's worker must be among them.
+    """
     return Throughput(
         tuple(f"{stage.name} {stage.layers}" for stage in stages),
         tuple(_seconds(stage, members[stage.name], stage is stages[-1]) for stage in stages),
@@ -64,8 +68,11 @@ def expected_throughput(stages: Sequence[Stage], members: Mapping[str, Registrat
 
 
 def head_cost_in_layers(worker: Registration) -> float:
-    """Return the cost of the lm_head, in layers. The cost is the ratio of its bytes to those of a layer,
-    because a step with one token reads every weight once.
+    """Return the cost of the lm_head, in layers; 0.0 if the worker has not reported the sizes of its weights.
+    The cost is the ratio of the lm_head's bytes to those of a layer, because a step with one token reads
+    every weight once.
+
+    worker: the worker's registration.
     """
     weights = worker.weights
     return weights.last / weights.layer if weights and weights.layer else 0.0
@@ -81,7 +88,11 @@ def _number_in(worker: Registration) -> float:
 
 def read_bytes(worker: Registration, layers: Range | None) -> int:
     """Return the bytes of the worker's weights that every step reads: its layers, and the lm_head on the last
-    stage. The embedding does not count, as a step reads only a few rows of it.
+    stage. The embedding does not count, as a step reads only a few rows of it. Return 0 if the sizes of the
+    weights are unknown.
+
+    worker: the worker's registration.
+    layers: the layers that it runs, or None if it runs none.
     """
     if worker.weights is None or layers is None:
         return 0
@@ -90,24 +101,35 @@ def read_bytes(worker: Registration, layers: Range | None) -> int:
 
 
 def in_ms(seconds: float) -> str:
-    """Format seconds as milliseconds."""
+    """Return a time in words, such as "12.1 ms".
+
+    seconds: the time in seconds.
+    """
     return f"{seconds * 1e3:.1f} ms"
 
 
-def _seconds(stage: Stage, member: Registration, last: bool) -> float:
-    """Return the seconds of compute of one stage for a step with one token."""
-    return CostCurve(member.curve).at(1) * (len(stage.layers) + head_cost_in_layers(member) * last)
+def _seconds(stage: Stage, member: Registration, is_last: bool) -> float:
+    """Return the seconds of compute of one stage for a step with one token; 0.0 if its worker has measured
+    nothing.
+
+    stage: the layer range.
+    member: the registration of the stage's worker.
+    is_last: True for the last stage, which has the lm_head.
+    """
+    return CostCurve(member.curve).at(1) * (len(stage.layers) + head_cost_in_layers(member) * is_last)
 
 
-def _hops(ring: Sequence[Registration]) -> float:
+def _hops(workers: Sequence[Registration]) -> float:
     """Return the seconds of all hops of one step: from each stage to the next, and from the last back to the
     first.
 
     A hop within a host takes no time. Between hosts it takes at most the mean of both members' round trips to
     the master, as the path between them could lead over the master.
+
+    workers: the registrations of the stages, in ring order.
     """
-    following = [*ring[1:], *ring[:1]]
-    far = [(one, other) for one, other in zip(ring, following) if not one.host or one.host != other.host]
+    following = [*workers[1:], *workers[:1]]
+    far = [(one, other) for one, other in zip(workers, following) if not one.host or one.host != other.host]
     return sum(((one.rtt or 0.0) + (other.rtt or 0.0)) / 2 for one, other in far if one is not other)
 
 
@@ -125,29 +147,34 @@ class WorkerCost:
     """One worker as a place for layers.
 
     worker: the worker's registration.
-    layer: the cost of one layer per step, in seconds, or the same unit for all workers if they were not
+    layer_cost: the cost of one layer per step, in seconds, or the same unit for all workers if they were not
         measured.
-    tail: the cost of the lm_head, in layers.
-    room: bytes for weights; infinite if the worker's memory is unknown.
+    head_layers: the cost of the lm_head, in layers.
+    free_bytes: bytes for weights; infinite if the worker's memory is unknown.
     """
 
     worker: Registration
-    layer: float
-    tail: float
-    room: float
+    layer_cost: float
+    head_layers: float
+    free_bytes: float
 
-    def cost(self, layers: int, last: bool) -> float:
-        """Return the cost of a stage with so many layers. `last` is True for the last stage, which has the
-        lm_head.
+    def cost(self, num_layers: int, is_last: bool) -> float:
+        """Return the cost of a stage on this worker, in the unit of `layer_cost`.
+
+        num_layers: how many layers the stage has.
+        is_last: True for the last stage, which has the lm_head.
         """
-        return self.layer * (layers + self.tail * last)
+        return self.layer_cost * (num_layers + self.head_layers * is_last)
 
-    def most(self, first: bool = False, last: bool = False) -> float:
-        """Return how many layers fit, in addition to the embedding on the first stage and to the lm_head on
-        the last one.
+    def max_layers(self, is_first: bool = False, is_last: bool = False) -> float:
+        """Return how many layers fit into the worker's room, at least minus a few if not even the embedding
+        or the lm_head fits; infinity if the room is unknown.
+
+        is_first: True for the first stage, which has the embedding.
+        is_last: True for the last stage, which has the lm_head.
         """
         weights = self.worker.weights or NO_WEIGHTS
-        room = self.room - weights.first * first - weights.last * last
+        room = self.free_bytes - weights.first * is_first - weights.last * is_last
         return math.floor(room / weights.layer) if weights.layer and room < math.inf else room
 
 
@@ -155,16 +182,16 @@ class WorkerCost:
 class LayerSplit:
     """A division of all layers between workers.
 
-    sites: the workers in ring order.
+    workers: the workers in ring order.
     counts: the number of layers of each.
-    slowest: the cost of the slowest stage.
-    whole: the cost of a step, which is the sum over all stages.
+    slowest_stage_cost: the cost of the slowest stage.
+    step_cost: the cost of a step, which is the sum over all stages.
     """
 
-    sites: tuple[WorkerCost, ...]
+    workers: tuple[WorkerCost, ...]
     counts: tuple[int, ...]
-    slowest: float
-    whole: float
+    slowest_stage_cost: float
+    step_cost: float
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -172,51 +199,71 @@ class LayerSplit:
         edges = pairwise(accumulate(self.counts, initial=0))
         return tuple(
             Stage(site.worker.name, site.worker.address, Range(*edge))
-            for site, edge in zip(self.sites, edges)
+            for site, edge in zip(self.workers, edges)
         )
 
 
 def choose_stages(
-    workers: Sequence[Registration], config: RingConfig, least: int, most: int | None = None
+    workers: Sequence[Registration], config: RingConfig, min_workers: int, max_workers: int | None = None
 ) -> tuple[Stage, ...]:
     """Return stages on the quickest of these workers; among equals, on those that joined first.
 
-    At least `least` workers are used, and more of them if fewer have no room for the model. Up to `most`
-    workers, a further one is added as long as it reduces the slowest stage's time to MAX_STAGE_TIME_RATIO.
-    The stages are ordered by the numbers in the workers' names, then as they joined, unless another order has
-    more room or is faster.
+    At least `min_workers` workers are used, and more of them if fewer have no room for the model. Up to
+    `max_workers`, a further one is added as long as it reduces the slowest stage's time to
+    MAX_STAGE_TIME_RATIO. The stages are ordered by the numbers in the workers' names, then as they joined,
+    unless another order has more room or is faster.
 
-    Raises Refused, which says what is missing.
+    workers: the registrations of the workers, in the order in which they joined.
+    config: the options of the ring, with the model's number of layers.
+    min_workers: the fewest workers to use.
+    max_workers: the most workers to use for the sake of speed; None for `min_workers`.
+
+    Raises Refused, which says what is missing, if the workers have no room for the model.
     """
     sites = worker_costs(workers, config)
-    able = [number for number, worker in enumerate(workers) if worker_costs([worker], config)[0].most() >= 1]
-    ranked = sorted(able, key=lambda number: sites[number].layer)
+    able = [
+        number for number, worker in enumerate(workers) if worker_costs([worker], config)[0].max_layers() >= 1
+    ]
+    ranked = sorted(able, key=lambda number: sites[number].layer_cost)
     best: LayerSplit | None = None
-    for count in range(least, min(len(ranked), config.model_layers) + 1):
-        if best is not None and count > (most or least):
+    for count in range(min_workers, min(len(ranked), config.model_layers) + 1):
+        if best is not None and count > (max_workers or min_workers):
             break
         chosen = sorted((workers[number] for number in sorted(ranked[:count])), key=_number_in)
         found = split_layers(worker_costs(chosen, config), config.model_layers)
-        if found and (best is None or found.slowest <= best.slowest * MAX_STAGE_TIME_RATIO):
+        if found and (
+            best is None or found.slowest_stage_cost <= best.slowest_stage_cost * MAX_STAGE_TIME_RATIO
+        ):
             best = found
     if best is None:
         raise Refused(_lacking(sites, config))
     return best.stages
 
 
-def fits(worker: Registration, layers: Range, beside: Sequence[Registration], config: RingConfig) -> bool:
-    """Return True if the worker has room for that range of layers while the workers in `beside` also run."""
-    site = worker_costs([worker, *beside], config)[0]
-    return len(layers) <= site.most(layers.first == 0, layers.last == config.model_layers)
+def fits(
+    worker: Registration, layers: Range, other_workers: Sequence[Registration], config: RingConfig
+) -> bool:
+    """Return True if a worker has room for a range of layers.
+
+    worker: the worker's registration.
+    layers: the range of layers.
+    other_workers: registrations of workers that run at the same time, with which it may share its memory.
+    config: the options of the ring.
+    """
+    site = worker_costs([worker, *other_workers], config)[0]
+    return len(layers) <= site.max_layers(layers.first == 0, layers.last == config.model_layers)
 
 
 def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[WorkerCost]:
-    """Return the cost and the room of each worker while all of them run.
+    """Return the cost and the room of each worker while all of them run, in the same order.
 
     Workers of one host compete for its cores while they measure, so the quickest measurement is used for all
     of them. Memory that they share is taken from the report with the most free memory, and divided. If all
     workers are about equally fast they count as equal, so that the same ring is divided in the same way every
     time. The lm_head counts only if all workers have measured.
+
+    workers: the registrations of the workers.
+    config: the options of the ring; with the placement "even", all workers cost the same.
     """
     rows = config.shape.nodes if config.drafts else 1
     measured = [_measured(worker, workers, rows) for worker in workers]
@@ -230,12 +277,15 @@ def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[Wo
     return [WorkerCost(worker, *cost, _room(worker, workers)) for worker, cost in zip(workers, costs)]
 
 
-def split_layers(sites: Sequence[WorkerCost], layers: int) -> LayerSplit | None:
+def split_layers(sites: Sequence[WorkerCost], num_layers: int) -> LayerSplit | None:
     """Return the division of all layers between all of these workers with the fastest slowest stage, or None
     if they have no room.
+
+    sites: the cost and the room of each worker, in the order in which they joined.
+    num_layers: the number of the model's layers.
     """
-    cuts = [found for order in _orders(sites) if (found := _share(order, layers))]
-    return min(cuts, key=lambda one: (one.slowest, one.whole), default=None)
+    cuts = [found for order in _orders(sites) if (found := _share(order, num_layers))]
+    return min(cuts, key=lambda one: (one.slowest_stage_cost, one.step_cost), default=None)
 
 
 def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
@@ -244,6 +294,8 @@ def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
     Workers of one host are neighbours, and hosts come in the order in which they joined. Further orders have
     every other pair of first and last stage, which need the most room because of the embedding and the
     lm_head. The order in between does not matter.
+
+    sites: the cost and the room of each worker, in the order in which they joined.
     """
     hosts = [site.worker.host or site.worker.name for site in sites]
     near = sorted(range(len(sites)), key=lambda number: hosts.index(hosts[number]))
@@ -253,23 +305,26 @@ def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
         yield tuple(sites[number] for number in (first, *between, last))
 
 
-def _share(sites: tuple[WorkerCost, ...], layers: int) -> LayerSplit | None:
-    """Divide the layers between workers in this order; None if they have no room.
+def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
+    """Return the division of the layers between workers in this order, or None if they have no room.
 
     Each worker gets one layer. Each further layer goes to the worker whose stage would cost least with it.
     This greedy division makes the slowest stage as fast as possible, as the cost of a stage only grows with
     its layers. Among equals the earlier stage gets the layer.
 
         2 equal workers, the lm_head costs 2 layers, 8 layers -> counts [5, 3], both stages cost 5 layers
+
+    sites: the cost and the room of each worker, in ring order.
+    num_layers: the number of the model's layers, at least one per worker.
     """
     end = len(sites) - 1
-    most = [site.most(number == 0, number == end) for number, site in enumerate(sites)]
+    most = [site.max_layers(number == 0, number == end) for number, site in enumerate(sites)]
     if min(most) < 1:
         return None
     counts = [1] * len(sites)
     queue = [(site.cost(2, number == end), number) for number, site in enumerate(sites)]
     heapify(queue)
-    for _ in range(layers - len(sites)):
+    for _ in range(num_layers - len(sites)):
         while queue and counts[queue[0][1]] >= most[queue[0][1]]:
             heappop(queue)
         if not queue:
@@ -281,17 +336,24 @@ def _share(sites: tuple[WorkerCost, ...], layers: int) -> LayerSplit | None:
     return LayerSplit(sites, tuple(counts), max(costs), sum(costs))
 
 
-def _measured(worker: Registration, workers: Sequence[Registration], rows: int) -> float:
-    """Return the worker's seconds for one layer and `rows` tokens, the quickest measurement of its host; 0 if
-    a worker there has not measured.
+def _measured(worker: Registration, workers: Sequence[Registration], num_tokens: int) -> float:
+    """Return a worker's seconds for one layer in a step, the quickest measurement of its host; 0 if a worker
+    there has not measured.
+
+    worker: the worker's registration.
+    workers: the registrations of all workers, this one included.
+    num_tokens: tokens in the batch of the step.
     """
     peers = [one for one in workers if _host(one) == _host(worker) and bool(one.gpus) == bool(worker.gpus)]
-    return min(CostCurve(one.curve).at(rows) for one in peers)
+    return min(CostCurve(one.curve).at(num_tokens) for one in peers)
 
 
 def _room(worker: Registration, workers: Sequence[Registration]) -> float:
-    """Return the worker's bytes for weights, in addition to its KV pages: an equal share of the memory that
-    it shares with others, or infinity if the amount is unknown.
+    """Return a worker's bytes for weights, in addition to its KV pages: an equal share of the memory that it
+    shares with others, or infinity if the amount is unknown.
+
+    worker: the worker's registration.
+    workers: the registrations of all workers that run, this one included.
     """
     sharing = [one for one in workers if _memory(one) == _memory(worker)]
     offered = [one.memory for one in sharing if one.memory is not None]
@@ -299,22 +361,30 @@ def _room(worker: Registration, workers: Sequence[Registration]) -> float:
 
 
 def _host(worker: Registration) -> str:
-    """Return the worker's host; its own name if the host is unknown."""
+    """Return the worker's host; its own name if the host is unknown, so that it shares a host with no other
+    worker.
+    """
     return worker.host or worker.name
 
 
 def _memory(worker: Registration) -> str:
-    """Return what identifies the memory of a worker: its GPU, or its host."""
+    """Return what identifies the memory of a worker: its first GPU, or its host. Workers with the same value
+    share their memory.
+    """
     return worker.gpus[0] if worker.gpus else _host(worker)
 
 
 def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
-    """Return why the workers cannot hold the model, in words."""
+    """Return why the workers cannot hold the model, in words.
+
+    sites: the cost and the room of each worker; may be empty.
+    config: the options of the ring, with the model's number of layers.
+    """
     if len(sites) > config.model_layers:
         return f"{len(sites)} workers cannot share {config.model_layers} layers"
     weights = max((site.worker.weights or NO_WEIGHTS for site in sites), key=lambda one: one.layer)
     need = weights.layer * config.model_layers + weights.first + weights.last
-    rooms = [max(site.room, 0.0) for site in sites]
+    rooms = [max(site.free_bytes, 0.0) for site in sites]
     gap = need - sum(rooms)
     offers = " + ".join("an unknown amount" if room == math.inf else memory_in_words(room) for room in rooms)
     words = f"{memory_in_words(gap)} are missing" if gap > 0 else "no cut between two layers fits"
@@ -331,65 +401,78 @@ Stages = tuple[Stage, ...]
 def next_stages(
     members: Sequence[Registration],
     config: RingConfig,
-    before: Stages = (),
-    patient: bool = True,
-    failed: Collection[str] = (),
+    previous: Stages = (),
+    wait_for_lost: bool = True,
+    failed_names: Collection[str] = (),
 ) -> Stages | str:
     """Return the stages of the next ring, or what is missing for it, in words.
 
     A worker that was started with a layer range gets that range; each gap goes to one of the other workers.
-    Without such ranges, each worker left of the ring `before` keeps the range that it has loaded, and other
+    Without such ranges, each worker left of the previous ring keeps the range that it has loaded, and other
     workers inherit the ranges of those that were lost.
 
-    patient: if True and no worker can inherit a lost range, wait for the lost workers; if False, divide all
-        layers between the workers that are present.
-    failed: names of workers that could not take part in the last attempt. They are used only if the ring
-        cannot be formed without them.
+    members: the registrations of all members; drafters are ignored.
+    config: the options of the ring.
+    previous: the stages of the ring that was formed last; empty if none was.
+    wait_for_lost: if True and no worker can inherit a lost range, wait for the lost workers; if False, divide
+        all layers between the workers that are present.
+    failed_names: names of workers that could not take part in the last attempt. They are used only if the
+        ring cannot be formed without them.
 
     Raises Refused if the workers have no room for the model.
     """
     workers = [member for member in members if member.kind == "worker"]
     if any(worker.layers for worker in workers):
-        return _with_brought_ranges(workers, config, before)
-    if not before:
+        return _with_brought_ranges(workers, config, previous)
+    if not previous:
         lacking = config.workers - len(workers)
         if lacking > 0:
             return f"{lacking} of {config.workers} workers"
         return choose_stages(workers, config, config.workers)
-    for passed_over in (failed, ()):
-        heirs = _inherit([one for one in workers if one.name not in passed_over], before, config)
+    for passed_over in (failed_names, ()):
+        heirs = _inherit([one for one in workers if one.name not in passed_over], previous, config)
         if None not in heirs:
-            return _stages(zip((stage.layers for stage in before), heirs))
-    lost = f"{heirs.count(None)} of {len(before)} workers"
-    if patient or not workers:
+            return _stages(zip((stage.layers for stage in previous), heirs))
+    lost = f"{heirs.count(None)} of {len(previous)} workers"
+    if wait_for_lost or not workers:
         return lost
     try:
-        return choose_stages(workers, config, min(len(workers), len(before)))
+        return choose_stages(workers, config, min(len(workers), len(previous)))
     except Refused as error:
         return f"{lost}; without: {error}"
 
 
 def could_form(
-    members: Sequence[Registration], config: RingConfig, before: Stages, failed: Collection[str]
+    members: Sequence[Registration], config: RingConfig, previous: Stages, failed_names: Collection[str]
 ) -> bool:
-    """Return True if these members can form a ring as large as the one before, or as large as was
+    """Return True if these members can form a ring as large as the previous one, or as large as was
     configured.
+
+    members: the registrations of all members.
+    config: the options of the ring.
+    previous: the stages of the ring that was formed last; empty if none was.
+    failed_names: names of workers that could not take part in the last attempt.
     """
     try:
-        return not isinstance(next_stages(members, config, before, failed=failed), str)
+        return not isinstance(next_stages(members, config, previous, failed_names=failed_names), str)
     except Refused:
         return False
 
 
 def better_stages(
-    members: Sequence[Registration], config: RingConfig, present: Stages, busy: Collection[str]
+    members: Sequence[Registration], config: RingConfig, present: Stages, busy_names: Collection[str]
 ) -> Stages | None:
     """Return the stages of a ring that is better than the present one, or None.
 
     A ring is better if it has more workers, where fewer than configured had to be used, or if it gains a
-    drafter that joined late. `busy` names the members of the present ring.
+    drafter that joined late; then the stages may be the present ones.
+
+    members: the registrations of all members.
+    config: the options of the ring.
+    present: the stages of the running ring.
+    busy_names: names of the members of the running ring.
     """
-    spare = {member.kind for member in members if member.name not in busy}
+    spare = {member.kind for member in members if member.name not in busy_names}
     if len(present) < config.workers and "worker" in spare:
         # Refused here means that the worker that joined late has no room for any layer.
         with suppress(Refused):
@@ -400,8 +483,13 @@ def better_stages(
 
 
 def rebalanced_stages(members: Sequence[Registration], config: RingConfig) -> Stages:
-    """Return stages on as many workers as make the ring faster. Raises Refused if they have no room for the
-    model, and Unavailable if workers with given layer ranges leave a gap.
+    """Return stages on as many workers as make the ring faster.
+
+    members: the registrations of all members; drafters are ignored.
+    config: the options of the ring, which bound the number of stages.
+
+    Raises Refused if the workers have no room for the model, and Unavailable if workers with given layer
+    ranges leave a gap.
     """
     workers = [member for member in members if member.kind == "worker"]
     if any(worker.layers for worker in workers):
@@ -419,13 +507,23 @@ MIN_GAIN = 1.1
 
 
 def faster_stages(
-    members: Sequence[Registration], config: RingConfig, present: Stages, busy: Collection[str], requests: int
+    members: Sequence[Registration],
+    config: RingConfig,
+    present: Stages,
+    busy_names: Collection[str],
+    num_requests: int,
 ) -> Stages | None:
-    """Return stages that include workers which are not in the ring yet, if so many requests would then be
-    clearly faster; else None.
+    """Return stages that include workers which are not in the ring yet, if running requests would then be
+    clearly faster (MIN_GAIN); else None.
+
+    members: the registrations of all members; drafters are ignored.
+    config: the options of the ring.
+    present: the stages of the running ring.
+    busy_names: names of the members of the running ring.
+    num_requests: how many requests run at the same time.
     """
     workers = [member for member in members if member.kind == "worker"]
-    if all(one.name in busy for one in workers) or not all(one.curve for one in workers):
+    if all(one.name in busy_names for one in workers) or not all(one.curve for one in workers):
         return None
     most = max(config.workers, config.max_stages or 0)
     try:
@@ -436,47 +534,72 @@ def faster_stages(
     if len(wanted) > max(most, len(present)):
         return None
     sites = {site.worker.name: site for site in worker_costs(workers, config)}
-    before, after = (tokens_per_second(stages, sites, requests) for stages in (present, wanted))
+    before, after = (tokens_per_second(stages, sites, num_requests) for stages in (present, wanted))
     return wanted if after >= before * MIN_GAIN else None
 
 
-def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], requests: int) -> float:
-    """Return the tokens per second of so many requests, at one token per step and request.
+def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], num_requests: int) -> float:
+    """Return the tokens per second of all requests together, at one token per step and request.
 
     Each request waits for its own step to pass all stages and hops, and all requests together are bounded by
     the slowest stage.
 
         stages of 10 ms and 20 ms, no hops: 1 request -> 1 / 0.03 = 33; 4 requests -> min(133, 1 / 0.02) = 50
+
+    stages: the layer ranges, with the worker of each, in ring order.
+    sites: the measured cost of each worker, by name.
+    num_requests: how many requests run at the same time; 0 counts as 1.
     """
     costs = [sites[stage.name].cost(len(stage.layers), stage is stages[-1]) for stage in stages]
     step = sum(costs) + _hops([sites[stage.name].worker for stage in stages])
-    return min(max(requests, 1) / step, 1 / max(costs))
+    return min(max(num_requests, 1) / step, 1 / max(costs))
 
 
-def to_load(wanted: Stages, present: Stages, loaded: Mapping[str, Range]) -> dict[str, Range]:
-    """Return, by worker name, the wanted ranges that the worker must load first: it does not run all of the
-    range's layers now, and has not loaded them ahead.
+def to_load(
+    next_stages: Stages, running_stages: Stages, loaded_ranges: Mapping[str, Range]
+) -> dict[str, Range]:
+    """Return, by worker name, the ranges that workers must load before the next stages can run: the worker
+    does not run all of the range's layers now, and has not loaded them ahead. Empty if nothing must be
+    loaded.
+
+    next_stages: the stages that shall run.
+    running_stages: the stages that run now.
+    loaded_ranges: by worker name, the range that the worker has loaded in addition to the one that it runs.
     """
-    running = {stage.name: stage.layers for stage in present}
+    running = {stage.name: stage.layers for stage in running_stages}
 
-    def here(stage: Stage, layers: Range | None) -> bool:
-        return layers is not None and layers.first <= stage.layers.first <= stage.layers.last <= layers.last
+    def here(stage: Stage, available: Range | None) -> bool:
+        """Return True if the stage's layers lie within a range that its worker has; False for None.
+
+        stage: a stage of the next ring.
+        available: the range that the worker runs, or has loaded; None if it has none.
+        """
+        return (
+            available is not None
+            and available.first <= stage.layers.first <= stage.layers.last <= available.last
+        )
 
     return {
         stage.name: stage.layers
-        for stage in wanted
-        if not here(stage, running.get(stage.name)) and not here(stage, loaded.get(stage.name))
+        for stage in next_stages
+        if not here(stage, running.get(stage.name)) and not here(stage, loaded_ranges.get(stage.name))
     }
 
 
-def _with_brought_ranges(workers: Sequence[Registration], config: RingConfig, before: Stages) -> Stages | str:
+def _with_brought_ranges(
+    workers: Sequence[Registration], config: RingConfig, previous: Stages
+) -> Stages | str:
     """Return stages with the ranges that workers were started with, and other workers in the gaps; or what is
     missing, in words.
+
+    workers: the registrations of all workers, at least one of which was started with a range.
+    config: the options of the ring, with the model's number of layers.
+    previous: the stages of the ring that was formed last; empty if none was.
     """
     fixed = [(worker.layers, worker) for worker in workers if worker.layers]
     holes = _holes([layers for layers, _ in fixed], config.model_layers)
     spare = [worker for worker in workers if worker.layers is None]
-    heirs = _fill(holes, spare, [worker for _, worker in fixed], before, config)
+    heirs = _fill(holes, spare, [worker for _, worker in fixed], previous, config)
     lacking = [str(hole) for hole, heir in zip(holes, heirs) if heir is None]
     if lacking:
         return "a worker for layers " + ", ".join(lacking)
@@ -484,33 +607,46 @@ def _with_brought_ranges(workers: Sequence[Registration], config: RingConfig, be
 
 
 def _inherit(
-    workers: Sequence[Registration], before: Stages, config: RingConfig
+    workers: Sequence[Registration], previous: Stages, config: RingConfig
 ) -> list[Registration | None]:
-    """Return a worker for each stage of the ring before, or None for a stage that no worker can take."""
+    """Return a worker for each stage of the previous ring, in the same order, or None for a stage that no
+    worker can take.
+
+    workers: the registrations of the workers that may be used.
+    previous: the stages of the ring that was formed last.
+    config: the options of the ring.
+    """
     here = {worker.name: worker for worker in workers}
-    kept = [here[stage.name] for stage in before if stage.name in here]
+    kept = [here[stage.name] for stage in previous if stage.name in here]
     spare = [worker for worker in workers if worker not in kept]
-    holes = [stage.layers for stage in before if stage.name not in here]
-    heirs = iter(_fill(holes, spare, kept, before, config))
-    return [here[stage.name] if stage.name in here else next(heirs) for stage in before]
+    holes = [stage.layers for stage in previous if stage.name not in here]
+    heirs = iter(_fill(holes, spare, kept, previous, config))
+    return [here[stage.name] if stage.name in here else next(heirs) for stage in previous]
 
 
 def _fill(
     holes: Sequence[Range],
-    spare: Sequence[Registration],
-    beside: Sequence[Registration],
-    before: Stages,
+    spare_workers: Sequence[Registration],
+    other_workers: Sequence[Registration],
+    previous: Stages,
     config: RingConfig,
 ) -> list[Registration | None]:
-    """Return a worker for each hole (a range without a worker), or None.
+    """Return a worker for each hole (a range without a worker), in the same order, or None for a hole that no
+    worker can take.
 
     The worker that ran the hole's range before is preferred, then workers that ran none of the holes, then
-    the order of joining. A worker must have room for the range, while those in `beside` and those placed
+    the order of joining. A worker must have room for the range, while `other_workers` and those placed
     already also run.
+
+    holes: the ranges of layers that have no worker.
+    spare_workers: registrations of the workers without a range.
+    other_workers: registrations of the workers that have a range.
+    previous: the stages of the ring that was formed last.
+    config: the options of the ring.
     """
-    had = {stage.name: stage.layers for stage in before}
-    left = list(spare)
-    placed = list(beside)
+    had = {stage.name: stage.layers for stage in previous}
+    left = list(spare_workers)
+    placed = list(other_workers)
     heirs: list[Registration | None] = []
     for hole in holes:
         able = (worker for worker in left if fits(worker, hole, placed, config))
@@ -524,21 +660,28 @@ def _fill(
     return heirs
 
 
-def _stages(taken: Iterable[tuple[Range, Registration | None]]) -> Stages:
-    """Return the stages for these ranges and workers, in the order of the layers."""
-    made = [Stage(worker.name, worker.address, layers) for layers, worker in taken if worker]
+def _stages(assignments: Iterable[tuple[Range, Registration | None]]) -> Stages:
+    """Return the stages for these assignments, in the order of the layers.
+
+    assignments: pairs of a layer range and the worker that runs it; a pair without a worker is left out.
+    """
+    made = [Stage(worker.name, worker.address, layers) for layers, worker in assignments if worker]
     return tuple(sorted(made, key=lambda stage: stage.layers.first))
 
 
-def _holes(ranges: Sequence[Range], layers: int) -> list[Range]:
-    """Return the ranges of 0 .. layers - 1 that the given ranges leave uncovered.
+def _holes(covered: Sequence[Range], num_layers: int) -> list[Range]:
+    """Return the ranges of 0 .. num_layers - 1 that no given range covers, in ascending order; empty if all
+    layers are covered.
 
-    ranges 0:4 and 8:12 of 16 layers -> 4:8 and 12:16
+        covered 0:4 and 8:12 of 16 layers -> 4:8 and 12:16
+
+    covered: layer ranges, in any order.
+    num_layers: the number of the model's layers.
     """
     holes: list[Range] = []
     reached = 0
-    for taken in sorted(ranges, key=lambda one: one.first):
+    for taken in sorted(covered, key=lambda one: one.first):
         if taken.first > reached:
             holes.append(Range(reached, taken.first))
         reached = max(reached, taken.last)
-    return holes + ([Range(reached, layers)] if reached < layers else [])
+    return holes + ([Range(reached, num_layers)] if reached < num_layers else [])

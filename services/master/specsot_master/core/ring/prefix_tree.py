@@ -76,6 +76,7 @@ class PrefixTree:
     """All prefixes of one epoch."""
 
     def __init__(self) -> None:
+        """Create a tree without prefixes."""
         self._roots: list[PrefixNode] = []
         self._by_id: dict[int, PrefixNode] = {}
         self._ticks = 0
@@ -95,12 +96,19 @@ class PrefixTree:
         return tuple(self._by_id)
 
     def find(self, sequence: int) -> PrefixNode | None:
-        """Return the prefix with this sequence id, or None."""
+        """Return the prefix whose sequence has this id, or None if there is none.
+
+        sequence: the id of the prefix's sequence.
+        """
         return self._by_id.get(sequence)
 
     def longest_match(self, tokens: Sequence[int], drafted: bool) -> PrefixMatch:
-        """Return the prefix that shares the most first tokens with `tokens`. Only prefixes that a further
-        request may fork, and that have KV in the drafter as `drafted` demands, are considered.
+        """Return the prefix that shares the most first tokens with a prompt, and how many; a match of length
+        0 without a node if none shares a token. Suspect prefixes, and those of a single request, are not
+        considered.
+
+        tokens: token ids of the prompt.
+        drafted: whether the prefix must (True) or must not (False) have KV in the drafter.
         """
         best = PrefixMatch()
         among = list(self._roots)
@@ -115,47 +123,65 @@ class PrefixTree:
         return best
 
     def add(self, node: PrefixNode) -> None:
-        """Add a prefix under its parent."""
+        """Add a prefix under its parent, or as a root if it has none.
+
+        node: the prefix; its sequence id must be new.
+        """
         (node.parent.children if node.parent else self._roots).append(node)
         self._by_id[node.sequence] = node
 
     def pin(self, node: PrefixNode) -> None:
-        """Count one more request that needs the prefix, and mark it and its ancestors as used now."""
+        """Count one more request that needs the prefix, and mark it and its ancestors as used now, so that
+        they are evicted last.
+
+        node: a prefix of this tree.
+        """
         node.pins += 1
         self._ticks += 1
         for one in ancestors(node):
             one.used = self._ticks
 
     def unpin(self, node: PrefixNode) -> None:
-        """Count one request less that needs the prefix."""
+        """Count one request less that needs the prefix. The prefix stays in the ring until it is evicted or
+        dropped.
+
+        node: a prefix that was pinned.
+        """
         node.pins -= 1
 
     def written_after(self, fork: Fork | None) -> None:
-        """Record that a sequence which began with this fork has decoded. If it forks a whole prefix, that
-        prefix is computed.
+        """Record that a sequence has decoded. If it forks a whole prefix, that prefix is computed, and may be
+        kept.
+
+        fork: the fork that the sequence began with; None if it forked nothing.
         """
         node = self._by_id.get(fork.sequence) if fork else None
         if fork and node and fork.length >= len(node.tokens):
             node.computed = True
 
-    def spare(self, keep: PrefixNode | None = None) -> int:
-        """Return the pages that could be freed now: those of all prefixes that no request needs, except
-        `keep` and its ancestors.
+    def spare(self, kept_node: PrefixNode | None = None) -> int:
+        """Return how many KV pages could be freed now: those of all prefixes that no request needs.
+
+        kept_node: a prefix that must stay although no request needs it, with its ancestors; None for no such
+            prefix.
         """
         held: set[int] = set()
         nodes = self._nodes()
         for node in nodes:
-            if node.pins or node is keep:
+            if node.pins or node is kept_node:
                 held.update(one.sequence for one in ancestors(node))
         return sum(node.pages for node in nodes if node.sequence not in held)
 
-    def evict(self, pages: int, keep: PrefixNode | None = None) -> list[PrefixNode]:
-        """Remove prefixes until `pages` pages are freed or nothing more can be removed. Suspect prefixes go
-        first, then the least recently used. Return the removed ones.
+    def evict(self, pages: int, kept_node: PrefixNode | None = None) -> list[PrefixNode]:
+        """Remove prefixes until enough pages are freed or nothing more can be removed. Suspect prefixes go
+        first, then the least recently used. Return the removed ones, in order; empty if nothing was removed.
+
+        pages: how many KV pages to free; 0 or less removes nothing.
+        kept_node: a prefix that must stay although no request needs it; None for no such prefix.
         """
         gone: list[PrefixNode] = []
         while pages > 0:
-            spare = (node for node in self._by_id.values() if node.evictable and node is not keep)
+            spare = (node for node in self._by_id.values() if node.evictable and node is not kept_node)
             first = min(spare, key=lambda node: (not node.suspect, node.used), default=None)
             if first is None:
                 break
@@ -166,7 +192,9 @@ class PrefixTree:
 
     def drop(self, node: PrefixNode) -> list[PrefixNode]:
         """Remove a prefix that no request needs, and then each ancestor that is neither needed nor worth
-        keeping. Return the removed ones.
+        keeping. Return the removed ones; empty if a request or another prefix still needs the prefix.
+
+        node: a prefix of this tree.
         """
         gone: list[PrefixNode] = []
         one: PrefixNode | None = node
@@ -177,7 +205,11 @@ class PrefixTree:
         return gone
 
     def mark_suspect(self, node: PrefixNode) -> None:
-        """Mark a prefix and its ancestors as suspect: they are not forked any more."""
+        """Mark a prefix and its ancestors as suspect: their KV may contain values that are not finite, so
+        they are not forked any more.
+
+        node: a prefix of this tree.
+        """
         for one in ancestors(node):
             one.suspect = True
 
@@ -193,13 +225,18 @@ class PrefixTree:
         return list(self._by_id.values())
 
     def _remove(self, node: PrefixNode) -> None:
-        """Remove one prefix from its parent and from the index."""
+        """Remove one prefix from its parent and from the index. Raises ValueError or KeyError if it is not in
+        the tree.
+        """
         (node.parent.children if node.parent else self._roots).remove(node)
         del self._by_id[node.sequence]
 
 
 def ancestors(node: PrefixNode) -> Iterator[PrefixNode]:
-    """Yield the prefix itself, then its parent, and so on up to the root."""
+    """Yield the prefix itself, then its parent, and so on up to the root.
+
+    node: the prefix to begin with.
+    """
     one: PrefixNode | None = node
     while one is not None:
         yield one

@@ -69,10 +69,13 @@ class BreakHistory:
         """The reason that the client receives if the request is given up."""
         return f"{self.breaks} rings broke while this request ran, {self.alone} of them with it alone in them"
 
-    def on_break(self, alone: bool) -> None:
-        """Count a break. `alone` is True if the request was on trial and no other request was in the ring."""
+    def on_break(self, on_trial_alone: bool) -> None:
+        """Count a break of a ring that the request was in, and begin a new count of written tokens.
+
+        on_trial_alone: True if the request was on trial and no other request was in the ring.
+        """
         self.breaks += 1
-        if alone:
+        if on_trial_alone:
             self.alone += 1
             self.guilt = (self.guilt + 1) * 0.5 ** (self.written / PROOF_TOKENS)
         self.blame = (self.blame + 1) * 0.5 ** (self.written / BLAME_HALF_LIFE_TOKENS)
@@ -85,73 +88,90 @@ class Quarantine:
     """
 
     def __init__(self) -> None:
+        """Create a quarantine in which no request is on trial."""
         self._moved = False
         self._pending: list[BreakHistory] = []
         self._trial: list[BreakHistory] = []
         self._cleared: list[BreakHistory] = []
 
-    def admits(self, record: BreakHistory) -> bool:
-        """Return True if this request may enter the ring."""
-        return not self._trial or record in self._trial or record in self._cleared
+    def admits(self, history: BreakHistory) -> bool:
+        """Return True if a request may enter the ring: no request is on trial, or this one is on trial or
+        cleared.
+
+        history: the breaks of rings that the request was in.
+        """
+        return not self._trial or history in self._trial or history in self._cleared
 
     def has_changed(self) -> bool:
-        """Return True if other requests may enter since the last call."""
+        """Return True if other requests than before may enter since the last call of this method."""
         moved = self._moved
         self._moved = False
         return moved
 
-    def on_break(self, present: Sequence[BreakHistory]) -> BreakHistory | None:
-        """Record that the ring broke with these requests in it, the most likely cause first.
+    def on_break(self, histories: Sequence[BreakHistory]) -> BreakHistory | None:
+        """Record that the ring broke. Return the request that must be given up, or None. A request is given
+        up only if it was on trial, alone in the ring, and `guilty`.
 
-        Return the request that must be given up, or None. A request is given up only if it was on trial,
-        alone in the ring, and `guilty`.
+        histories: the break histories of the requests that were in the ring, the most likely cause first; may
+            be empty.
         """
-        tried = [one for one in present if one in self._trial]
-        alone = len(present) == len(tried) == 1
-        for one in present:
+        tried = [one for one in histories if one in self._trial]
+        alone = len(histories) == len(tried) == 1
+        for one in histories:
             one.on_break(alone)
         if alone and tried[0].guilty:
             self.remove(tried[0])
             return tried[0]
-        if present:
+        if histories:
             untried = [*self._trial, *self._pending]
-            suspects = tried or [*(one for one in present if one.suspect), *untried]
+            suspects = tried or [*(one for one in histories if one.suspect), *untried]
             self._begin(sorted(suspects, key=lambda one: -one.blame))
         return None
 
-    def on_tokens(self, record: BreakHistory, tokens: int) -> None:
-        """Record that a request wrote tokens, which may clear it."""
-        record.written += tokens
-        if record in self._trial and record.written >= record.proof:
-            record.guilt = 0.0
-            self._cleared.append(record)
-            self._end_trial(record)
+    def on_tokens(self, history: BreakHistory, num_tokens: int) -> None:
+        """Record that a request wrote tokens. A request on trial is cleared if it has written enough.
 
-    def remove(self, record: BreakHistory) -> None:
-        """Forget a request that is over. If it was the last one on trial, the next half is tried."""
+        history: the breaks of rings that the request was in.
+        num_tokens: how many tokens it wrote in this step.
+        """
+        history.written += num_tokens
+        if history in self._trial and history.written >= history.proof:
+            history.guilt = 0.0
+            self._cleared.append(history)
+            self._end_trial(history)
+
+    def remove(self, history: BreakHistory) -> None:
+        """Forget a request that is over. If it was the last one on trial, the next half is tried. An unknown
+        request is ignored.
+
+        history: the breaks of rings that the request was in.
+        """
         for group in (self._pending, self._cleared):
-            if record in group:
-                group.remove(record)
-        if record in self._trial:
-            self._end_trial(record)
+            if history in group:
+                group.remove(history)
+        if history in self._trial:
+            self._end_trial(history)
 
     def clear(self) -> None:
-        """End the quarantine."""
+        """End the quarantine: every request may enter the ring again."""
         self._begin([])
 
     def _begin(self, suspects: list[BreakHistory]) -> None:
-        """Begin a trial of these suspects, in this order; the cleared ones are suspects again only if
-        listed.
+        """Begin a trial. Requests that were cleared earlier are suspects again only if they are listed.
+
+        suspects: the break histories of the suspects, the likeliest cause first; empty to end the quarantine.
         """
         self._pending = suspects
         self._cleared = []
         self._take_half()
 
-    def _end_trial(self, record: BreakHistory) -> None:
+    def _end_trial(self, history: BreakHistory) -> None:
         """Take a request off trial. If it was the last one, the first half of the pending requests is tried
         next.
+
+        history: the break history of a request on trial.
         """
-        self._trial.remove(record)
+        self._trial.remove(history)
         if not self._trial:
             self._take_half()
             self._moved = True

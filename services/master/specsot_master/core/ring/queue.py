@@ -33,30 +33,32 @@ class Claim:
     waited: float = 0.0
 
 
-def pick_fairest(claims: Iterable[Claim], aging: float | None = None) -> Claim | None:
+def pick_fairest(claims: Iterable[Claim], aging_seconds: float | None = None) -> Claim | None:
     """Return the claim that gets the next place, or None if there are no claims.
 
     Claims are ordered by priority (highest first), then by the places that the client holds (fewest first),
     then by the places that the request holds (fewest first), then by arrival.
 
-    With `aging`, every `aging` seconds of waiting raise a claim's priority by one, up to the highest priority
-    among the claims. So priorities order the claims, but no claim waits forever: a claim that has risen to
-    the top competes there by the other rules. None means that waiting does not raise priorities.
-
         (client, held, arrival, priority): (a, 2, 0, 0), (b, 0, 1, 0) -> b holds fewer places
         ... and (c, 9, 2, 1) -> c has the highest priority
+
+    claims: the requests that compete for the place.
+    aging_seconds: so many seconds of waiting raise a claim's priority by one, up to the highest priority
+        among the claims. So priorities order the claims, but no claim waits forever: a claim that has risen
+        to the top competes there by the other rules. None: waiting does not raise priorities.
     """
     listed = list(claims)
     highest = max((claim.priority for claim in listed), default=0)
 
     def turn(claim: Claim) -> tuple[int, int, int, int]:
-        risen = int(claim.waited // aging) if aging else 0
+        """Return the sort key of a claim; the claim with the smallest key gets the place."""
+        risen = int(claim.waited // aging_seconds) if aging_seconds else 0
         return -min(claim.priority + risen, highest), claim.held, claim.own, claim.arrival
 
     return min(listed, key=turn, default=None)
 
 
-def pick_displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
+def pick_displaced(waiting_claims: Iterable[Claim], newcomer: Claim) -> Claim | None:
     """Return the waiting claim that must leave a full queue for the newcomer, or None if the newcomer is
     refused.
 
@@ -66,8 +68,11 @@ def pick_displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
 
         waiting a a a b, newcomer b -> the newest claim of a   (b would have 2 places, a has 3)
         waiting a a b,   newcomer b -> None                    (b would have 2 places, a has 2)
+
+    waiting_claims: the requests in the queue that may be displaced.
+    newcomer: the request that has arrived; only its client matters.
     """
-    listed = list(waiting)
+    listed = list(waiting_claims)
     places = Counter(claim.client for claim in listed)
     most = max(places.values(), default=0)
     if places[newcomer.client] + 1 >= most:
@@ -84,21 +89,32 @@ class RequestQueue:
     """The requests of one ring by id: those that wait, and those that are in the ring ("live")."""
 
     def __init__(self, config: EngineConfig, quarantine: Quarantine) -> None:
+        """Create an empty queue.
+
+        config: the bounds of both groups, and how fast waiting raises priorities.
+        quarantine: decides which requests may be in the ring together.
+        """
         self._config = config
         self._quarantine = quarantine
         self._waiting: dict[str, RequestState] = {}
         self._live: dict[str, RequestState] = {}
 
-    def find(self, id: str) -> RequestState | None:
+    def find(self, request_id: str) -> RequestState | None:
         """Return the waiting or live request with this id, or None."""
-        return self._live.get(id) or self._waiting.get(id)
+        return self._live.get(request_id) or self._waiting.get(request_id)
 
     def has(self, request: RequestState) -> bool:
-        """Return True if this very request waits or is live, and not another one with its id."""
+        """Return True if this very request waits or is live, and not another one with its id.
+
+        request: the request, compared by identity.
+        """
         return self.find(request.id) is request
 
     def is_live(self, request: RequestState) -> bool:
-        """Return True if this very request is in the ring."""
+        """Return True if this very request is in the ring, and not another one with its id.
+
+        request: the request, compared by identity.
+        """
         return self._live.get(request.id) is request
 
     @property
@@ -130,10 +146,12 @@ class RequestQueue:
         return [one.breaks for one in sorted(inside, key=lambda one: -one.arrival)]
 
     def make_room(self, client: str) -> RequestState | None:
-        """Return the waiting request that a newcomer of this client displaces, or None if the queue has room.
+        """Return the waiting request that a newcomer displaces, or None if the queue has room. Requests that
+        have already been in a ring are never displaced. The caller must remove the returned request.
 
-        Raises QueueFull if the queue has no room and the newcomer may displace no request. Requests that have
-        already been in a ring are never displaced.
+        client: the name of the newcomer's client.
+
+        Raises QueueFull if the queue has no room and the newcomer may displace no request.
         """
         if self.waiting < self._config.queue:
             return None
@@ -149,7 +167,7 @@ class RequestQueue:
         return [request for request in self._waiting.values() if request.misfit]
 
     def wait(self, request: RequestState) -> None:
-        """Add a request to the waiting ones."""
+        """Add a request to the waiting ones. It must not be in the queue already."""
         self._waiting[request.id] = request
 
     def next_to_admit(self, now: float) -> RequestState | None:
@@ -159,6 +177,8 @@ class RequestQueue:
         The caller must not skip the returned request in favour of a smaller one, or a large request could
         wait forever. Requests that were interrupted by a broken ring come before new ones. Requests in
         quarantine, and those that are too large for the ring, are passed over.
+
+        now: the present time, in seconds of the engine's clock.
         """
         if self.live >= self._config.live:
             return None
@@ -171,20 +191,26 @@ class RequestQueue:
         return self._waiting[claim.request] if claim else None
 
     def admit(self, request: RequestState) -> None:
-        """Move a waiting request to the live ones."""
+        """Move a waiting request to the live ones. Raises KeyError if the request does not wait."""
         self._live[request.id] = self._waiting.pop(request.id)
 
-    def next_to_branch(self, stuck: set[str]) -> RequestState | None:
-        """Return the live request whose next branch should be opened, or None. Ids in `stuck` are passed
-        over.
+    def next_to_branch(self, skipped_ids: set[str]) -> RequestState | None:
+        """Return the live request whose next branch should be opened, or None if none has a branch to open.
+
+        skipped_ids: ids of requests that are passed over, because the ring has no pages for their next branch
+            now.
         """
         held = Counter(one.client for one in self._live.values() for _ in one.sequences)
-        wanting = {id: one for id, one in self._live.items() if id not in stuck and one.plan.ready()}
+        wanting = {id: one for id, one in self._live.items() if id not in skipped_ids and one.plan.ready()}
         claim = pick_fairest(self._claims(wanting, held))
         return wanting[claim.request] if claim else None
 
     def remove(self, request: RequestState) -> None:
-        """Remove a request that is over. A request that is not in the queue is ignored."""
+        """Remove a request that is over, whether it waits or is live. A request that is not in the queue is
+        ignored.
+
+        request: the request, compared by identity.
+        """
         if self._waiting.get(request.id) is request:
             del self._waiting[request.id]
         elif self.is_live(request):
@@ -199,20 +225,23 @@ class RequestQueue:
         return list(self._waiting.values())
 
     def _claims(
-        self, wanting: dict[str, RequestState], held: Counter[str], now: float | None = None
+        self, requests: dict[str, RequestState], places_of_clients: Counter[str], now: float | None = None
     ) -> list[Claim]:
-        """Return the claims of the given requests. `held` counts places by client; `now` is None where
-        waiting does not count.
+        """Return the claims of the given requests, in the same order.
+
+        requests: the requests that compete, by id.
+        places_of_clients: how many places each client has already, by the client's name.
+        now: the present time, in seconds of the engine's clock; None where waiting does not count.
         """
         return [
             Claim(
                 request=one.id,
                 client=one.client,
-                held=held[one.client],
+                held=places_of_clients[one.client],
                 own=len(one.sequences),
                 arrival=one.arrival,
                 priority=one.ask.priority,
                 waited=0.0 if now is None else now - one.since,
             )
-            for one in wanting.values()
+            for one in requests.values()
         ]

@@ -68,7 +68,10 @@ class Ring(Protocol):
         ...
 
     async def order(self, order: Order) -> None:
-        """Send an order to stage 0. Orders arrive in the order of the calls. Raises Unavailable."""
+        """Send an order to stage 0. Orders arrive in the order of the calls. Raises Unavailable.
+
+        order: an instruction for the sequencer, such as opening or closing a sequence.
+        """
         ...
 
     def waiting_for(self) -> str:
@@ -77,7 +80,11 @@ class Ring(Protocol):
 
 
 def require_ring(ring: Ring) -> RingState:
-    """Return the state of the complete ring. Raises Unavailable, which says what is missing."""
+    """Return the state of the complete ring. Raises Unavailable, which says what is missing, if the ring is
+    not complete.
+
+    ring: stage 0 as the engine sees it.
+    """
     state = ring.state()
     if state is None:
         raise Unavailable(f"the ring is not complete: waiting for {ring.waiting_for()}")
@@ -147,6 +154,7 @@ class EngineConfig:
 class RingOptions:
     """How a master forms rings of its members.
 
+    shape: the bounds of draft trees, unless the drafter has bounds of its own.
     conduct: how requests are treated. Its model and vocabulary are read from the model's directory.
     """
 

@@ -83,7 +83,12 @@ class JsonRewriter:
         return self._text[self._at :]
 
     def feed(self, text: str, last: bool = False) -> str:
-        """Return what is certain now. last: no more text comes, so that the value ends here."""
+        """Add text. Return the strict JSON that is certain now; "" if nothing new is, or once the value is
+        done.
+
+        text: the next text.
+        last: True if no more text comes, so that the value ends here.
+        """
         self._text = self._text[self._at :] + text
         self._at = 0
         self._last = last
@@ -134,7 +139,11 @@ class JsonRewriter:
         return True
 
     def _starts_with(self, marks: Iterable[str]) -> str | Literal[False] | None:
-        """Return the mark that begins here, False if none does, or None if more text decides."""
+        """Return the mark that begins at the present position, False if none does, or None if more text
+        decides.
+
+        marks: the marks in question; the first one that fits is returned.
+        """
         undecided = False
         for mark in marks:
             ahead = self._text[self._at : self._at + len(mark)]
@@ -148,6 +157,8 @@ class JsonRewriter:
     def _read_white(self, one: str) -> None:
         """Read one character of white space. Characters that JSON does not count as white space are
         dropped.
+
+        one: the character.
         """
         self._at += 1
         if one not in _JSON_WHITE:
@@ -179,7 +190,10 @@ class JsonRewriter:
             self.done = True
 
     def _open(self, one: str) -> None:
-        """Open an object or a list. A bracket where a key is due, and one beyond MAX_DEPTH, is dropped."""
+        """Open an object or a list. A bracket where a key is due, and one beyond MAX_DEPTH, is dropped.
+
+        one: the bracket, "{" or "[".
+        """
         self._at += 1
         if self._expected == "key" or len(self._stack) >= MAX_DEPTH:
             return  # This bracket cannot begin a key, or is nested too deeply, so it is dropped.
@@ -191,8 +205,10 @@ class JsonRewriter:
         self._expected = "key" if one == "{" else "value"
 
     def _close(self, one: str) -> None:
-        """Close the innermost container of this kind and everything open inside it. A bracket that closes
+        """Close the innermost container of a kind and everything open inside it. A bracket that closes
         nothing is dropped.
+
+        one: the bracket, "}" or "]".
         """
         self._at += 1
         opener = "{" if one == "}" else "["
@@ -252,7 +268,10 @@ class JsonRewriter:
         return True
 
     def _is_in_word(self, one: str) -> bool:
-        """Return True if a word without quotes can contain this character."""
+        """Return True if a word without quotes can contain a character.
+
+        one: the character.
+        """
         return _is_token(one) and one not in "{}[]:,\"'" and not any(one == stop[0] for stop in self._stops)
 
     # Strings.
@@ -287,13 +306,19 @@ class JsonRewriter:
         return True
 
     def _write(self, text: str) -> None:
-        """Add text to the string that is open."""
+        """Add text to the string that is open.
+
+        text: the text, without escapes.
+        """
         self._string = (self._string + self._tail + text)[:4]
         self._out.append(_escaped(self._tail + text))
         self._tail = ""
 
     def _write_escape(self, escape: str) -> None:
-        """Add an escape sequence to the open string."""
+        """Add an escape sequence to the open string.
+
+        escape: the sequence as JSON writes it, with its backslash.
+        """
         self._string = (self._string + self._tail + "\\")[:4]
         self._out.append(_escaped(self._tail) + escape)
         self._tail = ""
@@ -325,8 +350,10 @@ class JsonRewriter:
         self._at += 1
 
     def _read_unicode_escape(self, ahead: str) -> bool:
-        """Keep a Unicode escape. Half of a surrogate pair is no character, so its six characters become
-        text.
+        """Keep a Unicode escape. Half of a surrogate pair is no character, so its six characters become text.
+        Return False if more text decides.
+
+        ahead: the text from the backslash on, up to 12 characters.
         """
         first = _UNICODE.match(ahead)
         if first is None:
@@ -373,7 +400,10 @@ class JsonRewriter:
         return True
 
     def _end_string(self, after: int) -> bool:
-        """Close the open string; the text continues at `after`."""
+        """Close the open string. Return True.
+
+        after: the position at which the text continues, in characters.
+        """
         self._out.append(_escaped(self._tail) + '"')
         self._tail = self._quote = ""
         self._at = after
@@ -381,10 +411,13 @@ class JsonRewriter:
         return True
 
     def _read_stop_in_string(self, stop: str) -> bool:
-        """Decide by the next quote whether the stop is text or the string lacks its closing quote.
+        """Decide by the next quote whether a stop is text or the string lacks its closing quote. Return False
+        if that takes more text, or if the value ends here.
 
         {"a": "write </tool_call> here"}: the quote ends a string, since a brace follows: text.
         {"a": "x}}</tool_call><tool_call>{"name": ...: the quote begins a string: the first is not closed.
+
+        stop: the stop that begins at the present position.
         """
         quote = re.compile(rf"(?<!\\)(?:\\\\)*{re.escape(self._quote)}\s*").search(
             self._text, self._at + len(stop)
@@ -415,14 +448,18 @@ class JsonRewriter:
 
 @lru_cache(maxsize=64)
 def _unmarked_text(special: frozenset[str]) -> re.Pattern[str]:
-    """Return the pattern of text that can be copied into a string unchanged; it contains none of these
-    characters.
+    """Return the pattern of text that can be copied into a string unchanged.
+
+    special: the first characters of stops and quotes, which the text must not contain.
     """
     return re.compile(rf"[^\\\s}}\]\x00-\x1f\x7f\ud800-\udfff{re.escape(''.join(sorted(special)))}]+")
 
 
 def _is_token(one: str) -> bool:
-    """Return True if the character is neither white space nor a control character."""
+    """Return True if a character is neither white space nor a control character.
+
+    one: the character.
+    """
     return not one.isspace() and one > "\x1f"
 
 
@@ -439,6 +476,8 @@ def _string(text: str) -> str:
 def _scalar(word: str) -> str:
     """Return a word without quotes as JSON: a constant, a finite number of at most MAX_NUMBER characters, or
     a string.
+
+    word: the word, at least one character.
     """
     if word in _WORDS:
         return _WORDS[word]
@@ -454,6 +493,11 @@ class ArgumentStream:
     """
 
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
+        """Create a reader.
+
+        stops: markers that cannot be a part of the arguments, such as "</tool_call>".
+        quote: a further string delimiter; "" for none.
+        """
         self._rewriter = JsonRewriter(stops, quote)
         self._before = ""  # White space before the value.
         self._is_object: bool | None = None
@@ -475,7 +519,11 @@ class ArgumentStream:
         return self._rewriter.rest
 
     def feed(self, text: str, last: bool = False) -> str:
-        """Add text. Return the JSON that is certain now. `last` is True if no more text comes."""
+        """Add text. Return the JSON that is certain now; "" if nothing new is.
+
+        text: the next text of the call.
+        last: True if no more text comes.
+        """
         if self._is_object is None:
             text = (self._before + text).lstrip()
             self._before = text
@@ -490,7 +538,10 @@ class ArgumentStream:
 
 
 def rewritten(text: str) -> tuple[str, str]:
-    """Return the JSON value with which the text begins, as strict JSON, and the text after it."""
+    """Return the JSON value with which a text begins, as strict JSON, and the text after it.
+
+    text: a complete text, as a model has written it.
+    """
     rewriter = JsonRewriter()
     return rewriter.feed(text, last=True), rewriter.rest
 
@@ -500,6 +551,8 @@ def arguments_of(value: Any) -> Json:
     object with the value under the key WRAPPED.
 
         None, "", [] -> {};   [{"a": 1}] -> {"a": 1};   [1, 2] -> {"arguments": [1, 2]}
+
+    value: a decoded JSON value.
     """
     if isinstance(value, dict):
         return cast(Json, value)
@@ -517,6 +570,8 @@ def arguments_of(value: Any) -> Json:
 def read_arguments(text: str) -> Json:
     """Return the arguments that a model or a client wrote, whatever is wrong with them. Text is never lost:
     text that is no JSON at all becomes the only value of the object.
+
+    text: the arguments as text; {} is returned for white space.
     """
     text = text.strip()
     if not text:

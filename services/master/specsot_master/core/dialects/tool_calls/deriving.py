@@ -63,12 +63,24 @@ class Render(Protocol):
 
     def __call__(
         self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
-    ) -> str: ...
+    ) -> str:
+        """Return the rendered text.
+
+        turns: the turns in OpenAI's format, with `tool_calls` in them.
+        functions: the functions that are offered, in OpenAI's format.
+        answer: True if the text shall end where the model's answer begins.
+
+        Raises InvalidRequest if the template refuses the conversation.
+        """
+        ...
 
 
 def form_of_template(source: str, render: Render) -> CallForm | None:
     """Return the form in which a model with this template writes calls, or None if the template offers tools
     and does not show the form.
+
+    source: the text of the template that renders conversations with tools.
+    render: renders a conversation by this template.
     """
     if not offers_functions(source):
         # The prompt then describes tools in words, and asks for calls as the template writes them, or in
@@ -84,13 +96,18 @@ def form_of_template(source: str, render: Render) -> CallForm | None:
 
 
 def offers_functions(source: str) -> bool:
-    """Return True if the template has a place for the functions that a request offers."""
+    """Return True if a template has a place for the functions that a request offers.
+
+    source: the text of the template.
+    """
     return re.search(r"\btools\b", source) is not None
 
 
 def derive(render: Render) -> CallForm | None:
     """Return the form in which a template renders calls, or None if it renders none, or none that can be read
     back.
+
+    render: renders a conversation by the template.
     """
     for as_text in (False, True):
         try:
@@ -106,6 +123,8 @@ def derive(render: Render) -> CallForm | None:
 def _instructed_form(render: Render) -> CallForm | None:
     """Return Hermes' form if the template does not render calls but asks the model for them in Hermes' words;
     else None.
+
+    render: renders a conversation by the template.
     """
     try:
         prompt = render([{"role": "user", "content": QUESTION}], _functions(), True)
@@ -115,7 +134,11 @@ def _instructed_form(render: Render) -> CallForm | None:
 
 
 def _shows_results(render: Render, form: CallForm) -> bool:
-    """Whether the template writes what a function returned, after a call without text (content None)."""
+    """Return True if the template writes what a function returned, after a call without text (content None).
+
+    render: renders a conversation by the template.
+    form: how the template writes calls.
+    """
     arguments = as_json(TWO) if form.arguments_as_text else TWO
     call = {"id": IDS[0], "type": "function", "function": {"name": NAMES[0], "arguments": arguments}}
     turns: list[Json] = [
@@ -131,7 +154,11 @@ def _shows_results(render: Render, form: CallForm) -> bool:
 
 
 def example_call(render: Render, form: CallForm) -> str:
-    """A call as the template writes it, with words where its name, and an argument, stand."""
+    """Return a call as the template writes it, with words where its name, and an argument, stand.
+
+    render: renders a conversation by the template.
+    form: how the template writes calls.
+    """
     write = cut_answers(render, form.arguments_as_text)
     return write([("function-name", {"argument-name": "argument-value"})])
 
@@ -139,11 +166,12 @@ def example_call(render: Render, form: CallForm) -> str:
 def cut_answers(
     render: Render, arguments_as_text: bool = False
 ) -> Callable[[Sequence[tuple[str, Json]]], str]:
-    """Return a function that returns the text a model writes when it calls functions with these names and
-    arguments.
+    """Return a function from calls, as (name, arguments), to the text that a model writes when it makes them.
+    The returned function takes at most as many calls as there are IDS, and raises InvalidRequest if the
+    template refuses the calls.
 
-    The returned function takes at most as many calls as there are IDS. Raises InvalidRequest if the template
-    refuses the calls.
+    render: renders a conversation by the template.
+    arguments_as_text: True if the template wants arguments as the text of JSON.
     """
     return _Probe(render, arguments_as_text).answer
 
@@ -156,6 +184,11 @@ class _Probe:
     """Renders calls, and cuts out of the text what the model itself would have written."""
 
     def __init__(self, render: Render, as_text: bool) -> None:
+        """Render conversations without calls, to know how answers begin and end.
+
+        render: renders a conversation by the template.
+        as_text: True if the template gets arguments as the text of JSON.
+        """
         self._render = render
         self._as_text = as_text
         user = {"role": "user", "content": QUESTION}
@@ -169,7 +202,10 @@ class _Probe:
         self._end = end.strip()
 
     def ends_with(self, mark: Mark) -> bool:
-        """Return True if answers without calls end with this mark."""
+        """Return True if answers without calls end with a mark.
+
+        mark: the mark; a hole never ends an answer.
+        """
         return isinstance(mark, str) and self._end.startswith(mark)
 
     def without_turn_end(self, text: str) -> str:
@@ -177,7 +213,14 @@ class _Probe:
         return text.removesuffix(self._end) if self._end else text
 
     def answer(self, calls: Sequence[tuple[str, Json]], content: str = "") -> str:
-        """Return the model's answer that makes these calls, as the template repeats it in a conversation."""
+        """Return the model's answer that makes some calls, as the template repeats it in a conversation.
+
+        calls: the name and the arguments of each call, at most as many as there are IDS.
+        content: the text before the calls; "" for none.
+
+        Raises InvalidRequest if the template refuses the calls, and _Absent if it does not render the
+        question.
+        """
         self._named = [name for name, _ in calls]
         past_calls = [
             {
@@ -192,11 +235,18 @@ class _Probe:
         return self._without_end(self._without_header(text, content))
 
     def _arguments(self, arguments: Json) -> Json | str:
-        """Return the arguments as the template wants them: an object, or the text of JSON."""
+        """Return the arguments as the template wants them: an object, or the text of JSON.
+
+        arguments: the arguments as an object.
+        """
         return as_json(arguments) if self._as_text else arguments
 
     def _without_header(self, text: str, content: str) -> str:
-        """Return the text without what precedes the model's own words."""
+        """Return the text without what precedes the model's own words.
+
+        text: the rendered conversation after the question.
+        content: the text before the calls; "" for none.
+        """
         heads = [head for head in (self._prompt, self._header) if text.startswith(head)]
         if heads:
             return text[len(max(heads, key=len)) :]
@@ -208,7 +258,10 @@ class _Probe:
         return text[common:]
 
     def _without_end(self, text: str) -> str:
-        """Return the text up to the first mark with which answers end, if no call follows that mark."""
+        """Return the text up to the first mark with which answers end, if no call follows that mark.
+
+        text: the rendered answer, from the model's own words on.
+        """
         called = max(0, *(text.rfind(one) for one in (CONTENT, *self._named)))
         marks = (one for one in _marks(self._end) if isinstance(one, str) and is_distinctive(one))
         places = [text.find(mark, called) for mark in marks]
@@ -216,7 +269,13 @@ class _Probe:
 
 
 def _after(text: str, mark: str) -> str:
-    """Return the text after the last occurrence of `mark`. Raises _Absent if there is none."""
+    """Return the text after the last occurrence of a mark.
+
+    text: the rendered conversation.
+    mark: the text to look for.
+
+    Raises _Absent if it does not occur.
+    """
     place = text.rfind(mark)
     if place < 0:
         raise _Absent(mark)
@@ -224,7 +283,10 @@ def _after(text: str, mark: str) -> str:
 
 
 def _common(one: str, other: str) -> int:
-    """Return how many first characters are the same."""
+    """Return how many first characters of two texts are the same.
+
+    one, other: the texts.
+    """
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
@@ -240,7 +302,10 @@ TWO: Final[Json] = dict(zip(KEYS, VALUES))
 
 
 def _form_of(probe: _Probe) -> CallForm | None:
-    """Return the form that the probe shows, or None."""
+    """Return the form of calls that a template shows, or None.
+
+    probe: renders calls by the template.
+    """
     text = min(_first_calls(probe), key=lambda text: len(text.partition(NAMES[0])[0].strip()))
     text = text.replace(IDS[0], _ID)
     second = _second_call(probe)
@@ -256,6 +321,8 @@ def _form_of(probe: _Probe) -> CallForm | None:
 def _first_calls(probe: _Probe) -> Iterator[str]:
     """Yield one call as rendered alone, and as rendered after text, which a template may write in other
     places.
+
+    probe: renders calls by the template.
     """
     yield probe.answer([(NAMES[0], TWO)])
     text = probe.answer([(NAMES[0], TWO)], CONTENT)
@@ -264,7 +331,10 @@ def _first_calls(probe: _Probe) -> Iterator[str]:
 
 
 def _second_call(probe: _Probe) -> str:
-    """Return the text from the name of a second call on, or "" if the template renders one call at most."""
+    """Return the text from the name of a second call on, or "" if the template renders one call at most.
+
+    probe: renders calls by the template.
+    """
     try:
         text = probe.answer([(NAMES[0], TWO), (NAMES[1], TWO)])
     except InvalidRequest:
@@ -274,20 +344,30 @@ def _second_call(probe: _Probe) -> str:
 
 
 def _marks(text: str) -> Marks:
-    """Return the marks of a text without the white space between them."""
+    """Return the marks of a text without the white space between them; () for a text without marks.
+
+    text: text between the parts of a call, with the characters of _HOLES for ordinals and ids.
+    """
     return tuple(_HOLES.get(one, one) for one in _MARK.findall(text))
 
 
 def _closers(text: str, skip: int = 0) -> tuple[str, ...]:
-    """Return the marks after a call. The first `skip` marks are left out, because they belong to the last
-    argument.
+    """Return the marks after a call, each once and at most MAX_CLOSERS.
+
+    text: what follows the arguments.
+    skip: so many first marks are left out, because they belong to the last argument.
     """
     found = (one.rstrip() for one in _MARK.findall(text)[skip:])
     return tuple(dict.fromkeys(one for one in found if one not in _HOLES))[:MAX_CLOSERS]
 
 
 def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
-    """Yield every place at which a JSON object or list begins, the place at which it ends, and its value."""
+    """Yield every place at which a JSON object or list begins, the place at which it ends, and its value;
+    nested ones too.
+
+    text: any text.
+    start: the position at which the search begins, in characters.
+    """
     for found in re.finditer(r"[{\[]", text[start:]):
         at = start + found.start()
         try:
@@ -298,7 +378,11 @@ def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
 
 
 def _object_form(text: str, second: str) -> CallForm | None:
-    """Return the form if name and arguments are members of one JSON object, else None."""
+    """Return the form if name and arguments are members of one JSON object, else None.
+
+    text: one call as the template writes it.
+    second: the text after the name of a second call; not used.
+    """
     for at, end, value in _objects(text):
         call = value[0] if isinstance(value, list) and len(cast("list[Any]", value)) == 1 else value
         if not isinstance(call, dict):
@@ -325,6 +409,9 @@ def _object_form(text: str, second: str) -> CallForm | None:
 def _object_head(before: str, written: str) -> tuple[str, str]:
     """Return how a forced call begins: the text up to its name, and the text from there to its arguments.
     Both are empty if that text is not the same for every call.
+
+    before: the text before the object.
+    written: the text of the object.
     """
     opening, found, rest = written.partition(NAMES[0])
     between, brace, _ = rest.partition("{")
@@ -333,7 +420,11 @@ def _object_head(before: str, written: str) -> tuple[str, str]:
 
 
 def _named_form(text: str, second: str) -> CallForm | None:
-    """Return the form if a JSON object of arguments follows the name, else None."""
+    """Return the form if a JSON object of arguments follows the name, else None.
+
+    text: one call as the template writes it.
+    second: the text after the name of a second call, or "".
+    """
     before, name, rest = text.rpartition(NAMES[0])
     if not name:
         return None
@@ -351,6 +442,8 @@ def _named_form(text: str, second: str) -> CallForm | None:
 def _quoted_object(rest: str) -> tuple[tuple[int, int] | None, str]:
     """Return where an object whose strings have delimiters of their own begins and ends, and that delimiter;
     (None, "") if there is no such object.
+
+    rest: the text after the name of the call.
     """
     shape = re.search(rf"\{{\s*{KEYS[0]}\s*:\s*(\S+){VALUES[0]}\1", rest)
     if shape is None:
@@ -366,6 +459,9 @@ def _with_ordinals(first: str, second: str) -> str:
     """Return the text after the first call's name, in which the call's ordinal is marked as a hole.
 
     first ":0<|args|>", second ":1<|args|>" -> ":\\x00<|args|>"
+
+    first: the text after the first call's name.
+    second: the text after the second call's name; "" returns `first` unchanged.
     """
     one, other = re.split(r"(\d+)", first), re.split(r"(\d+)", second)[: len(re.split(r"(\d+)", first))]
     if not second or one[:-1:2] != other[:-1:2]:
@@ -375,7 +471,11 @@ def _with_ordinals(first: str, second: str) -> str:
 
 
 def _python_form(text: str, second: str) -> CallForm | None:
-    """Return the form if a call is written as in Python, else None."""
+    """Return the form if a call is written as in Python, else None.
+
+    text: one call as the template writes it.
+    second: the text after the name of a second call; not used.
+    """
     before, name, rest = text.rpartition(NAMES[0])
     if not name or not _PYTHON_CALL.match(rest):
         return None
@@ -384,7 +484,12 @@ def _python_form(text: str, second: str) -> CallForm | None:
 
 
 def _parameter_form(text: str, second: str, probe: _Probe) -> CallForm | None:
-    """Return the form if each argument has marks of its own, else None."""
+    """Return the form if each argument has marks of its own, else None.
+
+    text: one call as the template writes it.
+    second: the text after the name of a second call, or "".
+    probe: renders further calls by the template.
+    """
     before, name, rest = text.rpartition(NAMES[0])
     parts = re.fullmatch(
         rf"(.*?){KEYS[0]}(.*?){VALUES[0]}(.*?){KEYS[1]}(.*?){VALUES[1]}(.*)", rest, re.DOTALL
@@ -505,6 +610,9 @@ OTHERS: Final[tuple[Any, ...]] = (3, True, None, {"a": 1}, [1])
 def _middles_by_type(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, ...]]:
     """Return the marks between key and value for text, and those for other types. Both are empty if the marks
     do not distinguish text from other types.
+
+    probe: renders calls by the template.
+    middle: the marks between key and value if the value is text.
     """
     found = [_marks(text) for text in _other_middles(probe)]
     return (middle, tuple(dict.fromkeys(found))) if found and middle not in found else ((), ())
@@ -523,7 +631,10 @@ def _other_middles(probe: _Probe) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """Return the beginning of a value as a template writes it."""
+    """Return the beginning of a value as a template writes it.
+
+    value: a JSON value that is not text.
+    """
     return json.dumps(value)[0] if isinstance(value, (dict, list)) else json.dumps(value)
 
 
@@ -538,7 +649,11 @@ TWO_CALLS: Final = ((NAMES[0], TWO), (NAMES[1], {KEYS[1]: VALUES[1]}))
 
 
 def _reads_back(form: CallForm, probe: _Probe) -> bool:
-    """Return True if the form reads every rendered call as the call that was rendered."""
+    """Return True if a form reads every rendered call as the call that was rendered.
+
+    form: the form in question.
+    probe: renders calls by the template.
+    """
     if not all(_read(form, probe.answer(calls)) == list(calls) for calls in CHECKS):
         return False
     try:
@@ -550,7 +665,11 @@ def _reads_back(form: CallForm, probe: _Probe) -> bool:
 
 
 def _read(form: CallForm, text: str) -> list[tuple[str, Any]] | None:
-    """Return the calls in a text, or None if the text has other content."""
+    """Return the calls in a text as (name, arguments), or None if the text has other content.
+
+    form: how calls are written.
+    text: the text of an answer.
+    """
     schemas = {one["name"]: cast(Json, one["parameters"]) for one in _functions()}
     content, deltas = ToolReader(form, schemas).feed(text, last=True)
     if content.strip():

@@ -24,12 +24,17 @@ class Unfinished(Exception):
 
 
 def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
-    """Return the position after these marks if they begin at `at`, else None. White space may precede each
+    """Return the position after marks if they begin at a position, else None. White space may precede each
     mark.
 
-    `last` is True if the text is complete. Otherwise Unfinished is raised if the text ends within the marks.
-
         marks ("<f=",), text "  <f=x", at 0 -> 5;   text "  <f" -> Unfinished, or None if last
+
+    marks: the marks, in order; an empty tuple matches anything.
+    text: the text that has arrived so far.
+    at: the position in the text, in characters.
+    last: True if the text is complete.
+
+    Raises Unfinished if the text ends within the marks and is not complete.
     """
     for mark in marks:
         if isinstance(mark, Hole):
@@ -46,7 +51,12 @@ def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
 
 
 def skip_white(text: str, at: int) -> int:
-    """Return the position of the next character that is no white space."""
+    """Return the position of the next character that is no white space; the length of the text if there is
+    none.
+
+    text: any text.
+    at: the position to begin with, in characters.
+    """
     while at < len(text) and text[at].isspace():
         at += 1
     return at
@@ -159,7 +169,10 @@ class CallForm:
         return tuple(dict.fromkeys(one for one in found if isinstance(one, str)))
 
     def contains(self, token: str) -> bool:
-        """Return True if this special or added token is a part of the marks."""
+        """Return True if this token is a part of the marks.
+
+        token: the text of a special or added token.
+        """
         parameter = self.parameter
         inner = (*parameter.begin, *parameter.middle, *parameter.end) if parameter else ()
         marks = (*self.openers, *self.middle, *inner, *self.closers, self.quote)
@@ -168,6 +181,8 @@ class CallForm:
     def forced_head(self, name: str) -> str:
         """Return the text with which a prompt ends if this function must be called: a call up to its
         arguments.
+
+        name: the name of the function.
         """
         before, after = self.head
         return f"{before}{name}{after}" if before or after else _JSON_HEAD.format(json.dumps(name))
@@ -178,7 +193,10 @@ MIN_DISTINCTIVE: Final = 3  # Characters of a mark that prose does not contain b
 
 
 def is_distinctive(mark: str) -> bool:
-    """Return True if the mark cannot be the beginning of prose or of JSON."""
+    """Return True if the mark cannot be the beginning of prose or of JSON.
+
+    mark: a mark of a call, at least one character.
+    """
     return len(mark) >= MIN_DISTINCTIVE and not mark[0].isalnum() and not set("{}").intersection(mark[:2])
 
 

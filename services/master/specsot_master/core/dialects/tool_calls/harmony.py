@@ -38,8 +38,10 @@ class HarmonyReader:
     """
 
     def __init__(self, known: Collection[str], only_one: bool = False) -> None:
-        """Create a reader. `known` are the names of the offered functions, which the model may call without
-        "functions.". only_one: see `ToolReader`.
+        """Create a reader.
+
+        known: the names of the offered functions, which the model may call without "functions.".
+        only_one: True if the reader ends after the first call, see `ToolReader`.
         """
         self.calls = 0
         self._only_one = only_one
@@ -53,8 +55,10 @@ class HarmonyReader:
         self._out: list[CallDelta] = []
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """Add text. Return what is certain now: new content, and what is new of each call. `last` is True if
-        no more text comes.
+        """Add text. Return what is certain now: new content, and what is new of each call.
+
+        text: the next text of the answer.
+        last: True if no more text comes.
         """
         self._held = self._held + text
         self.thought = ""
@@ -74,7 +78,10 @@ class HarmonyReader:
         return self._only_one and self.calls > 0 and self._kind != "call"
 
     def _step(self, last: bool) -> bool:
-        """Read the next part of a message. Return False if that takes more text."""
+        """Read the next part of a message. Return False if that takes more text.
+
+        last: True if no more text comes.
+        """
         if self.has_ended:
             self._held = ""
             return False
@@ -93,7 +100,10 @@ class HarmonyReader:
         return found is not None
 
     def _read_header(self, last: bool) -> bool:
-        """Read the header of a message. Return False if it is incomplete."""
+        """Read the header of a message. Return False if it is incomplete.
+
+        last: True if no more text comes.
+        """
         ahead = self._held.lstrip()
         if not any(ahead.startswith(one) or one.startswith(ahead) for one in ("<|", "to=")):
             self._kind = "content"  # A text without a header.
@@ -107,7 +117,10 @@ class HarmonyReader:
         return True
 
     def _begin(self, header: str) -> None:
-        """Begin the message with this header."""
+        """Begin a message.
+
+        header: the text of its header, without the mark that ends it.
+        """
         recipient = _RECIPIENT.search(header)
         if recipient and (recipient["functions"] or recipient["name"] in self._known):
             self._kind = "call"
@@ -126,7 +139,11 @@ class HarmonyReader:
             self._write("", last=True)
 
     def _write(self, text: str, last: bool = False) -> None:
-        """Add text to the message's call, thought or content."""
+        """Add text to the message's call, thought or content.
+
+        text: the next text of the message.
+        last: True if the message ends.
+        """
         if self._kind == "call":
             if not self._stream.done and (written := self._stream.feed(text, last)):
                 self._add_arguments(written)
@@ -136,7 +153,10 @@ class HarmonyReader:
             self._content.append(text)
 
     def _add_arguments(self, text: str) -> None:
-        """Add new text of the last call's arguments."""
+        """Add new text of the last call's arguments.
+
+        text: the new text, which is JSON.
+        """
         if self._out and self._out[-1].index == self.calls - 1:
             self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + text)
         else:

@@ -7,8 +7,9 @@ from typing import Any
 
 
 def tools_in_words(functions: list[dict[str, Any]], example: str | None = None) -> str:
-    """Return the instructions that offer these functions.
+    """Return the instructions that offer functions.
 
+    functions: the offered functions, in OpenAI's format.
     example: a call as the model's template writes it; None asks for calls in the form of Hermes' models.
     """
     signatures = "\n".join(
@@ -28,6 +29,9 @@ def tools_in_words(functions: list[dict[str, Any]], example: str | None = None) 
 
 
 def calls_in_words(calls: list[dict[str, Any]]) -> str:
-    """Return past calls in Hermes' form. The `arguments` of each call are a JSON value, not text."""
+    """Return past calls in Hermes' form, separated by line breaks; "" for no calls.
+
+    calls: calls in OpenAI's format, whose `arguments` are JSON values, not text.
+    """
     told = (json.dumps(one["function"], ensure_ascii=False) for one in calls)
     return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in told)

@@ -34,6 +34,7 @@ class MemberStream(ABC):
     """
 
     def __init__(self) -> None:
+        """Start without text."""
         self.done = False
         self._held = ""
         self._last = False
@@ -46,7 +47,11 @@ class MemberStream(ABC):
         return self._held
 
     def feed(self, text: str, last: bool = False) -> str:
-        """Add text. Return the JSON that is certain now. `last` is True if no more text comes."""
+        """Add text. Return the JSON that is certain now; "" if nothing new is.
+
+        text: the next text of the call.
+        last: True if no more text comes.
+        """
         self._held += text
         self._last = last
         try:
@@ -63,7 +68,11 @@ class MemberStream(ABC):
         """Read one argument or the end. Return False, or raise Unfinished, if that takes more text."""
 
     def _add_member(self, key: str, value: Any) -> None:
-        """Write one member of the object."""
+        """Write one member of the object.
+
+        key: the name of the argument.
+        value: its value.
+        """
         self._out.append(f"{', ' if self._members else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         self._out.append(json.dumps(value, ensure_ascii=False))
         self._members += 1
@@ -82,7 +91,11 @@ class ParameterStream(MemberStream):
     """
 
     def __init__(self, form: CallForm, schema: Json) -> None:
-        """Create a reader. `schema` is that of the arguments, which tells text from numbers."""
+        """Create a reader.
+
+        form: how the model writes calls; its layout is "parameters".
+        schema: the JSON schema of the arguments, which tells text from numbers.
+        """
         super().__init__()
         assert form.parameter is not None, "the layout has parameters"
         self._form = form
@@ -107,7 +120,11 @@ class ParameterStream(MemberStream):
         return True
 
     def _after_white(self, at: int, white: str) -> int:
-        """Return the position after the white space that the template writes there, if it is present."""
+        """Return the position after the white space that the template writes there, if it is present.
+
+        at: a position in the held text, in characters.
+        white: the white space; "" returns `at`.
+        """
         if not white:
             return at
         if not self._last and white.startswith(self._held[at:]):
@@ -117,6 +134,9 @@ class ParameterStream(MemberStream):
     def _key_at(self, begin: int, form: ParameterForm) -> tuple[str, int, Marks] | None:
         """Return the key, the position of the value, and the marks between them; None if no argument begins
         here.
+
+        begin: the position after the marks that begin an argument.
+        form: the marks of an argument.
         """
         first = [marks[0] for marks in form.middles]
         places = [self._held.find(mark, begin) for mark in first if isinstance(mark, str)]
@@ -167,6 +187,9 @@ class ParameterStream(MemberStream):
     def _end_of_value(self, at: int, form: ParameterForm) -> tuple[int, int]:
         """Return where a value ends, and where the mark after it ends. A mark within a value, as in HTML, is
         text.
+
+        at: the position at which the value begins.
+        form: the marks of an argument.
         """
         mark = form.end[0]
         assert isinstance(mark, str), "values end with text"
@@ -186,13 +209,19 @@ class ParameterStream(MemberStream):
     def _next_call(self, at: int) -> int:
         """Return where the next call begins, because its marks do not occur in values; else where the text
         ends.
+
+        at: the position at which the search begins.
         """
         first = self._form.openers[self._form.starts[0]] if self._form.starts else ""
         place = self._held.find(first, at) if isinstance(first, str) and first else -1
         return place if place >= 0 else len(self._held)
 
     def _may_follow_value(self, at: int, form: ParameterForm) -> bool:
-        """Return True if an argument, a closer or a call begins at `at`, or if the text is over."""
+        """Return True if an argument, a closer or a call begins at `at`, or if the text is over.
+
+        at: the position after the marks that may end the value.
+        form: the marks of an argument.
+        """
         at = skip_white(self._held, at)
         if at == len(self._held):
             if not self._last:
@@ -211,7 +240,12 @@ class ParameterStream(MemberStream):
         return False
 
     def _typed(self, key: str, text: str, marks: Marks) -> Any:
-        """Return the value of an argument in the type that its marks or its schema say."""
+        """Return the value of an argument in the type that its marks or its schema say.
+
+        key: the name of the argument.
+        text: the text of its value.
+        marks: the marks between key and value.
+        """
         form = self._parameter
         if text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
             return text[len(_CDATA[0]) : -len(_CDATA[1])]
@@ -235,6 +269,7 @@ class PythonStream(MemberStream):
     """
 
     def __init__(self) -> None:
+        """Start before the opening parenthesis."""
         super().__init__()
         self._is_open = False  # The opening parenthesis was read.
         self._key: str | None = None  # The argument whose value is read.
@@ -266,12 +301,18 @@ class PythonStream(MemberStream):
         return self._end()
 
     def _need(self, at: int) -> None:
-        """Raise Unfinished if the text ends at `at` and more may come."""
+        """Raise Unfinished if the text ends at a position and more may come.
+
+        at: a position in the held text, in characters.
+        """
         if at >= len(self._held) and not self._last:
             raise Unfinished
 
     def _read_value(self, key: str) -> bool:
-        """Read a part of one argument's value."""
+        """Read a part of one argument's value. Return False if that takes more text.
+
+        key: the name of the argument.
+        """
         self._written += self._value.feed(self._held, self._last)
         if not self._value.done:
             self._held = ""

@@ -60,16 +60,22 @@ class CodeTracker:
     """Tracks whether the text so far ends inside a code fence, or inside backticks on its last line."""
 
     def __init__(self) -> None:
+        """Start outside of code."""
         self.fenced = self._quoted = False
 
     def inside(self, white: str) -> bool:
         """Return True if text that follows this white space is code. The white space has not been added
         yet.
+
+        white: white space that follows the text so far.
         """
         return self.fenced or (self._quoted and "\n" not in white)
 
     def add(self, text: str) -> None:
-        """Add text. A run of backticks must not be split between two calls."""
+        """Add text. A run of backticks must not be split between two calls.
+
+        text: the next text of the answer.
+        """
         for part in re.findall(r"`+|\n|[^`\n]+", text):
             if part == "\n":
                 self._quoted = False
@@ -129,8 +135,10 @@ class ToolReader:
         self._places = re.compile(rf"[`{{\[{first}]")
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """Add text. Return what is certain now: new content, and what is new of each call. `last` is True if
-        no more text comes.
+        """Add text. Return what is certain now: new content, and what is new of each call.
+
+        text: the next text of the answer.
+        last: True if no more text comes.
         """
         self._held += text
         self._last = last
@@ -178,7 +186,10 @@ class ToolReader:
     # Content.
 
     def _say(self, text: str) -> None:
-        """Release text as content. White space at its end waits for what follows."""
+        """Release text as content. White space at its end waits for what follows.
+
+        text: text that is part of no call.
+        """
         spoken = text.rstrip()
         if spoken:
             if self._after_call:
@@ -193,7 +204,10 @@ class ToolReader:
         self._white += text[len(text.rstrip()) :]
 
     def _say_raw(self, size: int) -> bool:
-        """Release the first `size` held characters as content."""
+        """Release held characters as content. Return True.
+
+        size: how many of the first held characters.
+        """
         self._say(self._held[:size])
         self._held = self._held[size:]
         return True
@@ -259,8 +273,13 @@ class ToolReader:
     # The beginning of a call.
 
     def _begin_call(self, at: int, first: int) -> bool:
-        """Begin a call at `at` if the openers from number `first` on stand there, with a name or an object
-        after them. Return True if a call begins. Raises Unfinished if more text decides.
+        """Begin a call if some openers stand at a position, with a name or an object after them. Return True
+        if a call begins.
+
+        at: a position in the held text, in characters.
+        first: the number of the first opener that must stand there; those before it may be missing.
+
+        Raises Unfinished if more text decides.
         """
         form = self._form
         text = self._held
@@ -282,18 +301,29 @@ class ToolReader:
         return True
 
     def _need(self, at: int) -> None:
-        """Raise Unfinished if the text ends at `at` and more may come."""
+        """Raise Unfinished if the text ends at a position and more may come.
+
+        at: a position in the held text, in characters.
+        """
         if at >= len(self._held) and not self._last:
             raise Unfinished
 
     def _skip_white(self, at: int) -> int:
-        """Return the position after white space. Raises Unfinished as `_need` does."""
+        """Return the position after white space. Raises Unfinished as `_need` does.
+
+        at: a position in the held text, in characters.
+        """
         at = skip_white(self._held, at)
         self._need(at)
         return at
 
     def _may_follow(self, at: int) -> bool:
-        """Return True if arguments, or the end of a call without any, may begin at `at`."""
+        """Return True if arguments, or the end of a call without any, may begin at a position.
+
+        at: a position in the held text, in characters.
+
+        Raises Unfinished if more text decides.
+        """
         form = self._form
         if form.layout == "named" and self._held[at : at + 1] in ("{", "["):
             return True
@@ -312,7 +342,11 @@ class ToolReader:
         return False
 
     def _start(self, name: str, at: int) -> None:
-        """Begin a call whose arguments begin at `at`."""
+        """Begin a call.
+
+        name: the name of the function.
+        at: the position at which its arguments begin.
+        """
         self._held = self._held[at:]
         match self._form.layout:
             case "parameters":
@@ -323,13 +357,20 @@ class ToolReader:
                 self._begin_json(name)
 
     def _add_call(self, name: str, arguments: str = "") -> None:
-        """Add the delta that begins a call."""
+        """Add the delta that begins a call.
+
+        name: the name of the function.
+        arguments: its arguments as JSON text, if they are known already.
+        """
         self._out.append(CallDelta(self.calls, name, arguments))
         self.calls += 1
         self._after_call = True
 
     def _add_arguments(self, text: str) -> None:
-        """Add new text of the last call's arguments."""
+        """Add new text of the last call's arguments.
+
+        text: the new text, which is JSON; nothing happens for "".
+        """
         if not text:
             return
         if self._out and self._out[-1].index == self.calls - 1:
@@ -340,7 +381,12 @@ class ToolReader:
     # Objects with a name and arguments.
 
     def _begin_object(self, at: int) -> bool:
-        """Begin an object, or a list of objects, at `at`. Return True if one begins there."""
+        """Begin an object, or a list of objects. Return True if one begins there.
+
+        at: a position in the held text, in characters.
+
+        Raises Unfinished if more text decides.
+        """
         while self._held[at : at + 1] == "[":
             at = self._skip_white(at + 1)
         if self._held[at : at + 1] != "{":
@@ -386,11 +432,18 @@ class ToolReader:
         return True
 
     def _begin_json(self, name: str) -> None:
-        """Begin a call whose arguments are JSON."""
+        """Begin a call whose arguments are JSON.
+
+        name: the name of the function.
+        """
         self._begin_arguments(name, ArgumentStream(self._form.stops, self._form.quote))
 
     def _begin_arguments(self, name: str, stream: ArgumentStream | MemberStream) -> None:
-        """Begin a call whose arguments `stream` reads."""
+        """Begin a call.
+
+        name: the name of the function.
+        stream: reads its arguments.
+        """
         self._add_call(name)
         self._stream = stream
         self._closed = self._in_object = False
@@ -466,8 +519,11 @@ class ToolReader:
         return True
 
     def _closer_at(self, at: int) -> int | None:
-        """Return the length of the closer that begins at `at`, or None. Raises Unfinished if more text
-        decides.
+        """Return the length of the closer that begins at a position, or None.
+
+        at: a position in the held text, in characters.
+
+        Raises Unfinished if more text decides.
         """
         unfinished = False
         for closer in self._form.closers:
@@ -479,7 +535,12 @@ class ToolReader:
         return None
 
     def _begin_next(self, at: int) -> bool:
-        """Begin another call after one, with or without a separator. Return True if one begins."""
+        """Begin another call after one, with or without a separator. Return True if one begins.
+
+        at: a position in the held text, in characters.
+
+        Raises Unfinished if more text decides.
+        """
         while at < len(self._held) and self._held[at] in _SEPARATORS:
             at += 1
         self._need(at)
@@ -505,8 +566,12 @@ class ForcedReader(ToolReader):
     """
 
     def __init__(self, functions: Mapping[str, Json], name: str | None, form: CallForm = PLAIN) -> None:
-        """Create a reader. `name` is the function whose arguments the answer consists of, or None for calls
-        whose members have the names of `form`.
+        """Create a reader.
+
+        functions: the JSON schemas of the arguments of the offered functions, by the function's name.
+        name: the function whose arguments the answer consists of, or None for calls whose members have the
+            names of `form`.
+        form: how the model writes calls.
         """
         members = replace(PLAIN, name_key=form.name_key, arguments_key=form.arguments_key)
         super().__init__(members, functions)
@@ -529,12 +594,18 @@ class MarkedReader(ToolReader):
 
 
 def _text_of(written: str) -> str:
-    """Return the text of a JSON string that is given without its quotes."""
+    """Return the text of a JSON string that is given without its quotes.
+
+    written: the text between the quotes, with escapes.
+    """
     return str(json.loads(JsonRewriter().feed(f'"{written}"', last=True)))
 
 
 def _value_of(written: str) -> Any:
-    """Return the value of JSON text, or the text itself if it is no JSON."""
+    """Return the value of JSON text, or the text itself if it is no JSON.
+
+    written: any text.
+    """
     try:
         return json.loads(written)
     except (ValueError, RecursionError):

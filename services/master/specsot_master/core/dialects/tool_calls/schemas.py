@@ -29,7 +29,10 @@ _NAMED: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties"
 
 
 def parameters_of(function: Mapping[str, Any]) -> Json:
-    """Return the schema of a function's arguments. A function that declares no parameters takes none."""
+    """Return the JSON schema of a function's arguments. A function that declares no parameters takes none.
+
+    function: the function in OpenAI's format.
+    """
     declared = cast("Json | None", function.get("parameters"))
     if not declared:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -39,14 +42,21 @@ def parameters_of(function: Mapping[str, Any]) -> Json:
 
 
 def arguments_schema(functions: Sequence[Json], name: str) -> Json:
-    """Return the schema of the arguments of the function `name`."""
+    """Return the JSON schema of the arguments of one function. Raises StopIteration if there is no such
+    function.
+
+    functions: the offered functions, in OpenAI's format.
+    name: the name of the function.
+    """
     return next(parameters_of(one) for one in functions if one["name"] == name)
 
 
 def calls_schema(functions: Sequence[Json], max_calls: int | None, form: CallForm) -> Json:
-    """Return the schema of a list of 1 to `max_calls` calls of any of the functions, with the form's members.
+    """Return the JSON schema of a list of 1 to `max_calls` calls of any of the functions.
 
-    max_calls: None for the schema of one call that is not in a list.
+    functions: the offered functions, in OpenAI's format.
+    max_calls: the most calls of the list; None for the schema of one call that is not in a list.
+    form: how the model writes calls, which gives the names of the members.
     """
     places = [f"arguments{n}" for n in range(len(functions))]
     calls = [_call_schema(one["name"], place, form) for one, place in zip(functions, places)]
@@ -58,8 +68,11 @@ def calls_schema(functions: Sequence[Json], max_calls: int | None, form: CallFor
 
 
 def _call_schema(name: str, place: str, form: CallForm) -> Json:
-    """Return the schema of one call of this function; `place` is the name of its arguments' schema in
-    `$defs`.
+    """Return the JSON schema of one call of a function.
+
+    name: the function's name.
+    place: the name of its arguments' schema in `$defs`.
+    form: how the model writes calls, which gives the names of the members.
     """
     members = {form.name_key: {"const": name}, form.arguments_key: {"$ref": f"#/$defs/{place}"}}
     return {
@@ -71,9 +84,13 @@ def _call_schema(name: str, place: str, form: CallForm) -> Json:
 
 
 def moved(schema: Json, root: str) -> Json:
-    """Return the schema with its references changed so that it can be placed at `root` of another schema.
+    """Return a copy of a JSON schema with its references changed so that it can be placed within another
+    schema.
 
-    root "#/$defs/arguments0": "#/$defs/Value" -> "#/$defs/arguments0/$defs/Value", "#" -> root
+        root "#/$defs/arguments0": "#/$defs/Value" -> "#/$defs/arguments0/$defs/Value", "#" -> root
+
+    schema: the schema, whose references begin at its own top.
+    root: the place within the other schema, as a reference.
     """
     copied = cast(Json, json.loads(json.dumps(schema)))
     # These keywords name a document, and the schema no longer is one.
@@ -87,8 +104,10 @@ def moved(schema: Json, root: str) -> Json:
 
 
 def every_schema(schema: Any) -> Iterator[Json]:
-    """Yield the schema and all schemas inside it. There is no recursion, as clients may nest schemas to any
-    depth.
+    """Yield a JSON schema and all schemas inside it. There is no recursion, as clients may nest schemas to
+    any depth.
+
+    schema: the schema; what is not an object yields nothing.
     """
     waiting: list[Any] = [schema]
     while waiting:
@@ -105,7 +124,12 @@ def every_schema(schema: Any) -> Iterator[Json]:
 
 
 def resolved(schema: Any, root: Json) -> Json:
-    """Return the schema that a chain of references leads to, or {} if it leads nowhere."""
+    """Return the JSON schema that a chain of references leads to, or {} if it leads nowhere or is longer than
+    MAX_REFERENCES.
+
+    schema: a schema that may be a reference.
+    root: the whole schema, at whose top references begin.
+    """
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
@@ -117,7 +141,11 @@ def resolved(schema: Any, root: Json) -> Json:
 
 
 def _follow(way: str, root: Json) -> Any:
-    """Return what a reference such as "#/$defs/Value" leads to, or None."""
+    """Return what a reference such as "#/$defs/Value" leads to, or None.
+
+    way: the reference.
+    root: the whole schema, at whose top references begin.
+    """
     here: Any = root if way.startswith("#") else None
     for part in way.lstrip("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -142,10 +170,15 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def fits(value: Any, schema: Any, root: Json, depth: int = 0) -> bool:
-    """Return True if a value satisfies a schema in types, members, items, enums and compositions.
+    """Return True if a value satisfies a JSON schema in types, members, items, enums and compositions.
 
     Bounds, patterns and formats are not checked: this decides whether a text is a call, not whether the call
     is right.
+
+    value: a decoded JSON value.
+    schema: the schema; whatever is no object permits everything, except False, which permits nothing.
+    root: the whole schema, at whose top references begin.
+    depth: how many schemas are nested around this one; beyond MAX_REFERENCES everything is permitted.
     """
     if depth > MAX_REFERENCES or not isinstance(schema, dict):
         return schema is not False
@@ -171,6 +204,9 @@ def fits(value: Any, schema: Any, root: Json, depth: int = 0) -> bool:
 def _has_type(value: Any, declared: Any) -> bool:
     """Return True if the value has one of the declared types, or if no types are declared. 3.0 is an integer;
     True is no number.
+
+    value: a decoded JSON value.
+    declared: the schema's "type": a name, a list of names, or None. Unknown names permit everything.
     """
     names = [declared] if isinstance(declared, str) else declared
     if not isinstance(names, list):
@@ -186,7 +222,14 @@ def _has_type(value: Any, declared: Any) -> bool:
 
 
 def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
-    """Return True if an object's members satisfy the schema."""
+    """Return True if an object's members satisfy a JSON schema: required ones are present, and no others if
+    the schema is closed.
+
+    value: the object.
+    schema: the schema, not a reference.
+    root: the whole schema, at whose top references begin.
+    depth: how many schemas are nested around this one.
+    """
     properties = cast(Json, schema["properties"]) if isinstance(schema.get("properties"), dict) else {}
     required = cast("list[Any]", schema["required"]) if isinstance(schema.get("required"), list) else []
     if any(str(name) not in value for name in required):
@@ -200,7 +243,12 @@ def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
 
 
 def types_of(schema: Any, root: Json, depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that values of a schema may have; empty if the schema does not say."""
+    """Return the JSON types that values of a schema may have; empty if the schema does not say.
+
+    schema: the schema, which may be a reference.
+    root: the whole schema, at whose top references begin.
+    depth: how many schemas are nested around this one.
+    """
     schema = resolved(schema, root)
     declared = schema.get("type")
     if isinstance(declared, str):
@@ -222,7 +270,7 @@ def types_of(schema: Any, root: Json, depth: int = 0) -> frozenset[str]:
 
 
 def _type_of(value: Any) -> str:
-    """Return the JSON type of a value."""
+    """Return the name of the JSON type of a decoded value, such as "integer"."""
     if isinstance(value, bool):
         return "boolean"
     return next(name for name, kinds in _TYPES.items() if isinstance(value, kinds))
@@ -233,6 +281,10 @@ def value_of_text(text: str, name: str, parameters: Json) -> Any:
     declares. If the schema declares no type, the value is JSON if possible, else text.
 
         "3" -> 3 for an integer, "3" for a string
+
+    text: the argument as the model has written it.
+    name: the name of the argument.
+    parameters: the JSON schema of all arguments of the function.
     """
     properties = parameters.get("properties")
     declared = cast(Json, properties).get(name) if isinstance(properties, dict) else None
@@ -258,6 +310,9 @@ def _no_constant(name: str) -> Any:
 def _unquoted(text: str, types: frozenset[str]) -> Any:
     """Return the value of text that is no JSON: a Python constant, a repaired object or list, or the text
     itself.
+
+    text: the argument as the model has written it.
+    types: the JSON types that its schema permits; empty for any.
     """
     word = {"True": True, "False": False, "None": None}.get(text.strip(), text)
     if not isinstance(word, str):

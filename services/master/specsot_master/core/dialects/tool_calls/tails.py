@@ -29,6 +29,8 @@ def call_in(value: Any) -> tuple[str, Any] | None:
     """Return the name and the arguments of a call written as an object, or None if the value is no call.
 
     {"name": "f", "arguments": {}} -> ("f", {});   {"function": "f", "parameters": {}} -> ("f", {})
+
+    value: a decoded JSON value.
     """
     if not isinstance(value, dict):
         return None
@@ -49,8 +51,9 @@ class CallTail:
     """
 
     def __init__(self, functions: Mapping[str, Json]) -> None:
-        """Create an empty tail. `functions` holds the schemas of the arguments of the offered functions, by
-        name.
+        """Create an empty tail.
+
+        functions: the JSON schemas of the arguments of the offered functions, by the function's name.
         """
         self.text = ""
         self.alive = True
@@ -64,7 +67,11 @@ class CallTail:
         self._ticks = 0  # Backticks read in a row.
 
     def feed(self, text: str) -> int:
-        """Read text as long as it may consist of calls. Return how many characters were read."""
+        """Read text as long as it may consist of calls. Return how many characters were read; fewer than all
+        if the text turns out to be no call.
+
+        text: the next text of the message.
+        """
         for count, one in enumerate(text, 1):
             self.text += one
             self._read(one)
@@ -73,7 +80,11 @@ class CallTail:
         return len(text)
 
     def _read(self, one: str) -> None:
-        """Read one character between objects, or pass it on to `_read_object`."""
+        """Read one character between objects, or pass it on to `_read_object`. `alive` becomes False if no
+        call can contain it.
+
+        one: the character.
+        """
         if self._state == "object":
             self._read_object(one)
             return
@@ -96,7 +107,11 @@ class CallTail:
         self._ticks = ticks
 
     def _read_object(self, one: str) -> None:
-        """Read one character of an object."""
+        """Read one character of an object. `alive` becomes False if the object cannot be a call of an offered
+        function.
+
+        one: the character.
+        """
         if self._quoted:
             self._quoted = self._escaped or one != '"'
             self._escaped = one == "\\" and not self._escaped
@@ -112,7 +127,10 @@ class CallTail:
             self.alive = self._may_call(self.text[self._begun :])
 
     def _may_call(self, written: str) -> bool:
-        """Return True if the object that begins like this may call an offered function."""
+        """Return True if the object that begins like this may call an offered function.
+
+        written: the beginning of the object, from its brace on.
+        """
         beginning = _BEGINNING.match(written)
         assert beginning is not None, "an object begins with a brace"
         ahead = written[beginning.end() :]
@@ -150,7 +168,11 @@ class CallTail:
         return found or None
 
     def _between(self, text: str) -> str:
-        """Return the text from the next object on."""
+        """Return the text from the next object on, without white space, separators and code fences; "" if
+        there is none.
+
+        text: the rest of the message.
+        """
         while True:
             stripped = text.lstrip(" \t\r\n" + _BETWEEN)
             fence = _LANGUAGE.match(stripped)
@@ -160,8 +182,11 @@ class CallTail:
 
 
 def _checked(written: str, functions: Mapping[str, Json]) -> tuple[str, Json] | None:
-    """Return the call that this JSON text is, or None if its function is not offered or its arguments do not
-    fit the function's schema.
+    """Return the call that a JSON text is, or None if its function is not offered or its arguments do not fit
+    the function's schema.
+
+    written: the text of one object.
+    functions: the JSON schemas of the arguments of the offered functions, by the function's name.
     """
     try:
         value = json.loads(written)
