@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -297,6 +297,9 @@ class Replay:
     at: list[int] = field(init=False)
     _hopes: bool = field(init=False)
     _drafts: bool = field(init=False)  # the step before had some
+    # Seconds that single steps with drafts take more, by the number of steps with drafts before them. The
+    # first steps of a size compile kernels, for example.
+    slow: Mapping[int, float] = field(default_factory=dict[int, float])
     _took: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))  # steps of a rest
 
     def __post_init__(self) -> None:
@@ -389,7 +392,7 @@ class Replay:
         self._drafts = True
         self._took.clear()
         handover += 0.0 if policy.holding else self.machine.deciding
-        wall = computed + growing + handover * factor + sending
+        wall = computed + growing + handover * factor + sending + self.slow.get(self.drafted, 0.0)
         self.drafted += fed_rows > live
         self.due[:few] = [0] * few
         self._advance([*accepted, *[0] * (live - few)], (wall - sending) / factor + sending)

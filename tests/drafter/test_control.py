@@ -23,6 +23,7 @@ from specsot_drafter.core.control import (
     StepCosts,
 )
 from tests.drafter.curves import DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP
+from tests.drafter.replay import measured, replay
 
 WIDTHS = (SHAPE.top_k,) * SHAPE.depth
 FLAT: Curve = ((1, 1e-3), (64, 1e-3))
@@ -76,7 +77,8 @@ def test_no_sequence_loses_more_than_its_budget(accepted: tuple[int, ...], stepw
 def test_a_head_that_is_never_right_loses_the_pool_and_then_next_to_nothing() -> None:
     one = policy(FLAT, FLAT_LEVEL)
     lost = [write(one, 200, (0,), 2.5e-3, 1e-3) for _ in range(2 * int(POOL))]
-    assert sum(lost) <= POOL * REGRET + len(lost) * 200 * REGRET_SHARE + 2 * REGRET
+    # The first steps are booked at twice the estimate at most, and really cost more.
+    assert sum(lost) <= POOL * REGRET + len(lost) * 200 * REGRET_SHARE + 4 * REGRET
     assert sum(lost[-4:]) <= 0.01 * 4 * 200
 
 
@@ -196,20 +198,20 @@ def test_a_curve_that_a_busy_start_spoilt_is_scaled_by_the_first_step() -> None:
 def test_steps_that_take_longer_whatever_their_size_are_no_reason_to_draft_less_deep() -> None:
     """The host takes 2 ms: one size was seen, and others take that much more, not that many times as much."""
     seen = costs(FLAT)
-    for _ in range(4):
+    for _ in range(4 * HELD_STEPS):
         seen.record_baseline(1, 1e-3)
         seen.record_drafted(1, 1, 2, 3e-3 + 0.3e-3, 0.3e-3)
-    seen.learn()
+        seen.learn()
     assert float(seen.drafted(1, 1, 1, 20)) == pytest.approx(3.3e-3, rel=0.05)
 
 
 def test_sizes_that_were_seen_cost_what_they_took() -> None:
     """Rows cost twice what the curve says, from eight on."""
     seen = costs()
-    for _ in range(5):
+    for _ in range(4 * HELD_STEPS):
         seen.record_drafted(1, 1, 2, 4e-3, 0.3e-3)
         seen.record_drafted(1, 1, 9, 9e-3, 0.3e-3)
-    seen.learn()
+        seen.learn()
     assert float(seen.drafted(1, 1, 1, 1)) == pytest.approx(4e-3, rel=0.1)
     assert float(seen.drafted(1, 1, 1, 8)) == pytest.approx(9e-3, rel=0.1)
 
@@ -296,3 +298,23 @@ def test_trees_cut_short_by_their_texts_ends_say_nothing_of_what_others_are_wort
     alone.record(value[None], depths)
     beside.record(np.array([[*value[:2], *barred], value, [*barred, *barred]]), depths)
     assert beside.best(2, 4) == pytest.approx(alone.best(2, 4))
+
+
+@pytest.mark.parametrize("slow_steps", [(1,), (1, 2, 3), (1, 2, 3, 4, 5, 6)])
+@pytest.mark.parametrize(("machine", "live"), [("h100", 1), ("h100", 8), ("card", 1)])
+def test_first_steps_that_compile_kernels_do_not_end_drafting(
+    machine: str, live: int, slow_steps: tuple[int, ...]
+) -> None:
+    """On an H200, one step of 177 ms among steps of 3 ms left a new server without drafts for good."""
+    policy = measured(machine=machine)
+    before = None
+    for first in range(6):
+        turning = replay(policy, "calm", first, live, machine=machine)
+        if before is None:
+            turning.slow = dict.fromkeys(slow_steps, 0.17)
+        else:
+            turning.follow(before)
+        drafted_before = turning.drafted
+        turning.run(200)
+        before = turning
+    assert turning.drafted - drafted_before > 40  # steps of the last sequences, 200 tokens each

@@ -118,6 +118,8 @@ class StepCosts:
         self._grown = deque[Point](maxlen=RECENT)
         self._baseline_curve = self._drafted_curve = self._step
         self._growth_line = 0.0, 1.0
+        # The growth line and the curve of steps with drafts as at least HELD_STEPS steps have shown them.
+        self._shown = self._growth_line, self._drafted_curve
 
     @property
     def known(self) -> int:
@@ -168,10 +170,19 @@ class StepCosts:
         rows: all rows of the step, roots included.
         growing: the part of `seconds` that growth took; 0 if that part is unknown, then all of `seconds` is
         attributed to the rows.
+
+        A time counts at most as twice the estimate that HELD_STEPS steps have shown, at first that of the
+        curves from startup. The first steps of a new size compile kernels and take a hundred times as long as
+        the next ones: if such a step were believed, the regret budget would be spent for good. A lasting
+        change still arrives, doubling every HELD_STEPS steps.
         """
+        passes = float(self._passes(grown)[levels - 1])
+        (offset, slope), curve = self._shown
+        estimate = offset + slope * passes + curve.at(rows)
+        believed = min(2 * estimate / seconds, 1.0) if seconds else 1.0
         if growing:
-            self._grown.append((float(self._passes(grown)[levels - 1]), growing))
-        self._drafted.append((rows, max(seconds - growing, 0.0)))
+            self._grown.append((passes, believed * growing))
+        self._drafted.append((rows, believed * max(seconds - growing, 0.0)))
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps."""
@@ -184,6 +195,8 @@ class StepCosts:
         line = CostCurve((rows, offset + slope * seconds) for rows, seconds in self._baseline_curve.points)
         self._drafted_curve = line.corrected(map(_typical, sizes.values()))
         self._growth_line = _line(self._grown)
+        if self.known >= HELD_STEPS:
+            self._shown = self._growth_line, self._drafted_curve
 
     def forget(self) -> None:
         """Drop all but the fastest recorded steps with drafts, because a pause begins.
