@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.core.list_plan import ListReader
-from specsot.core.skeleton import PlanRules, Point, read_plan
+from specsot.core.skeleton import MAX_LIST_POINTS, PlanRules, Point, read_plan
 from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import ModelError
-from specsot.grammar import State, TokenAutomaton, automaton, language
+from specsot.grammar import State, TokenAutomaton, automaton, language, prebuild
 from specsot.grammar.language import Done, Place
 from tests.conftest import examples, is_full, some
 from tests.constraint.oracle import parse, parse_list
@@ -184,11 +184,30 @@ def test_masks_and_steps_of_a_title_to_its_last_byte_are_those_of_brute_force() 
         state = machine.advance(state, token)
 
 
+@pytest.mark.parametrize("points", [2, 4])
+def test_masks_and_steps_of_a_list_to_its_last_word_and_line_are_those_of_brute_force(points: int) -> None:
+    rules = PlanRules(direct=False, max_points=points, listed=True)
+    machine = TokenAutomaton(CROSSING, rules)
+    state: State | None = machine.start()
+    place: Place | None = language.begin(rules)
+    title = " a b  9: c.x d　睡 f g h 10".encode()
+    for token in token_ids(CROSSING, title + b"\n2." + title, longest=1):
+        assert state is not None
+        assert place is not None
+        if state.written % 5 == 0 or state.words < 2:
+            compare(machine, state, place, remaining=(5, 9, 90)[state.written % 3])
+        place = follow(rules, place, CROSSING.bytes[token] or b"")
+        state = machine.advance(state, token)
+    assert state is not None
+    assert state.words == 0
+
+
 def compare(machine: TokenAutomaton, state: State, place: Place, remaining: int) -> None:
     """The automaton and brute force, at one place: masks, and which tokens lead on."""
     expected = brute(machine, place, state.written, remaining)
     assert np.array_equal(machine.mask(state, remaining), expected), (place, remaining)
     for token, text in enumerate(machine.vocabulary.bytes):
+        assert machine.allows(state, token, remaining) == expected[token]
         after = follow(machine.rules, place, text) if text else None
         assert (machine.advance(state, token) is None) == (after is None), (place, text)
 
@@ -257,7 +276,29 @@ def test_masks_are_shared_and_read_only() -> None:
     first = machine.mask(machine.start(), 500)
     assert machine.mask(machine.start(), 400) is first
     assert not first.flags.writeable
-    assert automaton(describe(SINGLE.bytes), PlanRules()) is machine
+
+
+def test_plans_with_other_budgets_share_masks_and_what_they_are_made_of() -> None:
+    first = automaton(SINGLE, PlanRules(max_points=7))
+    assert sum(1 for _ in first.explore()) > 0
+    for rules in (PlanRules(max_points=7, plan_tokens=99), PlanRules(direct=False, max_points=7)):
+        other = automaton(describe(SINGLE.bytes), rules, (3,))
+        assert sum(1 for _ in other.explore()) <= len("[PLAN]\n"), "only the marker is new"
+    state = first.start()
+    for token in token_ids(SINGLE, b"[PLAN]\n1.<80><None>[-]A", longest=1):
+        assert state is not None
+        state = first.advance(state, token)
+    assert state is not None
+    longer = automaton(SINGLE, PlanRules(max_points=16, plan_tokens=400))
+    assert longer.mask(state, 900) is first.mask(state, 900)
+
+
+def test_lists_of_any_length_are_explored_before_the_first_request() -> None:
+    vocabulary = describe([*SINGLE.bytes, b"a token of its own"])
+    prebuild(vocabulary).result()
+    for points in range(2, MAX_LIST_POINTS + 1):
+        listed = PlanRules(direct=False, max_points=points, listed=True, plan_tokens=7 * points)
+        assert sum(1 for _ in automaton(vocabulary, listed, (0,)).explore()) == 0
 
 
 def test_titles_with_room_share_one_mask() -> None:
@@ -270,7 +311,9 @@ def test_titles_with_room_share_one_mask() -> None:
         state = machine.advance(state, token)
         masks.append(machine.mask(state, 300) if state else np.zeros(0))
     first, second = text.index(b"fine"), text.index(b"Another")
-    assert all(mask is masks[-1] for mask in (*masks[first : first + 10], *masks[second:]))
+    assert all(mask is masks[first] for mask in masks[first : first + 10])
+    assert all(mask is masks[-1] for mask in masks[second:])
+    assert np.array_equal(masks[first], masks[-1])
 
 
 @pytest.mark.parametrize("token", [-1, 0, 257, 258, 9999])

@@ -142,7 +142,8 @@ def building(loop: VirtualLoop) -> Iterator[None]:
 
 def forget_grammars() -> None:
     """As a process that begins."""
-    state._building.cache_clear()
+    state.prebuild.cache_clear()
+    state._tables.cache_clear()
     state._compiling.cache_clear()
 
 

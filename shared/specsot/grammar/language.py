@@ -6,8 +6,12 @@ which is the other language of this module. The list's first "1." is the end of 
     list := title NL {n "." title NL} [NL]      (2 .. max_points titles; an end token may replace the end)
 
 A *place* is a state of the automaton. Worked example, with one point and without tools: after "[PLAN]\\n1.<4"
-the place is Length(line=1, digits=1). Its edges are ">", which leads to Literal(b"<", Tool(1)), and "0".."9",
-which lead to Length(1, 2).
+the place is Length(line, digits=1) with line = Line(1, last=4), if 4 points are allowed. Its edges are ">",
+which leads to Literal(b"<", Tool(line)), and "0".."9", which lead to Length(line, 2).
+
+Budgets are not part of the rules that these functions read. The largest number of points is part of a place,
+and a caller that follows titles may count their bytes and words itself (see `Title` and `ListTitle`), so that
+the places, and what is computed for each of them, serve all budgets.
 """
 
 from __future__ import annotations
@@ -101,6 +105,22 @@ _END = b"[END]"
 _MAX_LENGTH_DIGITS = 4
 
 
+class Line(NamedTuple):
+    """A line of a plan or of a list.
+
+    number: number of the line, from 1.
+    last: number of the last line that may be written.
+    """
+
+    number: int
+    last: int
+
+    @property
+    def following(self) -> Line:
+        """The next line, which may be one more than `last`: then only the end of the plan may be there."""
+        return Line(self.number + 1, self.last)
+
+
 @dataclass(frozen=True, slots=True)
 class Literal:
     """A place where the next bytes are determined.
@@ -115,29 +135,33 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """The place after the first "[", where PLAN or DIRECT follows."""
+    """The place after the first "[", where PLAN or DIRECT follows.
+
+    line: the first line of the plan.
+    """
+
+    line: Line
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
     """The beginning of a line of a plan.
 
-    number: number of the point that may follow. From the second line on, the end of the plan may follow
-        instead.
+    line: the line that may follow. From the second line on, the end of the plan may follow instead.
     """
 
-    number: int
+    line: Line
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
     """The place in LEN.
 
-    line: number of the point.
+    line: the point's line.
     digits: number of digits so far.
     """
 
-    line: int
+    line: Line
     digits: int = 0
 
 
@@ -145,11 +169,11 @@ class Length:
 class Tool:
     """The place in TOOL.
 
-    line: number of the point.
+    line: the point's line.
     seen: the bytes of the tool's name so far.
     """
 
-    line: int
+    line: Line
     seen: bytes = b""
 
 
@@ -157,12 +181,12 @@ class Tool:
 class Needs:
     """The place in DEPS.
 
-    line: number of the point.
+    line: the point's line.
     last: the id before the last comma, or 0. Ids must ascend.
     seen: the digits after the last comma.
     """
 
-    line: int
+    line: Line
     last: int = 0
     seen: bytes = b""
 
@@ -171,14 +195,14 @@ class Needs:
 class Title:
     """The place in TITLE.
 
-    line: number of the point.
+    line: the point's line.
     left: number of bytes that the title may still have. None if the caller counts them.
     solid: True once the title has a visible character.
     matched: how many bytes of "[END]" the last bytes match.
     partial: the incomplete character, or "".
     """
 
-    line: int
+    line: Line
     left: int | None = MAX_TITLE_BYTES
     solid: bool = False
     matched: int = 0
@@ -201,24 +225,24 @@ class Direct:
 class ListLine:
     """The beginning of a line of a list, before its number.
 
-    line: number of the line.
+    line: the line.
     """
 
-    line: int
+    line: Line
 
 
 @dataclass(frozen=True, slots=True)
 class ListTitle:
     """The place in a title of a list.
 
-    line: number of the line.
-    left: number of bytes that the title may still have. None if the caller counts them.
-    words: number of words that were begun.
+    line: the line.
+    left: number of bytes that the title may still have. None if the caller counts bytes and words.
+    words: number of words that were begun. If the caller counts them, 1 stands for any number above 0.
     last: kind of the preceding character. "over" means that the title has ended, so that its line must end.
     partial: the incomplete character, or "".
     """
 
-    line: int
+    line: Line
     left: int | None = MAX_TITLE_BYTES
     words: int = 0
     last: Before = "blank"
@@ -253,9 +277,10 @@ class Edge(NamedTuple):
 
 def begin(rules: PlanRules) -> Place:
     """Return the first place."""
+    first = Line(1, rules.max_points)
     if rules.listed:
-        return ListTitle(1)
-    return Literal(b"[", Opener()) if rules.direct else Literal(b"[PLAN]\n", PlanLine(1))
+        return ListTitle(first)
+    return Literal(b"[", Opener(first)) if rules.direct else Literal(b"[PLAN]\n", PlanLine(first))
 
 
 def step(rules: PlanRules, place: Place, byte: int) -> Place | None:
@@ -274,13 +299,13 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
     match place:
         case Literal(rest, then):
             return (_one(rest[0], Literal(rest[1:], then) if len(rest) > 1 else then),)
-        case Opener():
+        case Opener(line):
             return (
                 _one(ord("D"), Literal(b"IRECT]\n", Direct())),
-                _one(ord("P"), Literal(b"LAN]\n", PlanLine(1))),
+                _one(ord("P"), Literal(b"LAN]\n", PlanLine(line))),
             )
-        case PlanLine(number):
-            return _begin_line(rules, number)
+        case PlanLine(line):
+            return _begin_line(line)
         case Length(line, digits):
             return _write_length(line, digits)
         case Tool(line, seen):
@@ -291,10 +316,10 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
             return _write_title(place)
         case Direct(matched, partial):
             return _write_direct(matched, partial)
-        case ListLine(number):
-            return _begin_list_line(number)
+        case ListLine(line):
+            return _begin_list_line(line)
         case ListTitle():
-            return _write_list_title(rules, place)
+            return _write_list_title(place)
         case Done():
             return ()
 
@@ -334,13 +359,18 @@ def owed(place: Place) -> int:
             return 0
 
 
+def is_within_character(place: Place) -> bool:
+    """Return whether the last character is incomplete."""
+    return isinstance(place, Title | ListTitle | Direct) and bool(place.partial)
+
+
 def may_stop(place: Place) -> bool:
     """Return whether an end token may follow: in a list that has at least two titles."""
     match place:
-        case ListLine(number):
-            return number > 2
+        case ListLine(line):
+            return line.number > 2
         case ListTitle(line=line):
-            return line > 1 and not owed(place)
+            return line.number > 1 and not owed(place)
         case _:
             return False
 
@@ -362,15 +392,15 @@ def _one(byte: int, to: Place | None) -> Edge:
     return Edge(byte, byte, to)
 
 
-def _begin_line(rules: PlanRules, number: int) -> tuple[Edge, ...]:
-    end = (_one(_END[0], Literal(_END[1:], Done(plan=True))),) if number > 1 else ()
-    if number > rules.max_points:
+def _begin_line(line: Line) -> tuple[Edge, ...]:
+    end = (_one(_END[0], Literal(_END[1:], Done(plan=True))),) if line.number > 1 else ()
+    if line.number > line.last:
         return end
-    head = str(number).encode() + b".<"
-    return (*end, _one(head[0], Literal(head[1:], Length(number))))
+    head = str(line.number).encode() + b".<"
+    return (*end, _one(head[0], Literal(head[1:], Length(line))))
 
 
-def _write_length(line: int, digits: int) -> tuple[Edge, ...]:
+def _write_length(line: Line, digits: int) -> tuple[Edge, ...]:
     if not digits:
         return (Edge(ord("1"), ord("9"), Length(line, 1)),)
     close = _one(ord(">"), Literal(b"<", Tool(line)))
@@ -379,7 +409,7 @@ def _write_length(line: int, digits: int) -> tuple[Edge, ...]:
     return (close, Edge(ord("0"), ord("9"), Length(line, digits + 1)))
 
 
-def _write_tool(rules: PlanRules, line: int, seen: bytes) -> tuple[Edge, ...]:
+def _write_tool(rules: PlanRules, line: Line, seen: bytes) -> tuple[Edge, ...]:
     # "None" comes first, so that the short way to the end writes it.
     names = [b"None", *(tool.encode() for tool in rules.tools)]
     nexts = dict.fromkeys(
@@ -389,8 +419,8 @@ def _write_tool(rules: PlanRules, line: int, seen: bytes) -> tuple[Edge, ...]:
     return (*close, *(_one(byte, Tool(line, seen + bytes([byte]))) for byte in nexts))
 
 
-def _write_needs(line: int, last: int, seen: bytes) -> tuple[Edge, ...]:
-    ids = [str(number).encode() for number in range(last + 1, line)]
+def _write_needs(line: Line, last: int, seen: bytes) -> tuple[Edge, ...]:
+    ids = [str(number).encode() for number in range(last + 1, line.number)]
     found: list[Edge] = []
     if seen in ids:
         found.append(_one(ord("]"), Title(line)))
@@ -401,7 +431,7 @@ def _write_needs(line: int, last: int, seen: bytes) -> tuple[Edge, ...]:
     }
     for longer in sorted(digits, key=lambda name: (name not in ids, name)):
         found.append(_one(longer[-1], Needs(line, last, longer)))
-    if seen in ids and int(seen) < line - 1:
+    if seen in ids and int(seen) < line.number - 1:
         found.append(_one(ord(","), Needs(line, int(seen))))
     return tuple(found)
 
@@ -409,7 +439,7 @@ def _write_needs(line: int, last: int, seen: bytes) -> tuple[Edge, ...]:
 def _write_title(place: Title) -> tuple[Edge, ...]:
     found: list[Edge] = []
     if not place.partial and place.solid:
-        found.append(_one(ord("\n"), PlanLine(place.line + 1)))
+        found.append(_one(ord("\n"), PlanLine(place.line.following)))
     if place.matched:
         byte = _END[place.matched]
         longer = place.matched + 1
@@ -440,13 +470,13 @@ def _write_direct(matched: int, partial: Partial) -> tuple[Edge, ...]:
     return tuple(found)
 
 
-def _begin_list_line(number: int) -> tuple[Edge, ...]:
-    end = (_one(ord("\n"), Done(plan=True)),) if number > 2 else ()
-    head = str(number).encode() + b"."
-    return (*end, _one(head[0], Literal(head[1:], ListTitle(number))))
+def _begin_list_line(line: Line) -> tuple[Edge, ...]:
+    end = (_one(ord("\n"), Done(plan=True)),) if line.number > 2 else ()
+    head = str(line.number).encode() + b"."
+    return (*end, _one(head[0], Literal(head[1:], ListTitle(line))))
 
 
-def _write_list_title(rules: PlanRules, place: ListTitle) -> tuple[Edge, ...]:
+def _write_list_title(place: ListTitle) -> tuple[Edge, ...]:
     """Return the edges in a title of a list.
 
     A colon directly after a word ends the title, and so does a full stop before a space, because models
@@ -455,8 +485,8 @@ def _write_list_title(rules: PlanRules, place: ListTitle) -> tuple[Edge, ...]:
     rows = [Edge(low, high, _spell_list(place, after)) for low, high, after in TITLE[place.partial]]
     if place.partial:
         return tuple(edge for edge in rows if edge.to is not None)
-    done = place.line >= rules.max_points
-    end = _one(ord("\n"), Done(plan=True) if done else ListLine(place.line + 1))
+    done = place.line.number >= place.line.last
+    end = _one(ord("\n"), Done(plan=True) if done else ListLine(place.line.following))
     if place.last == "over":
         return (end,)
     # The edge on the shortest way to the end comes first.
@@ -479,9 +509,37 @@ def _spell_list(place: ListTitle, after: Partial) -> ListTitle | None:
         owing = place.words == MAX_TITLE_WORDS
     elif after in (SOLID, "digit", "dot", "over"):
         words = place.words + (place.last == "blank")
-        longer = ListTitle(place.line, left, words, after)
+        longer = ListTitle(place.line, left, words if left is not None else 1, after)
         owing = words > MAX_TITLE_WORDS
     else:
-        longer = replace(place, left=left, partial=after)
+        # Of the character before an incomplete one, only whether it is a space makes a difference.
+        last = "blank" if place.last == "blank" else "solid"
+        longer = replace(place, left=left, last=last, partial=after)
         owing = False
     return None if owing or (left is not None and owed(longer) > left) else longer
+
+
+def words_used(place: Place) -> int:
+    """Return how many words a title of a list has used up.
+
+    The first word is used up by its first visible character, and any other word by the space before it: no
+    space may follow the last allowed word.
+    """
+    return place.words + (word_rank(place) == _IN_GAP) if isinstance(place, ListTitle) else 0
+
+
+# See `word_rank`.
+_IN_GAP = 2
+
+
+def word_rank(place: Place) -> int:
+    """Return 0 before the first word of a list's title and outside of lists, 1 in a word, and 2 in the space
+    after a word.
+
+    So within one title, a byte that leads to a higher rank uses up a word:
+
+        # bytes of "A bc d": A 0 -> 1, space 1 -> 2, b 2 -> 1, c 1 -> 1, space 1 -> 2, d 2 -> 1: three words
+    """
+    if not isinstance(place, ListTitle) or not place.words:
+        return 0
+    return _IN_GAP if place.last == "blank" else 1

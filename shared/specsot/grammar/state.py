@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -16,8 +18,9 @@ import numpy as np
 from specsot.core.frames import Opening
 from specsot.core.skeleton import MAX_LIST_POINTS, PlanRules
 from specsot.core.vocabulary import Vocabulary
+from specsot.errors import ModelError
 from specsot.grammar.answers import COMPILER, AnswerAutomaton, Mask
-from specsot.grammar.automaton import automaton
+from specsot.grammar.automaton import MAX_CACHED_TABLES, PlanTables, TokenAutomaton, tables_of
 from specsot.grammar.paths import PathCheck
 from specsot.grammar.tag_automaton import TagAutomaton
 from specsot.params import Form
@@ -32,8 +35,6 @@ MAX_FORCED_RUNS = 4096
 MAX_CACHED_FORMS = 8
 # The rules of a list with the default options of a request.
 LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)
-# Automata. Bounds the cache of skeleton automata; the least recently used is dropped. Untuned.
-MAX_CACHED_AUTOMATA = 8
 
 
 class Grammar(Protocol):
@@ -69,32 +70,66 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Fu
         whose tokens are verified anyway, does not need that.
     """
     if opening.plan:
-        return _building(vocabulary, opening.plan, opening.stop_ids)
+        return _planning(vocabulary, opening.plan, opening.stop_ids)
     if opening.form is None:
         return None
     return _compiling(vocabulary, opening.form, opening.stop_ids, led)
 
 
-def prebuild(vocabulary: Vocabulary) -> None:
-    """Start building the grammars that most requests need."""
-    for rules in (LISTED, PlanRules(True), PlanRules(False)):
-        _building(vocabulary, rules, ())
+@functools.lru_cache(maxsize=MAX_CACHED_TABLES)
+def prebuild(vocabulary: Vocabulary) -> Future[None]:
+    """Start computing what the grammars of most requests need, so that their first steps do not wait for it.
+
+    Returns a future that is done once everything is computed; the grammars can be used before. First come the
+    tables, for all rules; then what the masks of lists of any length are made of. Of plans in markers, whose
+    lines have more places, only the first line is computed: its titles serve all lines.
+    """
+    tables = _tables(vocabulary, ())
+    explored: Future[None] = Future()
+    places = _explore(vocabulary)
+
+    def explore_next() -> None:
+        if next(places, explored) is explored:
+            explored.set_result(None)
+            return
+        # The pool refuses new work once the process ends.
+        with suppress(RuntimeError):
+            COMPILER.submit(explore_next)
+
+    tables.add_done_callback(lambda _: explore_next())
+    return explored
 
 
-@functools.lru_cache(maxsize=MAX_CACHED_AUTOMATA)
-def _building(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> Future[Grammar]:
-    """Build a skeleton automaton, which the whole process shares.
+def _explore(vocabulary: Vocabulary) -> Iterator[None]:
+    """Explore the places of the usual skeletons, and yield after each place, so that the forms of other
+    requests need not wait for all of them.
+    """
+    lists = [replace(LISTED, max_points=points) for points in range(MAX_LIST_POINTS, 1, -1)]
+    # A vocabulary that cannot spell a skeleton has nothing to explore; its sequences fail one by one.
+    with suppress(ModelError):
+        for rules in (*lists, PlanRules(direct=True, max_points=1), PlanRules(direct=False, max_points=1)):
+            yield from TokenAutomaton(vocabulary, rules).explore()
+
+
+@functools.lru_cache(maxsize=MAX_CACHED_TABLES)
+def _tables(vocabulary: Vocabulary, tools: tuple[str, ...]) -> Future[PlanTables]:
+    """Start building the tables of a tokenizer, which the whole process shares."""
+    return COMPILER.submit(tables_of, vocabulary, tools)
+
+
+def _planning(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -> Future[Grammar]:
+    """Return the grammar of a skeleton. It is done at once if the tables of its tokenizer exist.
 
     The future fails if the vocabulary cannot spell a skeleton.
     """
-    return COMPILER.submit(_build, vocabulary, rules, ends)
-
-
-def _build(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -> Grammar:
-    """Build a skeleton automaton and its first mask, which is the most expensive one."""
-    built = automaton(vocabulary, rules, ends)
-    built.mask(built.start(), rules.plan_tokens)
-    return built
+    if not _tables(vocabulary, rules.tools).done():
+        return COMPILER.submit(TokenAutomaton, vocabulary, rules, ends)
+    found: Future[Grammar] = Future()
+    try:
+        found.set_result(TokenAutomaton(vocabulary, rules, ends))
+    except ModelError as error:
+        found.set_exception(error)
+    return found
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_FORMS)
