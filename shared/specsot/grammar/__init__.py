@@ -1,9 +1,10 @@
-"""Constrained decoding of skeletons and of answers with a form: masks over tokens, from token bytes.
+"""Constrained decoding of skeletons and of answers with a form, and ends of sentences, from token bytes.
 
 Nothing in this package uses text, tensors or requests.
 """
 
 from specsot.grammar.automaton import Mask, State, TokenAutomaton, automaton
+from specsot.grammar.sentences import Prose, SentenceEnds
 from specsot.grammar.state import (
     LONGEST_FORCED_RUN,
     Grammar,
@@ -20,6 +21,8 @@ __all__ = [
     "SpellingHabits",
     "IsolatedGrammar",
     "Mask",
+    "Prose",
+    "SentenceEnds",
     "State",
     "TokenAutomaton",
     "automaton",

@@ -1,0 +1,419 @@
+"""Finds where sentences, items of lists and blocks of Markdown end, from the bytes of tokens.
+
+A sequence with a soft end ends there (`specsot.core.soft_end`). Whether a sentence has ended is often clear only
+from what follows: "3." may go on with "5", and "Dr." with " Smith". So the question is asked about the next
+token, which the model has chosen already: `SentenceEnds.ends_before(state, token)` tells whether `token` would
+begin something new. If it does, the sequence ends instead. The answer depends on the tokens alone, so it is the
+same for every drafter, tree and batch. If in doubt, it is no: then the sequence goes on to the next sentence.
+
+* Never within code, a table, a heading, or an item of a list, and never within brackets, quotes or emphasis.
+* After an item of a list, if the next token begins a new line.
+* After a closed block of code or a table, if a new line was begun after it.
+* In a paragraph, after ".", "!" or "?" and closing marks, if the next token begins a new line, or a space
+  with a capital letter or an opening mark. Not after abbreviations, initials, and numbers of one or two digits
+  (German "am 3. Oktober").
+* In a paragraph, after a Chinese "。", "！" or "？", if the next token begins with no other such mark.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from specsot.core.vocabulary import Vocabulary
+
+# What the text so far allows as its end, from least to most.
+_NOTHING: Final = 0
+_DOT: Final = 1  # A full stop that may belong to an abbreviation or to a number: an end of its line only.
+_SENTENCE: Final = 2  # A sentence has ended if a space and a capital letter follow.
+_WIDE: Final = 3  # A Chinese sentence has ended, whatever follows.
+
+# Kinds of a line. A line is a `_MARGIN` until its first characters tell its kind.
+_MARGIN: Final = "margin"
+_PARAGRAPH: Final = "paragraph"
+_ITEM: Final = "item"
+_HEADING: Final = "heading"
+_TABLE: Final = "table"
+_FENCE: Final = "fence"  # The line that opens a block of code.
+_CODE: Final = "code"
+_CLOSING: Final = "closing"  # The line that closes a block of code.
+
+# Abbreviations that a capital letter may follow, in English, German, Spanish and French. Those of one letter
+# and those with a full stop within ("e.g.", "z.B.") are recognised without a list, and a full stop before a
+# digit or a small letter ends no sentence anyway.
+ABBREVIATIONS: Final = frozenset(
+    (
+        *(
+            "mr",
+            "mrs",
+            "ms",
+            "dr",
+            "prof",
+            "st",
+            "mt",
+            "jr",
+            "sr",
+            "vs",
+            "gen",
+            "gov",
+            "sen",
+            "capt",
+            "lt",
+            "sgt",
+        ),
+        *("rev", "hon", "inc", "ltd", "corp", "dept", "univ", "bros", "approx", "incl", "esp"),
+        *(
+            "bzw",
+            "evtl",
+            "ggf",
+            "vgl",
+            "bspw",
+            "inkl",
+            "exkl",
+            "zzgl",
+            "sog",
+            "geb",
+            "hr",
+            "fr",
+            "dipl",
+            "ing",
+        ),
+        *("mio", "mrd", "tsd", "ca", "max", "phil", "allg", "bes", "urspr"),
+        *("sra", "srta", "dra", "ud", "uds", "vd", "vds", "ee", "uu", "ej", "avda", "cía", "mme", "mlle"),
+    )
+)
+_MARKS: Final = {".": _DOT, "!": _SENTENCE, "?": _SENTENCE, "。": _WIDE, "！": _WIDE, "？": _WIDE, "｡": _WIDE}
+# Brackets and quotes with a form for each side. "“" closes a German quote, see `_Reader._quote`.
+_OPENERS: Final = frozenset("([{（［【〔「『《〈“„«")
+_CLOSERS: Final = frozenset(")]}）］】〕」』》〉”»")
+# Marks that may follow the end of a sentence and still belong to it.
+_TRAILERS: Final = frozenset("\"'’_~") | _CLOSERS
+# Marks with which a sentence may begin.
+_BEGINNERS: Final = frozenset("\"'([*_`“„«‘¿¡「『《（【")
+# The beginnings of a line that decide its kind.
+_BULLET: Final = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]|\d{1,3}[、．]|•")
+_MAY_BECOME_BULLET: Final = re.compile(r"[-*+]|\d{1,3}[.)]?")
+_MAY_BECOME_HEADING: Final = re.compile(r"#{1,6}")
+_FENCES: Final = ("```", "~~~")
+# Characters. Bounds what is remembered of a word; no abbreviation is longer. Untuned.
+_LONGEST_WORD: Final = 16
+
+
+class Prose(NamedTuple):
+    """What must be remembered of a text to tell where its sentences end.
+
+    line: kind of the current line.
+    margin: the visible characters of a line whose kind is not known yet.
+    mark: the strongest end that the text allows now, see `_NOTHING` and the following numbers.
+    spaced: True if a space follows the mark.
+    word: the last characters since a space or an opening mark, with full stops.
+    colon: True if the last visible character is a colon, which announces what follows.
+    depth: number of open brackets and of quotes that have a form for each side.
+    low: True if a German quote is open.
+    quote: True if a straight quote is open.
+    stars: how many "*" the text ends with.
+    bold: True if "**" is open.
+    italic: True if "*" is open.
+    tick: True if inline code is open.
+    fence: the mark that opened the current block of code, or "".
+    closed: True if the text may end at the beginning of the current line.
+    table: True if the preceding line was a row of a table, which an empty line would close.
+    partial: the bytes of an incomplete character.
+    """
+
+    line: str = _MARGIN
+    margin: str = ""
+    mark: int = _NOTHING
+    spaced: bool = False
+    word: str = ""
+    colon: bool = False
+    depth: int = 0
+    low: bool = False
+    quote: bool = False
+    stars: int = 0
+    bold: bool = False
+    italic: bool = False
+    tick: bool = False
+    fence: str = ""
+    closed: bool = False
+    table: bool = False
+    partial: bytes = b""
+
+
+class SentenceEnds:
+    """Follows texts over the tokens of one vocabulary. Has no state of its own."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._bytes = vocabulary.bytes
+
+    def start(self) -> Prose:
+        """Return the state before the first token."""
+        return Prose()
+
+    def advance(self, state: Prose, token: int) -> Prose:
+        """Return the state after a token. Tokens without bytes change nothing."""
+        if not (text := self._bytes_of(token)):
+            return state
+        whole, partial = split_characters(state.partial + text)
+        if not whole:
+            return state._replace(partial=partial)
+        reader = _Reader(state)
+        for character in whole:
+            reader.read(character)
+        return reader.state(partial)
+
+    def ends_before(self, state: Prose, token: int) -> bool:
+        """Return whether the text in this state is complete, and `token` would begin something new."""
+        text = self._bytes_of(token)
+        if not text or state.partial or state.fence:
+            return False
+        if state.line == _MARGIN:
+            return state.closed and not state.margin
+        following, _ = split_characters(text)
+        visible = following.lstrip()
+        blank = following[: len(following) - len(visible)]
+        if "\n" in blank:
+            return _may_end_at_line(state)
+        if state.line != _PARAGRAPH or _is_open(state):
+            return False
+        first = visible[:1]
+        if state.mark == _WIDE:
+            return bool(first) and first not in _TRAILERS and first not in _MARKS and first != "*"
+        spaced = state.spaced or bool(blank)
+        return state.mark == _SENTENCE and spaced and bool(first) and _begins_sentence(first)
+
+    def _bytes_of(self, token: int) -> bytes | None:
+        return self._bytes[token] if 0 <= token < len(self._bytes) else None
+
+
+def split_characters(text: bytes) -> tuple[str, bytes]:
+    """Return the complete characters of UTF-8 bytes, and the bytes of an incomplete last one.
+
+    Invalid bytes become replacement characters: b"a\\\\xe7\\\\x9d" -> ("a", b"\\\\xe7\\\\x9d").
+    """
+    size = len(text)
+    for back in range(1, min(size, 3) + 1):
+        byte = text[size - back]
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            if needed > back:
+                size -= back
+            break
+        if byte < 0x80:
+            break
+    return text[:size].decode(errors="replace"), text[size:]
+
+
+def _begins_sentence(character: str) -> bool:
+    """Return whether a sentence may begin with a character: a capital letter, a letter without case, or an
+    opening mark.
+    """
+    return character in _BEGINNERS or (character.isalpha() and not character.islower())
+
+
+def _may_end_at_line(state: Prose) -> bool:
+    """Return whether the text may end at the end of the current line."""
+    if state.line == _PARAGRAPH:
+        return state.mark > _NOTHING and not (state.tick or _opens(state, "bold") or _opens(state, "italic"))
+    if state.line == _ITEM:
+        return bool(state.word or state.mark or state.spaced) and not state.colon
+    return state.line == _CLOSING
+
+
+def _opens(state: Prose, name: str) -> bool:
+    """Return whether bold or italic emphasis is open once the stars at the end of the text are counted."""
+    size = {"bold": 2, "italic": 1}[name]
+    return getattr(state, name) != bool(state.stars & size)
+
+
+def _is_open(state: Prose) -> bool:
+    """Return whether brackets, quotes, emphasis or inline code are open."""
+    marks = state.depth > 0 or state.quote or state.tick
+    return marks or _opens(state, "bold") or _opens(state, "italic")
+
+
+class _Reader:
+    """Reads characters and changes the fields of a `Prose`, which are its attributes."""
+
+    def __init__(self, state: Prose) -> None:
+        self.line = state.line
+        self.margin = state.margin
+        self.mark = state.mark
+        self.spaced = state.spaced
+        self.word = state.word
+        self.colon = state.colon
+        self.depth = state.depth
+        self.low = state.low
+        self.quote = state.quote
+        self.stars = state.stars
+        self.bold = state.bold
+        self.italic = state.italic
+        self.tick = state.tick
+        self.fence = state.fence
+        self.closed = state.closed
+        self.table = state.table
+
+    def state(self, partial: bytes) -> Prose:
+        """Return the state, with the bytes of an incomplete character."""
+        return Prose(
+            self.line,
+            self.margin,
+            self.mark,
+            self.spaced,
+            self.word,
+            self.colon,
+            self.depth,
+            self.low,
+            self.quote,
+            self.stars,
+            self.bold,
+            self.italic,
+            self.tick,
+            self.fence,
+            self.closed,
+            self.table,
+            partial,
+        )
+
+    def read(self, character: str) -> None:
+        """Read one character."""
+        if character == "\n":
+            self._end_line()
+        elif self.fence:
+            self._read_code(character)
+        elif self.line == _MARGIN:
+            self._read_margin(character)
+        elif self.line in (_PARAGRAPH, _ITEM):
+            self._read_words(character)
+
+    def _end_line(self) -> None:
+        if self.line == _MARGIN:
+            # An empty line closes a table. A line of dashes stands between two blocks.
+            bare = not self.margin.strip("-_")
+            self.closed = bare and (self.closed or self.table)
+            self.table = False
+        else:
+            self.closed = _may_end_at_line(self.state(b""))
+            self.table = self.line == _TABLE
+        if self.line == _FENCE:
+            self.fence = self.margin[:3]
+        elif self.line == _CLOSING:
+            self.fence = ""
+        self.line = _MARGIN
+        self.margin = ""
+        self.depth = 0
+        self.low = self.quote = self.bold = self.italic = self.tick = False
+        self._forget_mark()
+        self.word = ""
+        self.colon = False
+        self.stars = 0
+
+    def _read_code(self, character: str) -> None:
+        """Read a character within a block of code: a line that consists of the fence closes the block."""
+        self.margin = (self.margin + character).lstrip()[:8]
+        bare = self.margin.rstrip()
+        closes = bare.startswith(self.fence) and not bare.strip(self.fence[0])
+        self.line = _CLOSING if closes else _CODE
+
+    def _read_margin(self, character: str) -> None:
+        """Read a character of a line whose kind is not known yet."""
+        if character.isspace() and not self.margin:
+            return
+        if character == ">" and not self.margin:
+            return
+        self.margin += character
+        margin = self.margin
+        if margin.startswith("|"):
+            self.line = _TABLE
+        elif margin.startswith(_FENCES):
+            self.line = _FENCE
+        elif _BULLET.fullmatch(margin):
+            self.line = _ITEM
+        elif margin[:-1] and _MAY_BECOME_HEADING.fullmatch(margin[:-1]) and character.isspace():
+            self.line = _HEADING
+        elif not self._is_undecided(margin):
+            self.line = _PARAGRAPH
+            for each in margin:
+                self._read_words(each)
+
+    def _is_undecided(self, margin: str) -> bool:
+        """Return whether further characters decide the kind of a line that begins like this."""
+        return bool(
+            _MAY_BECOME_BULLET.fullmatch(margin)
+            or _MAY_BECOME_HEADING.fullmatch(margin)
+            or margin in ("`", "``", "~", "~~")
+            # A ruler.
+            or (len(margin) < 80 and margin in ("-" * len(margin), "_" * len(margin)))
+        )
+
+    def _read_words(self, character: str) -> None:
+        """Read a character of a paragraph or of an item."""
+        if character == "*":
+            self.stars += 1
+            return
+        self._count_stars()
+        if character == "`":
+            self.tick = not self.tick
+            self._forget_mark()
+        elif self.tick:
+            return
+        elif character.isspace():
+            self.spaced = self.spaced or bool(self.mark or self.word)
+            self.word = ""
+        else:
+            self.colon = character in ":："
+            self._read_visible(character)
+
+    def _read_visible(self, character: str) -> None:
+        """Read a visible character outside of inline code."""
+        if character in _MARKS:
+            self._read_mark(character)
+        elif character == '"' or character in _OPENERS or character in _CLOSERS:
+            self._quote(character)
+        elif character not in _TRAILERS:
+            self._forget_mark()
+            self.word = (self.word + character)[-_LONGEST_WORD:]
+
+    def _read_mark(self, character: str) -> None:
+        self.mark = _MARKS[character]
+        if character == "." and not self._is_abbreviation():
+            self.mark = _SENTENCE
+        self.spaced = False
+        self.word = (self.word + character)[-_LONGEST_WORD:]
+
+    def _is_abbreviation(self) -> bool:
+        """Return whether a full stop after the current word may not end a sentence."""
+        word = self.word.strip("'’_-").casefold()
+        if word.isdigit():
+            return len(word) <= 2
+        return len(word) <= 1 or "." in word or word in ABBREVIATIONS
+
+    def _quote(self, character: str) -> None:
+        """Read a bracket or a quote."""
+        closes = character in _CLOSERS or (character == '"' and self.quote) or (character == "“" and self.low)
+        if character == '"':
+            self.quote = not self.quote
+        elif closes:
+            self.depth = max(self.depth - 1, 0)
+            self.low = self.low and character != "“"
+        else:
+            self.depth += 1
+            self.low = self.low or character == "„"
+        # What was closed may end a sentence: ("Yes.") What was opened begins something.
+        if not closes or self.spaced:
+            self._forget_mark()
+        self.word = "" if not closes else self.word
+
+    def _count_stars(self) -> None:
+        """Open or close emphasis by the stars before this character."""
+        if self.stars & 2:
+            self.bold = not self.bold
+        if self.stars & 1:
+            self.italic = not self.italic
+        if self.stars and self.spaced:
+            self._forget_mark()
+        self.stars = 0
+
+    def _forget_mark(self) -> None:
+        self.mark = _NOTHING
+        self.spaced = False
