@@ -152,3 +152,48 @@ def _allowed_candidates(candidates: Candidates, row: int, sequence: DraftSequenc
             found[each] = True
             max_nodes -= 1
     return found
+
+
+def bar_after_ends(candidates: Candidates, sequences: Sequence[DraftSequence]) -> Candidates:
+    """Bar the candidates that would begin something new where a sequence with a soft end ends.
+
+    The last stage generates the end token there, so that such drafts would be rejected. Only candidates whose
+    parent may complete a sentence, or which begin a new line, are examined.
+    """
+    if not any(sequence.opening.soft_end for sequence in sequences):
+        return candidates
+    barred = np.zeros(candidates.scores.shape, dtype=np.bool_)
+    for row, sequence in enumerate(sequences):
+        soft = sequence.opening.soft_end
+        ends = sequence.sentences
+        root = sequence.root
+        if soft is None or ends is None or root is None:
+            continue
+        first = max(soft.after, sequence.opening.min_tokens) - sequence.written
+        if first >= candidates.levels:
+            continue
+        tokens = candidates.tokens[row]
+        parents = candidates.parents[row]
+        above = np.where(parents > 0, tokens[parents - 1], root)
+        examined = (ends.closes[above] | ends.breaks[tokens]) & (candidates.depths > first)
+        examined &= candidates.scores[row] > -np.inf
+        for each in np.flatnonzero(examined).tolist():
+            prose = sequence.read_prose()
+            for token in _path_to(tokens, parents, int(parents[each])):
+                prose = ends.advance(prose, token)
+            barred[row, each] = ends.ends_before(prose, int(tokens[each]))
+        # Parents come before children.
+        for each in range(len(tokens)) if barred[row].any() else ():
+            barred[row, each] |= parents[each] > 0 and barred[row, parents[each] - 1]
+    if not barred.any():
+        return candidates
+    return replace(candidates, scores=np.where(barred, -np.inf, candidates.scores))
+
+
+def _path_to(tokens: NDArray[np.int64], parents: NDArray[np.int64], number: int) -> list[int]:
+    """Return the tokens from below the root to the candidate with this number; 0 is the root."""
+    path: list[int] = []
+    while number:
+        path.append(int(tokens[number - 1]))
+        number = int(parents[number - 1])
+    return path[::-1]

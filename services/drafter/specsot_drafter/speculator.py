@@ -30,6 +30,7 @@ from specsot_drafter.core.selection import (
     merge_trees,
 )
 from specsot_drafter.core.sequences import DraftSequence, common_prefix
+from specsot_drafter.grammar import bar_after_ends
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 
 Clock = Callable[[], float]
@@ -264,6 +265,7 @@ class Speculator:
         depth = candidates.levels
         self.growing_seconds = growth.seconds + self.clock() - began
         candidates = candidates if min(limits) >= depth else limit_depths(candidates, limits)
+        candidates = bar_after_ends(candidates, live)
         whole = candidates
         chosen = None
         if growth.chosen and growth.overlapped:

@@ -19,7 +19,7 @@ from specsot.core.frames import Opening
 from specsot.core.info import memory_in_words
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import ModelError
-from specsot.grammar import Grammar, grammar_of, prebuild
+from specsot.grammar import Grammar, grammar_of, prebuild, sentence_ends
 from specsot.members import Configuration, Curve, Range, Registration
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
@@ -258,7 +258,8 @@ class StageLoader:
             row = torch.zeros(1, self._config.hidden, dtype=decoder.dtype, device=decoder.device)
             compile_draws(logits(row))
         ahead = stage if isinstance(stage, DecoderStage) else None
-        return Verifier(logits, self._find_grammar, store, ahead)
+        sentences = sentence_ends(self._token_bytes) if self._has_text else None
+        return Verifier(logits, self._find_grammar, store, ahead, sentences)
 
     def _read_vocabulary(self) -> None:
         """Read the vocabulary and build its grammar tables now, so that the first request, or the forming of
@@ -266,6 +267,7 @@ class StageLoader:
         """
         if self._has_text:
             prebuild(self._token_bytes)
+            sentence_ends(self._token_bytes)
 
     @property
     def _has_text(self) -> bool:

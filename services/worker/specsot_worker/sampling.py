@@ -287,7 +287,7 @@ def find_targets(
         Negative values stand for None. Where a mask has a say, the argmax is given. It is called only if
         every query that is walked node by node is greedy.
     astray: Called with each sequence whose targets given to `meanwhile` may be wrong, because a mask excluded
-        an argmax.
+        an argmax, or because a target became an end token.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     # Walks by number of the query.
@@ -309,10 +309,22 @@ def find_targets(
     asked = _walk(logits, list(walks.values()))
     for walk in asked if alone else ():
         astray(walk.query.state.opening.sequence)
-    return [
+    found = [
         walks[number].targets if number in walks else best[one.row : one.row + len(one.tree.tokens)]
         for number, one in enumerate(queries)
     ]
+    return [_end_softly(one, targets, astray) for one, targets in zip(queries, found)]
+
+
+def _end_softly(query: TargetQuery, targets: Targets, astray: Callable[[int], None]) -> Targets:
+    """Return the targets of a query, of which the sequence's soft end may have changed one."""
+    rule = query.state.soft_end
+    if rule is None:
+        return targets
+    changed = rule.change(query.state.tokens, query.tree, targets)
+    if changed is not targets:
+        astray(query.state.opening.sequence)
+    return changed
 
 
 @dataclass(slots=True)

@@ -26,11 +26,12 @@ from specsot.core.frames import (
 )
 from specsot.core.overlap import OverlapState
 from specsot.core.tree import single
-from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
+from specsot.grammar import Grammar, IsolatedGrammar, SentenceEnds, SpellingHabits
 from specsot.members import RowsOf
 from specsot_model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.core.pipeline import are_in_order
+from specsot_worker.core.soft_end import make_rule
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.logprobs import add_logprobs
@@ -78,7 +79,8 @@ class Verifier:
         logits: Logits,
         find_grammar: FindGrammar,
         store: FeatureStore | None = None,
-        stage: OverlapsSteps | None = None,
+        stage: RunsAhead | None = None,
+        sentences: SentenceEnds | None = None,
     ) -> None:
         """Start without sequences.
 
@@ -86,9 +88,11 @@ class Verifier:
         find_grammar: Returns the grammar of an opening, or a future of it, or None.
         store: Keeps features for the drafter. None if the drafter wants none.
         stage: The stage that can launch the next frame speculatively. None if there is none.
+        sentences: Finds ends of sentences, for soft ends. None if the model has no tokenizer.
         """
         self._logits = logits
         self._find_grammar = find_grammar
+        self._sentences = sentences
         # State of the decoding sequences, by id.
         self._decoding: dict[int, DecodeState] = {}
         # Tokens of every open sequence by id, prompt and generated ones, including tokens that were not fed
@@ -194,7 +198,9 @@ class Verifier:
             elif found:
                 self._pending.add(opening.sequence, found)
             history = TokenCounts(tokens) if opening.sampling.penalises else None
-            self._decoding[opening.sequence] = state = DecodeState(opening, grammar, self._habits, history)
+            state = DecodeState(opening, grammar, self._habits, history)
+            state.soft_end = make_rule(opening, self._sentences)
+            self._decoding[opening.sequence] = state
             state.read_prompt(len(tokens), kept)
 
     def _start_grammar(self, opening: Opening) -> Future[Grammar] | None:

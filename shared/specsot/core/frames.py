@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specsot.core.skeleton import PlanRules
+from specsot.core.soft_end import SoftEnd
 from specsot.core.tree import Tree
 from specsot.params import DrafterName, Form, HeadImportance, HeadWindows, Pruning, Sampling, Window
 from specsot.values import value
@@ -109,6 +110,7 @@ class Opening:
     prompt_logprobs: the same as `logprobs`, for all tokens of the prompt but the first. Set only without
         fork.
     reused: rows of a previous epoch's sequence that are reused, or None.
+    soft_end: where a sequence of free text may end before its limit, or None.
     """
 
     sequence: int
@@ -135,6 +137,7 @@ class Opening:
     min_tokens: int = 0
     prompt_logprobs: int | None = None
     reused: ReusedKV | None = None
+    soft_end: SoftEnd | None = None
 
     @property
     def forked(self) -> int:

@@ -4,7 +4,7 @@ Nothing in this package uses text, tensors or requests.
 """
 
 from specsot.grammar.automaton import Mask, State, TokenAutomaton, automaton
-from specsot.grammar.sentences import Prose, SentenceEnds
+from specsot.grammar.sentences import Prose, SentenceEnds, sentence_ends
 from specsot.grammar.state import (
     LONGEST_FORCED_RUN,
     Grammar,
@@ -29,4 +29,5 @@ __all__ = [
     "fewest_tokens",
     "grammar_of",
     "prebuild",
+    "sentence_ends",
 ]

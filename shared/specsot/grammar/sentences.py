@@ -17,8 +17,11 @@ same for every drafter, tree and batch. If in doubt, it is no: then the sequence
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from specsot.core.vocabulary import Vocabulary
 
@@ -95,6 +98,10 @@ _BULLET: Final = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]|\d{1,3}[、．]|•"
 _MAY_BECOME_BULLET: Final = re.compile(r"[-*+]|\d{1,3}[.)]?")
 _MAY_BECOME_HEADING: Final = re.compile(r"#{1,6}")
 _FENCES: Final = ("```", "~~~")
+# A mark or a mark after it, or blanks alone.
+_CLOSES: Final = re.compile(
+    "|".join(map(re.escape, sorted({*_MARKS, *_TRAILERS, "*", "\n"}))).encode() + rb"|^\s+$"
+)
 # Characters. Bounds what is remembered of a word; no abbreviation is longer. Untuned.
 _LONGEST_WORD: Final = 16
 
@@ -140,11 +147,24 @@ class Prose(NamedTuple):
     partial: bytes = b""
 
 
+@functools.lru_cache(maxsize=4)
+def sentence_ends(vocabulary: Vocabulary) -> SentenceEnds:
+    """Return the `SentenceEnds` of a vocabulary, which the whole process shares."""
+    return SentenceEnds(vocabulary)
+
+
 class SentenceEnds:
-    """Follows texts over the tokens of one vocabulary. Has no state of its own."""
+    """Follows texts over the tokens of one vocabulary. Has no state of its own.
+
+    closes: [vocabulary size], True for tokens after which a text may be complete, unless a new line follows.
+    breaks: [vocabulary size], True for tokens that begin a new line, after blanks at most.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._bytes = vocabulary.bytes
+        texts = [text or b"" for text in vocabulary.bytes]
+        self.closes = np.array([_CLOSES.search(text) is not None for text in texts], dtype=np.bool_)
+        self.breaks = np.array([text.lstrip(b" \t\r")[:1] == b"\n" for text in texts], dtype=np.bool_)
 
     def start(self) -> Prose:
         """Return the state before the first token."""

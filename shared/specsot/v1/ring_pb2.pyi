@@ -130,7 +130,7 @@ class PlanRules(_message.Message):
     def __init__(self, direct: bool = ..., tools: _Optional[_Iterable[str]] = ..., max_points: _Optional[int] = ..., plan_tokens: _Optional[int] = ..., listed: bool = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs", "form", "family", "drafter", "trace", "window", "pruning", "heads", "min_tokens", "prompt_logprobs", "reused", "importance")
+    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs", "form", "family", "drafter", "trace", "window", "pruning", "heads", "min_tokens", "prompt_logprobs", "kept", "importance", "soft_end")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class Opening(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REUSED_FIELD_NUMBER: _ClassVar[int]
     IMPORTANCE_FIELD_NUMBER: _ClassVar[int]
+    SOFT_END_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     prompt: int
     fork: Fork
@@ -179,7 +180,16 @@ class Opening(_message.Message):
     prompt_logprobs: int
     reused: ReusedKV
     importance: _containers.RepeatedCompositeFieldContainer[LayerImportance]
-    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., family: _Optional[int] = ..., drafter: _Optional[_Union[_values_pb2.DraftMethod, str]] = ..., trace: _Optional[str] = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., heads: _Optional[_Iterable[_Union[LayerHeads, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., reused: _Optional[_Union[ReusedKV, _Mapping]] = ..., importance: _Optional[_Iterable[_Union[LayerImportance, _Mapping]]] = ...) -> None: ...
+    soft_end: SoftEnd
+    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., family: _Optional[int] = ..., drafter: _Optional[_Union[_values_pb2.DraftMethod, str]] = ..., trace: _Optional[str] = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., heads: _Optional[_Iterable[_Union[LayerHeads, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., importance: _Optional[_Iterable[_Union[LayerImportance, _Mapping]]] = ..., soft_end: _Optional[_Union[SoftEnd, _Mapping]] = ...) -> None: ...
+
+class SoftEnd(_message.Message):
+    __slots__ = ("after", "token")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    token: int
+    def __init__(self, after: _Optional[int] = ..., token: _Optional[int] = ...) -> None: ...
 
 class ReusedKV(_message.Message):
     __slots__ = ("sequence", "tokens")

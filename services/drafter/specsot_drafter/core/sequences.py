@@ -10,7 +10,7 @@ from typing import Any
 from specsot.core.frames import FeatureBatch, Opening
 from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
-from specsot.grammar import Grammar, IsolatedGrammar, grammar_of
+from specsot.grammar import Grammar, IsolatedGrammar, Prose, SentenceEnds, grammar_of, sentence_ends
 from specsot.params import MAX_TOKENS
 
 
@@ -50,6 +50,7 @@ class DraftSequence:
                processed that token yet.
     committed: Number of tokens that the base model has processed.
     compiling: The sequence's grammar while the grammar is being compiled, else None.
+    sentences: Finds the ends of sentences if the sequence has a soft end, else None.
     id:        Id of the sequence.
     """
 
@@ -57,8 +58,12 @@ class DraftSequence:
     tokens: list[int] = field(default_factory=list)
     committed: int = 0
     compiling: Future[Grammar] | None = None
+    sentences: SentenceEnds | None = None
     id: int = field(init=False)
     _grammar_state: GrammarState | None = None
+    # What the sequence has written itself, as far as it was read, and the number of tokens that were read.
+    _prose: Prose = field(default_factory=Prose)
+    _num_read: int = 0
 
     def __post_init__(self) -> None:
         self.id = self.opening.sequence
@@ -89,6 +94,19 @@ class DraftSequence:
         """Return the number of tokens that the sequence may still write after its root."""
         written = self.opening.generated + self.committed + 1 - self.opening.prompt
         return self.opening.limit - written
+
+    @property
+    def written(self) -> int:
+        """Return the number of tokens that the sequence has written itself, the root included."""
+        return self.opening.limit - self.remaining
+
+    def read_prose(self) -> Prose:
+        """Return what the sequence has written itself, for `sentences`. Each token is read once."""
+        assert self.sentences is not None
+        for token in own_tokens(self.opening, self._num_read, self.tokens[self._num_read :]):
+            self._prose = self.sentences.advance(self._prose, token)
+        self._num_read = len(self.tokens)
+        return self._prose
 
     def max_tokens(self, positions: int) -> int:
         """Return the most tokens that the sequence may have in a model of `positions` positions.
@@ -128,6 +146,7 @@ class DraftSequences:
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         """Start without sequences. vocabulary: token bytes for grammars; None: grammars are ignored."""
         self._vocabulary = vocabulary
+        self._sentences = sentence_ends(vocabulary) if vocabulary else None
         self._sequences: dict[int, DraftSequence] = {}
 
     @property
@@ -151,6 +170,7 @@ class DraftSequences:
             opened.committed = opening.fork.length
             opened.tokens = source.tokens[: opened.committed]
         opened.compiling = grammar_of(self._vocabulary, opening, led=False) if self._vocabulary else None
+        opened.sentences = self._sentences if opening.soft_end else None
         self._sequences[opening.sequence] = opened
         return opened
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from specsot.core.skeleton import MAX_LIST_POINTS, MAX_POINTS, PlanRules, Point
 from specsot.errors import InvalidRequest
@@ -28,6 +29,21 @@ POLISHED_TOKENS = 4 * POINT_TOKENS
 # Tokens. The fewest for the text of a branch, about one sentence. Points that would get less are left out.
 # Untuned.
 MIN_BRANCH_TOKENS = 24
+# Fraction of a branch's limit from which on the branch ends after a sentence. Precedent: none; chosen so that few
+# branches are shorter than they could be.
+SOFT_END_FROM: Final = 0.85
+# Tokens. A sentence, so that one that was begun before the soft limit usually ends before the hard one. Untuned.
+SENTENCE_TOKENS: Final = 40
+
+
+def soft_limit(limit: int) -> int:
+    """Return the number of tokens from which on a branch ends after a sentence, an item or a block.
+
+    A sentence has room between the soft and the hard limit, unless that leaves less than half of the branch:
+
+        limit 400 -> 340 (85 %)    limit 100 -> 60 (a sentence before the end)    limit 50 -> 25 (half)
+    """
+    return max(min(int(SOFT_END_FROM * limit), limit - SENTENCE_TOKENS), limit // 2)
 
 
 def prompt_characters(ask: Ask) -> int:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from specsot.core.frames import End, Fork, Logprob, Open, Opening, Outcome
 from specsot.core.skeleton import PlanRules
+from specsot.core.soft_end import SoftEnd
 from specsot.errors import WireError
 from specsot.events import Candidate, TokenLogprobs
 from specsot.params import Ask, HeadImportance, HeadWindows, Window
-from specsot_master.core.limits import least_of
+from specsot_master.core.limits import least_of, soft_limit
 from specsot_master.core.plans.text_pieces import TextPiece
 
 
@@ -58,6 +59,7 @@ class SequenceFactory:
         limit: int,
         rules: PlanRules | None = None,
         trace: str | None = None,
+        soft: bool = False,
     ) -> Opening:
         """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id.
 
@@ -69,9 +71,8 @@ class SequenceFactory:
         seed: the request's sampling seed.
         ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
             `min_tokens`.
-        limit: the most tokens that the sequence may decode.
-        rules: what the plan may contain, if the sequence is a constrained skeleton; else None.
-        trace: the request's tracing context, or None without tracing.
+        soft: whether the sequence ends after a sentence, once it is nearly as long as its limit. It does not if
+            the client wants a form, or wants the model's end tokens ignored.
         """
         ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
         least = least_of(ask, limit) if ordinal else ask.min_tokens
@@ -94,9 +95,14 @@ class SequenceFactory:
             importance=self._importance if ask.head_aware and ask.pruning else None,
             min_tokens=min(least, limit),
             prompt_logprobs=ask.prompt_logprobs,
+            soft_end=self._soft_end(limit) if soft and not (rules or ask.form or ask.ignore_eos) else None,
         )
 
-    def again(self, opening: Opening, num_written: int) -> Opening:
+    def _soft_end(self, limit: int) -> SoftEnd | None:
+        """Return the soft end of a sequence with this limit, or None if the model has no end token."""
+        return SoftEnd(soft_limit(limit), self._end_ids[0]) if self._end_ids else None
+
+    def again(self, opening: Opening, written: int) -> Opening:
         """Return the opening of the same sequence under a new id, for a ring that does not have its KV.
         Tokens that were decoded become part of the prompt, so that prefill rebuilds their KV:
 

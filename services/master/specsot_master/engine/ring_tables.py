@@ -216,6 +216,7 @@ class RingTables:
             limit=limit,
             rules=rules,
             trace=followed(request.trace),
+            soft=request.ends_softly(order),
         )
         ask = request.ask
         log = TokenLog(opening, turn.tokens)

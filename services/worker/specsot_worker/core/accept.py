@@ -19,6 +19,7 @@ from specsot.core.frames import End, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, accept, shape_of, single
 from specsot.grammar import LONGEST_FORCED_RUN, Grammar, IsolatedGrammar, SpellingHabits
 from specsot_worker.core.pipeline import place_of
+from specsot_worker.core.soft_end import SoftEndRule
 
 _DRAW = struct.Struct("<QQQ")
 _RULE = b"specsot-draw-v1"
@@ -91,6 +92,7 @@ class DecodeState:
     state: State of the grammar after those tokens. None without a grammar, and if the grammar does not allow
         them.
     retried: True if the logits of the newest token were not finite and the token is being fed once more.
+    soft_end: Ends the sequence after a sentence, once it is nearly long enough. None if it has no soft end.
     processed: True if penalties or biases change the logits before a token is chosen.
     greedy: True if the target tokens are the argmax of unchanged logits.
     place: The sequence's place among the trees of a frame, if its next tree is always the drafter's tree for
@@ -104,6 +106,7 @@ class DecodeState:
     tokens: list[int] = field(default_factory=list)
     state: object | None = None
     retried: bool = False
+    soft_end: SoftEndRule | None = None
     processed: bool = field(init=False)
     greedy: bool = field(init=False)
     place: tuple[int, int] | None = field(init=False)

@@ -7,6 +7,7 @@ from itertools import islice
 
 from specsot.core import frames
 from specsot.core.skeleton import PlanRules
+from specsot.core.soft_end import SoftEnd
 from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest, WireError
 from specsot.members import Head, Range
@@ -336,6 +337,7 @@ register(
     Schema(Window, values_pb2.Window),
     Schema(Pruning, values_pb2.Pruning),
     Schema(PlanRules, ring_pb2.PlanRules),
+    Schema(SoftEnd, ring_pb2.SoftEnd),
     Schema(frames.Fork, ring_pb2.Fork),
     Schema(frames.ReusedKV, ring_pb2.ReusedKV),
     Schema(Range, values_pb2.Layers, check_layers),
