@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 
 from specsot.core.frames import FeatureBatch, Features
 from specsot.core.skeleton import PlanRules
+from specsot.core.soft_end import SoftEnd
 from specsot.core.tree import Tree
-from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.grammar import Grammar, IsolatedGrammar, TokenAutomaton, automaton, grammar_of
 from specsot.grammar.answers import AnswerAutomaton
 from specsot.members import TreeShape
@@ -23,7 +25,7 @@ from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequences, GrammarState, own_tokens
 from specsot_drafter.eagle_kv import DraftPages
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.grammar import GrammarGuide, filter_candidates
+from specsot_drafter.grammar import GrammarGuide, bar_after_ends, filter_candidates
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
@@ -268,3 +270,29 @@ def test_a_grammar_that_failed_bars_the_drafts_of_its_sequence_alone() -> None:
     barred, free = guide.mask(torch.zeros(2, 1, 4))
     assert bool(torch.isneginf(barred).all())
     assert free.tolist() == [[0.0] * 4]
+
+
+def test_nothing_new_is_drafted_where_a_sequence_with_a_soft_end_ends() -> None:
+    texts = (None, b"It", b" rains", b".", b" The", b" sun", b"5", b"\n", b")")
+    vocabulary = describe(texts)
+    _, it, rains, dot, the, sun, five, line, close = range(len(texts))
+    sequences = DraftSequences(vocabulary)
+    soft = replace(opening(1, 9, limit=30, stop_ids=(0,)), prompt=2, soft_end=SoftEnd(4, 0))
+    ending, free = sequences.open(soft), sequences.open(replace(soft, sequence=2, soft_end=None))
+    for one in (ending, free):
+        one.observe(FeatureBatch(one.id, 0, (sun, sun), it, 1))
+        one.observe(FeatureBatch(one.id, 2, (it,), rains, 2))
+    # root "rains" -> ".", " The"; "." -> " The", "5", line feed; " The" -> " sun"; " The" after "." -> " sun"
+    tokens = [dot, the, the, five, line, sun, sun]
+    grown = Candidates(
+        np.array([tokens, tokens]),
+        np.zeros((2, 7)),
+        np.array([[0, 0, 1, 1, 1, 2, 3]] * 2),
+        np.array([1, 1, 2, 2, 2, 2, 3]),
+    )
+    # Two tokens are written, so that the target after "." is the fourth: one too early.
+    assert bar_after_ends(grown, [ending, free]) is grown
+    for one in (ending, free):
+        one.observe(FeatureBatch(one.id, 3, (rains,), close, 3))
+    barred = bar_after_ends(grown, [ending, free]).scores == -np.inf
+    assert barred.tolist() == [[False, False, True, False, True, False, True], [False] * 7]

@@ -16,7 +16,7 @@ from specsot.core.frames import End, Open, Opening, Outcome, Result
 from specsot.errors import ModelError
 from specsot.events import BranchFinished, BranchStarted, BranchText, Event, MergedText, Planned, Reason
 from specsot.params import Ask, Limits
-from specsot_master.core.plans.fork_plan import TAGS
+from specsot_master.core.plans.fork_plan import TAGS, find_tags
 from specsot_master.engine import Caller, RequestJournal
 from specsot_master.journal import open_journal
 from specsot_master.prompts import Prompts
@@ -393,3 +393,12 @@ async def test_a_direct_answer_is_one_sequence(text: Text) -> None:
     events = await stage.answer(Ask(prompt="?", mode="direct", seed=5, skip_special_tokens=False))
     assert finished(events).text == WHOLE
     assert [one.ordinal for one in openings(stage) if one.decodes] == [0]
+
+
+def test_an_outline_that_is_repeated_stays_where_it_was_and_keeps_its_title(text: Text) -> None:
+    tags = find_tags(lambda words: text.encode(words), lambda tokens, bare: text.decode(tokens, bare))
+    assert tags is not None
+    lines = ((1, "Sums"), (2, "Pictures"), (1, "Again"), (3, "Words"), (2, "Again"))
+    block = "".join(f"<Outline> {number}: {title}\n" for number, title in lines)
+    found = tags.outlines(text.encode(f"<Parallel>\n<Outlines>\n{block}</Outlines>"))
+    assert [(one.number, one.title) for one in found] == [("1", "Sums"), ("2", "Pictures"), ("3", "Words")]

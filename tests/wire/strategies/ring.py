@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from specsot import members, params
 from specsot.core import frames as fr
+from specsot.core.soft_end import SoftEnd
 from specsot.transport.links import Lost
 from tests.wire.strategies.asking import forms, head_windows, importances, prunings, rules, samplings, windows
 from tests.wire.strategies.plain import (
@@ -55,6 +56,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         min_tokens=draw(small),
         prompt_logprobs=draw(st.none() | small),
         reused=draw(st.none() | st.builds(fr.ReusedKV, big, kept)),
+        soft_end=draw(st.none() | st.builds(SoftEnd, after=small, token=small)),
     )
 
 

@@ -94,15 +94,16 @@ class ForkTags:
 
     def outlines(self, written: Sequence[int]) -> tuple[Outline, ...]:
         """Return the outlines of the last block in these tokens. A number that occurs more than once is one
-        outline, with the first title, at the place of the last occurrence. Return () if there are fewer than
+        outline, with the title and at the place of the first occurrence. Return () if there are fewer than
         two outlines or more than MAX_POINTS, so that they cannot be threads.
 
         written: the tokens of the answer so far.
         """
         _, begun, block = self.decode(written, False).rpartition(OUTLINES)
-        named = reversed(_OUTLINE.findall(block)) if begun else ()
-        found = {number: _title(words) for number, words in named}
-        outlines = tuple(Outline(number, title) for number, title in reversed(found.items()))
+        found: dict[str, str] = {}
+        for number, words in _OUTLINE.findall(block) if begun else ():
+            found.setdefault(number, _title(words))
+        outlines = tuple(Outline(number, title) for number, title in found.items())
         return outlines if 2 <= len(outlines) <= MAX_POINTS else ()
 
 
