@@ -1,4 +1,4 @@
-"""Law 1 under soft ends: a sequence ends where plain decoding ends it, whatever drafts it, at any temperature."""
+"""Law 1 under soft ends: a sequence ends where plain decoding ends it, whatever drafts it."""
 
 import json
 import random
@@ -29,7 +29,7 @@ NAMES = ["T0", "T1", "penalty"]
 # Tokens generated before the soft end, and the smallest number of tokens.
 ASKED = ((0, 0), (5, 0), (5, 20), (20, 0), (LIMIT, 0))
 WORDS = [first + second for first in "abcdefghij" for second in "klmnop"]
-# A third of all tokens begins a sentence, a third ends one, and some are rare: the marks of Markdown among them.
+# A third of all tokens begins a sentence, a third ends one, and a few are marks of Markdown.
 TEXTS = (
     *("\n", "**", "- ", "`", "(", ")", '"', "。", "1", "#", "|", "```", "Dr.", " "),
     *(f" {word.capitalize()}" for word in WORDS),

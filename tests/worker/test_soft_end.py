@@ -38,7 +38,7 @@ def test_a_sentence_that_would_begin_becomes_the_end() -> None:
 @pytest.mark.parametrize("target", [AND, FIVE, SPACE, SUN, END])
 def test_whatever_goes_on_with_the_sentence_stays(target: int) -> None:
     assert rule().change([IT, RAINS, DOT], single(DOT), [target]) == [target]
-    targets = [THE]
+    targets: list[int | None] = [THE]
     assert rule().change([IT, RAINS, SPACE, THREE, DOT], single(DOT), targets) is targets
 
 
@@ -53,7 +53,7 @@ def test_only_the_accepted_path_is_looked_at() -> None:
 
 
 def test_nothing_ends_before_the_soft_end_and_the_least_tokens() -> None:
-    before = [THE]
+    before: list[int | None] = [THE]
     assert (
         rule(replace(OPENING, soft_end=SoftEnd(4, END))).change([IT, RAINS, DOT], single(DOT), before)
         is before

@@ -347,8 +347,8 @@ class ByteTable:
     places: the place of each number; None for DEAD.
     owed: by number, how many bytes a title still needs before it may end, see `language.owed`.
     open: by number, True for titles without a count of their bytes.
-    rank: [places or more], 0 outside of lists' titles without a count. Within them a byte that leads to a higher
-        rank uses up a word, see `language.begins_word`.
+    rank: [places or more], 0 outside of lists' titles without a count. Within them a byte that leads to a
+        higher rank uses up a word, see `language.word_rank`.
     planned: by number, whether the output is certainly a plan.
     filled: by number, whether the row of `next` is valid.
     """
@@ -530,8 +530,8 @@ def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
 
 # Tokens. The cost of an ending that the vocabulary cannot spell, which exceeds every budget.
 UNREACHABLE_TOKENS: Final = 1 << 14
-# Fraction of the vocabulary. If more tokens can follow a place, their numbers are stored for all tokens of the
-# vocabulary, because comparing contiguous arrays is faster than gathering. Untuned.
+# Fraction of the vocabulary. If more tokens can follow a place, their costs and needs are stored for all
+# tokens of the vocabulary, because comparing contiguous arrays is faster than gathering. Untuned.
 _DENSE_FROM: Final = 1 / 16
 
 

@@ -1,17 +1,18 @@
 """Finds where sentences, items of lists and blocks of Markdown end, from the bytes of tokens.
 
-A sequence with a soft end ends there (`specsot.core.soft_end`). Whether a sentence has ended is often clear only
-from what follows: "3." may go on with "5", and "Dr." with " Smith". So the question is asked about the next
-token, which the model has chosen already: `SentenceEnds.ends_before(state, token)` tells whether `token` would
-begin something new. If it does, the sequence ends instead. The answer depends on the tokens alone, so it is the
-same for every drafter, tree and batch. If in doubt, it is no: then the sequence goes on to the next sentence.
+A sequence with a soft end ends there (`specsot.core.soft_end`). Whether a sentence has ended is often clear
+only from what follows: "3." may continue with "5", and "Dr." with " Smith". So the question is asked about
+the next token, which the model has chosen already: `SentenceEnds.ends_before(state, token)` tells whether
+`token` would begin something new. If it would, the sequence ends instead. The answer depends on the tokens
+alone, so it is the same for every drafter, tree and batch. If in doubt, it is no: then the sequence continues
+to the next sentence.
 
 * Never within code, a table, a heading, or an item of a list, and never within brackets, quotes or emphasis.
 * After an item of a list, if the next token begins a new line.
 * After a closed block of code or a table, if a new line was begun after it.
 * In a paragraph, after ".", "!" or "?" and closing marks, if the next token begins a new line, or a space
-  with a capital letter or an opening mark. Not after abbreviations, initials, and numbers of one or two digits
-  (German "am 3. Oktober").
+  with a capital letter or an opening mark. Not after abbreviations, initials, and numbers of one or two
+  digits (German "am 3. Oktober").
 * In a paragraph, after a Chinese "。", "！" or "？", if the next token begins with no other such mark.
 """
 
@@ -98,6 +99,9 @@ _BULLET: Final = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]|\d{1,3}[、．]|•"
 _MAY_BECOME_BULLET: Final = re.compile(r"[-*+]|\d{1,3}[.)]?")
 _MAY_BECOME_HEADING: Final = re.compile(r"#{1,6}")
 _FENCES: Final = ("```", "~~~")
+# Bits of a number of stars: "*" is italic, "**" is bold, and "***" is both.
+_ITALIC: Final = 1
+_BOLD: Final = 2
 # A mark or a mark after it, or blanks alone.
 _CLOSES: Final = re.compile(
     "|".join(map(re.escape, sorted({*_MARKS, *_TRAILERS, "*", "\n"}))).encode() + rb"|^\s+$"
@@ -234,22 +238,22 @@ def _begins_sentence(character: str) -> bool:
 def _may_end_at_line(state: Prose) -> bool:
     """Return whether the text may end at the end of the current line."""
     if state.line == _PARAGRAPH:
-        return state.mark > _NOTHING and not (state.tick or _opens(state, "bold") or _opens(state, "italic"))
+        return state.mark > _NOTHING and not state.tick and not _is_emphasised(state)
     if state.line == _ITEM:
         return bool(state.word or state.mark or state.spaced) and not state.colon
     return state.line == _CLOSING
 
 
-def _opens(state: Prose, name: str) -> bool:
-    """Return whether bold or italic emphasis is open once the stars at the end of the text are counted."""
-    size = {"bold": 2, "italic": 1}[name]
-    return getattr(state, name) != bool(state.stars & size)
+def _is_emphasised(state: Prose) -> bool:
+    """Return whether bold or italic emphasis is open, with the stars at the end of the text counted."""
+    bold = state.bold != bool(state.stars & _BOLD)
+    italic = state.italic != bool(state.stars & _ITALIC)
+    return bold or italic
 
 
 def _is_open(state: Prose) -> bool:
     """Return whether brackets, quotes, emphasis or inline code are open."""
-    marks = state.depth > 0 or state.quote or state.tick
-    return marks or _opens(state, "bold") or _opens(state, "italic")
+    return state.depth > 0 or state.quote or state.tick or _is_emphasised(state)
 
 
 class _Reader:
@@ -426,9 +430,9 @@ class _Reader:
 
     def _count_stars(self) -> None:
         """Open or close emphasis by the stars before this character."""
-        if self.stars & 2:
+        if self.stars & _BOLD:
             self.bold = not self.bold
-        if self.stars & 1:
+        if self.stars & _ITALIC:
             self.italic = not self.italic
         if self.stars and self.spaced:
             self._forget_mark()

@@ -29,10 +29,10 @@ POLISHED_TOKENS = 4 * POINT_TOKENS
 # Tokens. The fewest for the text of a branch, about one sentence. Points that would get less are left out.
 # Untuned.
 MIN_BRANCH_TOKENS = 24
-# Fraction of a branch's limit from which on the branch ends after a sentence. Precedent: none; chosen so that few
-# branches are shorter than they could be.
+# Fraction of a long branch's limit from which on the branch ends after a sentence. Untuned.
 SOFT_END_FROM: Final = 0.85
-# Tokens. A sentence, so that one that was begun before the soft limit usually ends before the hard one. Untuned.
+# Tokens. Room for a sentence that was begun before the soft limit. The longest sentence of 46 branches by
+# Qwen2.5-Coder-1.5B, in four languages, has 35 tokens.
 SENTENCE_TOKENS: Final = 40
 
 

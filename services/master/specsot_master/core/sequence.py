@@ -71,8 +71,8 @@ class SequenceFactory:
         seed: the request's sampling seed.
         ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
             `min_tokens`.
-        soft: whether the sequence ends after a sentence, once it is nearly as long as its limit. It does not if
-            the client wants a form, or wants the model's end tokens ignored.
+        soft: whether the sequence ends after a sentence, once it is nearly as long as its limit. It does not
+            if the client wants a form, or wants the model's end tokens ignored.
         """
         ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
         least = least_of(ask, limit) if ordinal else ask.min_tokens
