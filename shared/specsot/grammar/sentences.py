@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -45,47 +46,12 @@ _CLOSING: Final = "closing"  # The line that closes a block of code.
 # Abbreviations that a capital letter may follow, in English, German, Spanish and French. Those of one letter
 # and those with a full stop within ("e.g.", "z.B.") are recognised without a list, and a full stop before a
 # digit or a small letter ends no sentence anyway.
-ABBREVIATIONS: Final = frozenset(
-    (
-        *(
-            "mr",
-            "mrs",
-            "ms",
-            "dr",
-            "prof",
-            "st",
-            "mt",
-            "jr",
-            "sr",
-            "vs",
-            "gen",
-            "gov",
-            "sen",
-            "capt",
-            "lt",
-            "sgt",
-        ),
-        *("rev", "hon", "inc", "ltd", "corp", "dept", "univ", "bros", "approx", "incl", "esp"),
-        *(
-            "bzw",
-            "evtl",
-            "ggf",
-            "vgl",
-            "bspw",
-            "inkl",
-            "exkl",
-            "zzgl",
-            "sog",
-            "geb",
-            "hr",
-            "fr",
-            "dipl",
-            "ing",
-        ),
-        *("mio", "mrd", "tsd", "ca", "max", "phil", "allg", "bes", "urspr"),
-        *("sra", "srta", "dra", "ud", "uds", "vd", "vds", "ee", "uu", "ej", "avda", "cía", "mme", "mlle"),
-    )
+_ENGLISH: Final = "mr mrs ms dr prof st mt jr sr vs gen gov sen capt lt sgt rev hon inc ltd corp dept univ bros approx incl esp"
+_GERMAN: Final = (
+    "bzw evtl ggf vgl bspw inkl exkl zzgl sog geb hr fr dipl ing mio mrd tsd ca max phil allg bes urspr"
 )
+_SPANISH_AND_FRENCH: Final = "sra srta dra ud uds vd vds ee uu ej avda cía mme mlle"
+ABBREVIATIONS: Final = frozenset(f"{_ENGLISH} {_GERMAN} {_SPANISH_AND_FRENCH}".split())
 _MARKS: Final = {".": _DOT, "!": _SENTENCE, "?": _SENTENCE, "。": _WIDE, "！": _WIDE, "？": _WIDE, "｡": _WIDE}
 # Brackets and quotes with a form for each side. "“" closes a German quote, see `_Reader._quote`.
 _OPENERS: Final = frozenset("([{（［【〔「『《〈“„«")
@@ -110,8 +76,11 @@ _CLOSES: Final = re.compile(
 _LONGEST_WORD: Final = 16
 
 
-class Prose(NamedTuple):
+@dataclass(slots=True)
+class Prose:
     """What must be remembered of a text to tell where its sentences end.
+
+    `read` changes it; `SentenceEnds.advance` returns a changed copy.
 
     line: kind of the current line.
     margin: the visible characters of a line whose kind is not known yet.
@@ -150,155 +119,6 @@ class Prose(NamedTuple):
     table: bool = False
     partial: bytes = b""
 
-
-@functools.lru_cache(maxsize=4)
-def sentence_ends(vocabulary: Vocabulary) -> SentenceEnds:
-    """Return the `SentenceEnds` of a vocabulary, which the whole process shares."""
-    return SentenceEnds(vocabulary)
-
-
-class SentenceEnds:
-    """Follows texts over the tokens of one vocabulary. Has no state of its own.
-
-    closes: [vocabulary size], True for tokens after which a text may be complete, unless a new line follows.
-    breaks: [vocabulary size], True for tokens that begin a new line, after blanks at most.
-    """
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._bytes = vocabulary.bytes
-        texts = [text or b"" for text in vocabulary.bytes]
-        self.closes = np.array([_CLOSES.search(text) is not None for text in texts], dtype=np.bool_)
-        self.breaks = np.array([text.lstrip(b" \t\r")[:1] == b"\n" for text in texts], dtype=np.bool_)
-
-    def start(self) -> Prose:
-        """Return the state before the first token."""
-        return Prose()
-
-    def advance(self, state: Prose, token: int) -> Prose:
-        """Return the state after a token. Tokens without bytes change nothing."""
-        if not (text := self._bytes_of(token)):
-            return state
-        whole, partial = split_characters(state.partial + text)
-        if not whole:
-            return state._replace(partial=partial)
-        reader = _Reader(state)
-        for character in whole:
-            reader.read(character)
-        return reader.state(partial)
-
-    def ends_before(self, state: Prose, token: int) -> bool:
-        """Return whether the text in this state is complete, and `token` would begin something new."""
-        text = self._bytes_of(token)
-        if not text or state.partial or state.fence:
-            return False
-        if state.line == _MARGIN:
-            return state.closed and not state.margin
-        following, _ = split_characters(text)
-        visible = following.lstrip()
-        blank = following[: len(following) - len(visible)]
-        if "\n" in blank:
-            return _may_end_at_line(state)
-        if state.line != _PARAGRAPH or _is_open(state):
-            return False
-        first = visible[:1]
-        if state.mark == _WIDE:
-            return bool(first) and first not in _TRAILERS and first not in _MARKS and first != "*"
-        spaced = state.spaced or bool(blank)
-        return state.mark == _SENTENCE and spaced and bool(first) and _begins_sentence(first)
-
-    def _bytes_of(self, token: int) -> bytes | None:
-        return self._bytes[token] if 0 <= token < len(self._bytes) else None
-
-
-def split_characters(text: bytes) -> tuple[str, bytes]:
-    """Return the complete characters of UTF-8 bytes, and the bytes of an incomplete last one.
-
-    Invalid bytes become replacement characters: b"a\\\\xe7\\\\x9d" -> ("a", b"\\\\xe7\\\\x9d").
-    """
-    size = len(text)
-    for back in range(1, min(size, 3) + 1):
-        byte = text[size - back]
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            if needed > back:
-                size -= back
-            break
-        if byte < 0x80:
-            break
-    return text[:size].decode(errors="replace"), text[size:]
-
-
-def _begins_sentence(character: str) -> bool:
-    """Return whether a sentence may begin with a character: a capital letter, a letter without case, or an
-    opening mark.
-    """
-    return character in _BEGINNERS or (character.isalpha() and not character.islower())
-
-
-def _may_end_at_line(state: Prose) -> bool:
-    """Return whether the text may end at the end of the current line."""
-    if state.line == _PARAGRAPH:
-        return state.mark > _NOTHING and not state.tick and not _is_emphasised(state)
-    if state.line == _ITEM:
-        return bool(state.word or state.mark or state.spaced) and not state.colon
-    return state.line == _CLOSING
-
-
-def _is_emphasised(state: Prose) -> bool:
-    """Return whether bold or italic emphasis is open, with the stars at the end of the text counted."""
-    bold = state.bold != bool(state.stars & _BOLD)
-    italic = state.italic != bool(state.stars & _ITALIC)
-    return bold or italic
-
-
-def _is_open(state: Prose) -> bool:
-    """Return whether brackets, quotes, emphasis or inline code are open."""
-    return state.depth > 0 or state.quote or state.tick or _is_emphasised(state)
-
-
-class _Reader:
-    """Reads characters and changes the fields of a `Prose`, which are its attributes."""
-
-    def __init__(self, state: Prose) -> None:
-        self.line = state.line
-        self.margin = state.margin
-        self.mark = state.mark
-        self.spaced = state.spaced
-        self.word = state.word
-        self.colon = state.colon
-        self.depth = state.depth
-        self.low = state.low
-        self.quote = state.quote
-        self.stars = state.stars
-        self.bold = state.bold
-        self.italic = state.italic
-        self.tick = state.tick
-        self.fence = state.fence
-        self.closed = state.closed
-        self.table = state.table
-
-    def state(self, partial: bytes) -> Prose:
-        """Return the state, with the bytes of an incomplete character."""
-        return Prose(
-            self.line,
-            self.margin,
-            self.mark,
-            self.spaced,
-            self.word,
-            self.colon,
-            self.depth,
-            self.low,
-            self.quote,
-            self.stars,
-            self.bold,
-            self.italic,
-            self.tick,
-            self.fence,
-            self.closed,
-            self.table,
-            partial,
-        )
-
     def read(self, character: str) -> None:
         """Read one character."""
         if character == "\n":
@@ -317,7 +137,7 @@ class _Reader:
             self.closed = bare and (self.closed or self.table)
             self.table = False
         else:
-            self.closed = _may_end_at_line(self.state(b""))
+            self.closed = _may_end_at_line(self)
             self.table = self.line == _TABLE
         if self.line == _FENCE:
             self.fence = self.margin[:3]
@@ -441,3 +261,106 @@ class _Reader:
     def _forget_mark(self) -> None:
         self.mark = _NOTHING
         self.spaced = False
+
+
+@functools.lru_cache(maxsize=4)
+def sentence_ends(vocabulary: Vocabulary) -> SentenceEnds:
+    """Return the `SentenceEnds` of a vocabulary, which the whole process shares."""
+    return SentenceEnds(vocabulary)
+
+
+class SentenceEnds:
+    """Follows texts over the tokens of one vocabulary. Has no state of its own.
+
+    closes: [vocabulary size], True for tokens after which a text may be complete, unless a new line follows.
+    breaks: [vocabulary size], True for tokens that begin a new line, after blanks at most.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._bytes = vocabulary.bytes
+        texts = [text or b"" for text in vocabulary.bytes]
+        self.closes = np.array([_CLOSES.search(text) is not None for text in texts], dtype=np.bool_)
+        self.breaks = np.array([text.lstrip(b" \t\r")[:1] == b"\n" for text in texts], dtype=np.bool_)
+
+    def start(self) -> Prose:
+        """Return the state before the first token."""
+        return Prose()
+
+    def advance(self, state: Prose, token: int) -> Prose:
+        """Return the state after a token. Tokens without bytes change nothing."""
+        if not (text := self._bytes_of(token)):
+            return state
+        whole, partial = split_characters(state.partial + text)
+        after = replace(state, partial=partial)
+        for character in whole:
+            after.read(character)
+        return after
+
+    def ends_before(self, state: Prose, token: int) -> bool:
+        """Return whether the text in this state is complete, and `token` would begin something new."""
+        text = self._bytes_of(token)
+        if not text or state.partial or state.fence:
+            return False
+        if state.line == _MARGIN:
+            return state.closed and not state.margin
+        following, _ = split_characters(text)
+        visible = following.lstrip()
+        blank = following[: len(following) - len(visible)]
+        if "\n" in blank:
+            return _may_end_at_line(state)
+        if state.line != _PARAGRAPH or _is_open(state):
+            return False
+        first = visible[:1]
+        if state.mark == _WIDE:
+            return bool(first) and first not in _TRAILERS and first not in _MARKS and first != "*"
+        spaced = state.spaced or bool(blank)
+        return state.mark == _SENTENCE and spaced and bool(first) and _begins_sentence(first)
+
+    def _bytes_of(self, token: int) -> bytes | None:
+        return self._bytes[token] if 0 <= token < len(self._bytes) else None
+
+
+def split_characters(text: bytes) -> tuple[str, bytes]:
+    """Return the complete characters of UTF-8 bytes, and the bytes of an incomplete last one.
+
+    Invalid bytes become replacement characters: b"a\\\\xe7\\\\x9d" -> ("a", b"\\\\xe7\\\\x9d").
+    """
+    size = len(text)
+    for back in range(1, min(size, 3) + 1):
+        byte = text[size - back]
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            if needed > back:
+                size -= back
+            break
+        if byte < 0x80:
+            break
+    return text[:size].decode(errors="replace"), text[size:]
+
+
+def _begins_sentence(character: str) -> bool:
+    """Return whether a sentence may begin with a character: a capital letter, a letter without case, or an
+    opening mark.
+    """
+    return character in _BEGINNERS or (character.isalpha() and not character.islower())
+
+
+def _may_end_at_line(state: Prose) -> bool:
+    """Return whether the text may end at the end of the current line."""
+    if state.line == _PARAGRAPH:
+        return state.mark > _NOTHING and not state.tick and not _is_emphasised(state)
+    if state.line == _ITEM:
+        return bool(state.word or state.mark or state.spaced) and not state.colon
+    return state.line == _CLOSING
+
+
+def _is_emphasised(state: Prose) -> bool:
+    """Return whether bold or italic emphasis is open, with the stars at the end of the text counted."""
+    bold = state.bold != bool(state.stars & _BOLD)
+    italic = state.italic != bool(state.stars & _ITALIC)
+    return bold or italic
+
+
+def _is_open(state: Prose) -> bool:
+    """Return whether brackets, quotes, emphasis or inline code are open."""
+    return state.depth > 0 or state.quote or state.tick or _is_emphasised(state)

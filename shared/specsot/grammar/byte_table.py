@@ -1,0 +1,115 @@
+"""The byte automaton of the skeleton language as a table that grows, whose titles have no counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.core.skeleton import MAX_TITLE_WORDS, PlanRules
+from specsot.grammar import language
+from specsot.grammar.language import ListTitle, Place, Title
+
+# The number of the dead place, which no valid output reaches. Every byte leads from it to itself.
+DEAD = 0
+
+
+class ByteTable:
+    """The byte automaton of a grammar as a table that grows. Not thread-safe: its owner holds a lock.
+
+    next: [places or more, 256], the number of the place after each byte. A row is valid once `filled` is
+        True.
+    places: the place of each number; None for DEAD.
+    owed: by number, how many bytes a title still needs before it may end, see `language.owed`.
+    open: by number, True for titles without a count of their bytes.
+    rank: [places or more], 0 outside of lists' titles without a count. Within them a byte that leads to a
+        higher rank uses up a word, see `language.word_rank`.
+    planned: by number, whether the output is certainly a plan.
+    filled: by number, whether the row of `next` is valid.
+    """
+
+    def __init__(self, rules: PlanRules) -> None:
+        self.rules = rules
+        self.next: NDArray[np.int32] = np.zeros((64, 256), dtype=np.int32)
+        self.places: list[Place | None] = [None]
+        self.owed: list[int] = [0]
+        self.open: list[bool] = [False]
+        self.rank: NDArray[np.uint8] = np.zeros(64, dtype=np.uint8)
+        self.planned: list[bool] = [False]
+        self.filled: list[bool] = [True]
+        self._numbers: dict[Place, int] = {}
+
+    def number(self, place: Place) -> int:
+        """Return the number of a place, which is added if it is new."""
+        found = self._numbers.get(place)
+        return self._add(place) if found is None else found
+
+    def place(self, number: int) -> Place:
+        """Return the place of a number other than DEAD."""
+        found = self.places[number]
+        assert found is not None
+        return found
+
+    def uncounted(self, number: int) -> int:
+        """Return the number of the same place without counts, which is added if it is new."""
+        return self.number(uncount(self.place(number))[0])
+
+    def fill(self, number: int) -> None:
+        """Compute the row of `next` for a place, unless it is valid already."""
+        if self.filled[number]:
+            return
+        leads = [(low, high, self.number(to) if to else DEAD) for low, high, to in self._edges(number)]
+        # `number` may have replaced the array, so the row is taken only now. The first edge has precedence,
+        # so it is written last.
+        row = self.next[number]
+        for low, high, to in reversed(leads):
+            row[low : high + 1] = to
+        self.filled[number] = True
+
+    def fill_all(self, numbers: NDArray[np.int32]) -> None:
+        """Compute the rows of `next` for several places, which may repeat."""
+        present = np.zeros(len(self.places), dtype=np.bool_)
+        present[numbers] = True
+        for number in np.flatnonzero(present).tolist():
+            self.fill(number)
+
+    def _edges(self, number: int) -> tuple[language.Edge, ...]:
+        return language.edges(self.rules, self.place(number))
+
+    def _add(self, place: Place) -> int:
+        number = len(self.places)
+        if number == len(self.next):
+            self.next = np.concatenate([self.next, np.zeros_like(self.next)])
+            self.rank = np.concatenate([self.rank, np.zeros_like(self.rank)])
+        self.places.append(place)
+        self.owed.append(language.owed(place))
+        self.open.append(isinstance(place, Title | ListTitle) and place.left is None)
+        self.rank[number] = language.word_rank(place) if self.open[-1] else 0
+        self.planned.append(language.planned(place))
+        self.filled.append(False)
+        self._numbers[place] = number
+        return number
+
+
+def uncount(place: Place) -> tuple[Place, int, int]:
+    """Return a place without the counts of its title, the bytes that are left, and the words that are left.
+
+    For places outside of titles, no byte and MAX_TITLE_WORDS words are left.
+    """
+    if isinstance(place, Title) and place.left is not None:
+        return replace(place, left=None), place.left, MAX_TITLE_WORDS
+    if isinstance(place, ListTitle) and place.left is not None:
+        words = MAX_TITLE_WORDS - language.words_used(place)
+        return replace(place, left=None, words=min(place.words, 1)), place.left, words
+    return place, 0, MAX_TITLE_WORDS
+
+
+def recount(place: Place, left: int, words: int) -> Place:
+    """The inverse of `uncount`."""
+    if isinstance(place, Title) and place.left is None:
+        return replace(place, left=left)
+    if isinstance(place, ListTitle) and place.left is None:
+        gap = language.words_used(place) - place.words
+        return replace(place, left=left, words=MAX_TITLE_WORDS - words - gap)
+    return place

@@ -1,0 +1,318 @@
+"""Which tokens can follow a place of the byte automaton, and what each of them requires of the budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS
+from specsot.core.vocabulary import Spelling, Vocabulary
+from specsot.grammar import language
+from specsot.grammar.byte_table import DEAD, ByteTable
+from specsot.grammar.language import Done, Line, ListTitle, Literal, Place, Title
+from specsot.grammar.token_trie import Ints, Trie, TrieLevel, build_tries, most_lines_begun, ranges
+
+Mask = NDArray[np.bool_]
+
+# Tokens. The cost of an ending that the vocabulary cannot spell, which exceeds every budget.
+UNREACHABLE_TOKENS: Final = 1 << 14
+# Fraction of the vocabulary. If more tokens can follow a place, their costs and needs are stored for all
+# tokens of the vocabulary, because comparing contiguous arrays is faster than gathering. Untuned.
+_DENSE_FROM: Final = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class ReachPart:
+    """Tokens that can follow a place, and what each of them requires.
+
+    tokens: [k], token ids. None if the other arrays have an entry for every token of the vocabulary; then the
+        cost of a token that cannot follow is UNREACHABLE_TOKENS.
+    costs: [k], number of tokens of the shortest ending after each token.
+    needs: [k], how many bytes the title at this place must have left for each token.
+    words: [k], how many words the title of a list must have left for each token.
+    planned: [k], whether the output is certainly a plan after each token; or one value for all tokens.
+    max_need: the largest of `needs`.
+    max_words: the largest of `words`.
+    """
+
+    tokens: Ints | None
+    costs: NDArray[np.int16]
+    needs: NDArray[np.uint8]
+    words: NDArray[np.uint8]
+    planned: Mask | bool
+
+    max_need: int = field(init=False)
+    max_words: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_need", int(self.needs.max(initial=0)))
+        object.__setattr__(self, "max_words", int(self.words.max(initial=0)))
+
+    def fits(self, left: int, words: int, room: int, room_planned: int) -> Mask:
+        """Return which of the tokens are allowed, see `TokenReach.fitting`: [k]."""
+        if isinstance(self.planned, bool):
+            fits = self.costs < np.int16(room_planned if self.planned else room)
+        else:
+            fits = self.costs < np.where(self.planned, np.int16(room_planned), np.int16(room))
+        if left < self.max_need:
+            fits &= self.needs <= np.uint8(left)
+        if words < self.max_words:
+            fits &= self.words <= np.uint8(words)
+        return fits
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReach:
+    """All tokens that can follow one place.
+
+    number: number of a place that stands for all places with the same tokens.
+    size: number of tokens of the vocabulary.
+    parts: the tokens without a line feed, and the tokens with one.
+    roomy: the smallest budget that forbids no token.
+    steps: for each number of bytes left for a title, the smallest number that allows the same tokens. If
+        tokens need 0, 2 or 5 bytes, steps is (0, 0, 2, 2, 2, 5, 5, ...).
+    word_steps: the same for each number of words.
+    """
+
+    number: int
+    size: int
+    parts: tuple[ReachPart, ReachPart]
+    roomy: int
+    steps: tuple[int, ...]
+    word_steps: tuple[int, ...]
+
+    def fitting(self, left: int, words: int, room: int, room_planned: int) -> Mask:
+        """Return which tokens are allowed, as a new array: [vocabulary size].
+
+        left: number of bytes that the title may still have.
+        words: number of words that the title may still begin.
+        room: token budget after which a direct answer must be complete.
+        room_planned: token budget after which a plan must be complete.
+        """
+        mask: Mask | None = None
+        for part in self.parts:
+            if part.tokens is None:
+                fits = part.fits(left, words, room, room_planned)
+                mask = fits if mask is None else mask | fits
+        if mask is None:
+            mask = np.zeros(self.size, dtype=np.bool_)
+        for part in self.parts:
+            if part.tokens is not None:
+                mask[part.tokens[part.fits(left, words, room, room_planned)]] = True
+        return mask
+
+
+class Survey:
+    """Computes which tokens can follow a place of a byte table. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, vocabulary: Vocabulary, table: ByteTable, spelling: Spelling) -> None:
+        """endings: number of tokens of the shortest ending from each place, as far as it was computed."""
+        self._within, self._across = build_tries(vocabulary)
+        self._lines_begun = most_lines_begun(vocabulary)
+        self._size = len(vocabulary)
+        self._table = table
+        self._spelling = spelling
+        self.endings: dict[int, int] = {}
+        self._ways: dict[Place, bytes] = {}
+        self._titles: dict[Place, ReachPart] = {}
+        self._reaches: dict[int, TokenReach] = {}
+
+    def explore(self, number: int) -> TokenReach:
+        """Return all tokens that can follow a place, found in one walk over both tries.
+
+        Places that differ in how many lines may follow share the result if no token is long enough to see
+        the difference.
+        """
+        place = bound_lines(self._table.place(number), self._lines_begun + 2)
+        number = self._table.number(place)
+        if number not in self._reaches:
+            parts = self._inner(place), self._walk(self._across, number)
+            self._reaches[number] = TokenReach(
+                number=number,
+                size=self._size,
+                parts=parts,
+                roomy=max(_largest(part.costs) for part in parts) + 1,
+                steps=_steps([part.needs for part in parts], MAX_TITLE_BYTES),
+                word_steps=_steps([part.words for part in parts], MAX_TITLE_WORDS),
+            )
+        return self._reaches[number]
+
+    def ending(self, number: int) -> int:
+        """Return the number of tokens of the shortest ending from a place.
+
+        Returns UNREACHABLE_TOKENS if the vocabulary cannot spell the ending.
+        """
+        if number not in self.endings:
+            self.endings[number] = self._spelling.count(
+                self._way(self._table.place(number)), UNREACHABLE_TOKENS
+            )
+        return self.endings[number]
+
+    def _way(self, place: Place) -> bytes:
+        """Return the bytes of the ending that follows the first edge of every place."""
+        if isinstance(place, language.Done):
+            return b""
+        if place not in self._ways:
+            byte, to = language.onward(self._table.rules, place)
+            self._ways[place] = bytes([byte]) + self._way(to)
+        return self._ways[place]
+
+    def _inner(self, place: Place) -> ReachPart:
+        """Return the tokens without a line feed that can follow a place.
+
+        In a title they depend on the line only through the length of the ending, so one walk serves many
+        lines.
+        """
+        if isinstance(place, Title):
+            alike: Place = replace(place, line=Line(1, 1))
+        elif isinstance(place, ListTitle):
+            alike = replace(place, line=_line_alike(place.line))
+        else:
+            return self._walk(self._within, self._table.number(place))
+        if alike not in self._titles:
+            self._titles[alike] = self._walk(self._within, self._table.number(alike))
+        return self._titles[alike]
+
+    def _walk(self, trie: Trie, number: int) -> ReachPart:
+        """Walk a trie level by level from one place, for all its tokens at once.
+
+        Nodes that the grammar forbids are dropped at each level.
+        """
+        table = self._table
+        found: list[TokenEnds] = []
+        nodes = np.arange(len(trie[0].byte) if trie else 0, dtype=np.int32)
+        at = np.full(len(nodes), number, dtype=np.int32)
+        words = np.zeros(len(nodes), dtype=np.int32)
+        for level in trie:
+            table.fill_all(at)
+            before = at
+            at = table.next[at, level.byte[nodes]]
+            words = words + (table.rank[at] > table.rank[before])
+            alive = at != DEAD
+            nodes = nodes[alive]
+            at = at[alive]
+            words = words[alive]
+            if not len(nodes):
+                break
+            found.append(_tokens_at(level, nodes, at, words))
+            first = level.children[nodes]
+            counts = level.children[nodes + 1] - level.children[nodes]
+            nodes = ranges(first, counts)
+            at = np.repeat(at, counts)
+            words = np.repeat(words, counts)
+        return self._weigh(number, TokenEnds(*(np.concatenate([_NONE, *each]) for each in _columns(found))))
+
+    def _weigh(self, number: int, found: TokenEnds) -> ReachPart:
+        """Return tokens with their costs and needs. Tokens are left out if no ending exists after them,
+        or if they are too long for any title."""
+        table = self._table
+        size = len(table.places)
+        costs = np.full(size, UNREACHABLE_TOKENS, dtype=np.int16)
+        planned = np.zeros(size, dtype=np.bool_)
+        owed = np.zeros(size, dtype=np.int32)
+        for end in np.flatnonzero(np.bincount(found.places, minlength=1)).tolist():
+            costs[end] = self.ending(end)
+            planned[end] = table.planned[end]
+            owed[end] = table.owed[end] if table.open[end] else 0
+        needs = found.lines + owed[found.places] if table.open[number] else np.zeros_like(found.lines)
+        possible = costs[found.places] < UNREACHABLE_TOKENS
+        possible &= (needs <= MAX_TITLE_BYTES) & (found.words <= MAX_TITLE_WORDS)
+        places = found.places[possible]
+        tokens = found.tokens[possible]
+        part = ReachPart(
+            tokens=tokens,
+            costs=costs[places],
+            needs=needs[possible].astype(np.uint8),
+            words=found.words[possible].astype(np.uint8),
+            planned=planned[places],
+        )
+        return self._spread(part) if len(tokens) > _DENSE_FROM * self._size else part
+
+    def _spread(self, part: ReachPart) -> ReachPart:
+        """Return a part with an entry for every token of the vocabulary, if that is possible."""
+        assert part.tokens is not None
+        assert not isinstance(part.planned, bool)
+        if part.planned.any() != part.planned.all():
+            return part
+        costs = np.full(self._size, UNREACHABLE_TOKENS, dtype=np.int16)
+        needs = np.zeros(self._size, dtype=np.uint8)
+        words = np.zeros(self._size, dtype=np.uint8)
+        costs[part.tokens] = part.costs
+        needs[part.tokens] = part.needs
+        words[part.tokens] = part.words
+        return ReachPart(None, costs, needs, words, bool(part.planned.all()))
+
+
+def bound_lines(place: Place, following: int) -> Place:
+    """Return the place with at most so many lines that may follow its own.
+
+    With following=2, a place of line 3 of 16 becomes the same place of line 3 of 5.
+    """
+    if isinstance(place, Literal):
+        return replace(place, then=bound_lines(place.then, following))
+    if isinstance(place, Done | language.Direct):
+        return place
+    line = place.line
+    return replace(place, line=Line(line.number, min(line.last, line.number + following)))
+
+
+def _line_alike(line: Line) -> Line:
+    """Return a line whose titles have endings of the same lengths.
+
+    The ending of a list's title writes a second line if there is none, and a line feed more if a further line
+    may follow.
+    """
+    if line.number >= line.last:
+        return Line(1, 1)
+    number = min(line.number, 2)
+    return Line(number, number + min(line.last - line.number, 3 - number))
+
+
+_NONE = np.zeros(0, dtype=np.int32)
+
+
+class TokenEnds(NamedTuple):
+    """Tokens that a walk has found.
+
+    tokens: [k], token ids.
+    places: [k], number of the place after each token.
+    lines: [k], bytes of each token before its first line feed.
+    words: [k], words of a list's title that each token uses up before its first line feed.
+    """
+
+    tokens: Ints
+    places: Ints
+    lines: Ints
+    words: Ints
+
+
+def _tokens_at(level: TrieLevel, nodes: Ints, at: Ints, words: Ints) -> TokenEnds:
+    """Return the tokens that end at `nodes` of a level.
+
+    at: the place after each of the nodes.
+    words: the words that the beginning of each node uses up.
+    """
+    first = level.ends[nodes]
+    counts = level.ends[nodes + 1] - first
+    found = ranges(first, counts)
+    return TokenEnds(level.tokens[found], np.repeat(at, counts), level.lines[found], np.repeat(words, counts))
+
+
+def _columns(rows: list[TokenEnds]) -> list[list[Ints]]:
+    """Return the arrays of each field: [4][rows]."""
+    return [[row[column] for row in rows] for column in range(4)]
+
+
+def _largest(costs: NDArray[np.int16]) -> int:
+    """Return the largest cost of a token that can follow."""
+    return int(costs[costs < UNREACHABLE_TOKENS].max(initial=0))
+
+
+def _steps(needs: list[NDArray[np.uint8]], most: int) -> tuple[int, ...]:
+    """Return for each number that may be left, 0 .. `most`, the largest need that it covers, or 0."""
+    distinct = np.unique(np.concatenate([*needs, np.zeros(1, dtype=np.uint8)]))
+    lefts = np.arange(most + 1)
+    return tuple(distinct[np.searchsorted(distinct, lefts, side="right") - 1].tolist())

@@ -1,0 +1,118 @@
+"""The tokens of a vocabulary, sorted by their bytes into tries that NumPy walks level by level."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.core.vocabulary import Vocabulary
+
+# A line feed and the first digit of a number.
+_LINE_BEGUN = re.compile(rb"\n[0-9]")
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class TrieLevel:
+    """The nodes of a trie at one depth, in byte order. A node is one distinct beginning of tokens.
+
+    byte: [nodes], the last byte of each node's beginning.
+    children: [nodes + 1]. The children of node i are the nodes children[i] .. children[i + 1] - 1 of the next
+        level.
+    tokens: [k], ids of the tokens that end at this depth.
+    ends: [nodes + 1]. The tokens that end at node i are tokens[ends[i]] .. tokens[ends[i + 1] - 1].
+    lines: [k], how many bytes each of these tokens has before its first line feed; all of its bytes if it has
+        none.
+
+    Worked example: the tokens 0 = "a", 1 = "ab", 2 = "ac" and 3 = "b".
+
+        depth 0   byte [a b]   children [0 2 2]   tokens [0 3]   ends [0 1 2]
+        depth 1   byte [b c]   children [0 0 0]   tokens [1 2]   ends [0 1 2]
+    """
+
+    byte: NDArray[np.uint8]
+    children: Ints
+    tokens: Ints
+    ends: Ints
+    lines: Ints
+
+
+Trie = tuple[TrieLevel, ...]
+
+
+@functools.lru_cache(maxsize=4)
+def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
+    """Return two tries: of the tokens without a line feed, and of the tokens with one.
+
+    The two are walked separately, because a walk of the first trie is valid for the titles of all lines.
+    """
+    texts = sorted((text, token) for token, text in enumerate(vocabulary.bytes) if text)
+    within = [entry for entry in texts if b"\n" not in entry[0]]
+    across = [entry for entry in texts if b"\n" in entry[0]]
+    return _build(within), _build(across)
+
+
+def _build(texts: list[tuple[bytes, int]]) -> Trie:
+    """Return the trie of sorted (bytes, token) pairs."""
+    sizes = np.array([len(text) for text, _ in texts], dtype=np.int32)
+    tokens = np.array([token for _, token in texts], dtype=np.int32)
+    lines = np.array([len(text.partition(b"\n")[0]) for text, _ in texts], dtype=np.int32)
+    matrix = _pad([text for text, _ in texts], int(sizes.max(initial=0)))
+    shared = _shared_beginnings(matrix, sizes)
+    levels: list[TrieLevel] = []
+    rows = np.flatnonzero(sizes > 0)
+    for depth in range(matrix.shape[1]):
+        fresh = shared[rows] <= depth
+        # The node of each row at this depth.
+        node = np.cumsum(fresh, dtype=np.int32) - 1
+        longer = sizes[rows] > depth + 1
+        below = rows[longer]
+        # The parent of each node of the next level.
+        parents = node[longer][shared[below] <= depth + 1]
+        numbers = np.arange(int(fresh.sum()) + 1)
+        children = np.searchsorted(parents, numbers).astype(np.int32)
+        whole = rows[~longer]
+        ends = np.searchsorted(node[~longer], numbers).astype(np.int32)
+        byte = matrix[rows[fresh], depth]
+        levels.append(TrieLevel(byte, children, tokens[whole], ends, lines[whole]))
+        rows = below
+    return tuple(levels)
+
+
+def _pad(texts: list[bytes], width: int) -> NDArray[np.uint8]:
+    """Return the texts as an array [texts, width], with zeros after each text."""
+    padded = b"".join(text.ljust(width, b"\0") for text in texts)
+    return np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), width)
+
+
+def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
+    """Return how many first bytes each row of the sorted matrix shares with the row before it.
+
+    The rows "ab", "ac" and "b" share [0, 1, 0] bytes.
+    """
+    shared = np.zeros(len(sizes), dtype=np.int32)
+    if len(sizes) > 1:
+        differs = matrix[1:] != matrix[:-1]
+        first = np.where(differs.any(axis=1), differs.argmax(axis=1), matrix.shape[1])
+        shared[1:] = np.minimum(first, np.minimum(sizes[1:], sizes[:-1]))
+    return shared
+
+
+def most_lines_begun(vocabulary: Vocabulary) -> int:
+    """Return how many numbered lines the longest such token begins: 1 for "a\\n2.", usually 0."""
+    counts = (len(_LINE_BEGUN.findall(text)) for text in vocabulary.bytes if text and b"\n" in text)
+    return max(counts, default=0)
+
+
+def ranges(first: Ints, counts: Ints) -> Ints:
+    """Return the concatenation of the ranges that begin at `first` and have `counts` entries.
+
+    With first [3, 9] and counts [2, 3], the result is [3, 4, 9, 10, 11].
+    """
+    stops = np.cumsum(counts, dtype=np.int32)
+    return np.arange(stops[-1], dtype=np.int32) + np.repeat(first - (stops - counts), counts)
