@@ -10,7 +10,7 @@ class SoftEnd:
     """The soft end of a sequence. Its hard end is the sequence's limit.
 
     Once the sequence has generated `after` tokens, it ends after the current sentence, item of a list or
-    block: if the next token would begin something new, `token` is generated in its place.
+    block. If the next token would begin something new, `token` is generated in its place.
 
     after: number of generated tokens.
     token: an end token, one of the sequence's stop ids.

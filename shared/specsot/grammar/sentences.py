@@ -46,14 +46,16 @@ _CLOSING: Final = "closing"  # The line that closes a block of code.
 # Abbreviations that a capital letter may follow, in English, German, Spanish and French. Those of one letter
 # and those with a full stop within ("e.g.", "z.B.") are recognised without a list, and a full stop before a
 # digit or a small letter ends no sentence anyway.
-_ENGLISH: Final = "mr mrs ms dr prof st mt jr sr vs gen gov sen capt lt sgt rev hon inc ltd corp dept univ bros approx incl esp"
+_ENGLISH: Final = (
+    "mr mrs ms dr prof st mt jr sr vs gen gov sen capt lt sgt rev hon inc ltd corp dept univ bros approx esp"
+)
 _GERMAN: Final = (
     "bzw evtl ggf vgl bspw inkl exkl zzgl sog geb hr fr dipl ing mio mrd tsd ca max phil allg bes urspr"
 )
 _SPANISH_AND_FRENCH: Final = "sra srta dra ud uds vd vds ee uu ej avda cía mme mlle"
 ABBREVIATIONS: Final = frozenset(f"{_ENGLISH} {_GERMAN} {_SPANISH_AND_FRENCH}".split())
 _MARKS: Final = {".": _DOT, "!": _SENTENCE, "?": _SENTENCE, "。": _WIDE, "！": _WIDE, "？": _WIDE, "｡": _WIDE}
-# Brackets and quotes with a form for each side. "“" closes a German quote, see `_Reader._quote`.
+# Brackets and quotes with a form for each side. "“" closes a German quote, see `Prose._quote`.
 _OPENERS: Final = frozenset("([{（［【〔「『《〈“„«")
 _CLOSERS: Final = frozenset(")]}）］】〕」』》〉”»")
 # Marks that may follow the end of a sentence and still belong to it.
