@@ -21,6 +21,7 @@ from specsot.checkpoint.config import read_config
 from specsot.checkpoint.resolving import resolve_model
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.events import Statistics
 from specsot.grammar import TokenAutomaton, prebuild
 
 LISTS = (
@@ -102,12 +103,18 @@ def print_steps(model: str, device: str, quantization: str | None, questions: Se
         for number, question in enumerate(questions, 1):
             plan = running.generate_sync(question, mode="sot", max_new_tokens=TOKENS).statistics
             free = running.generate_sync(question, mode="direct", max_new_tokens=TOKENS).statistics
-            planned = 1e3 * plan.phases["skeleton"] / max(plan.plan_tokens - 1, 1)
-            direct = 1e3 * free.phases["direct"] / max(free.completion_tokens - 1, 1)
+            planned = step_of(plan, "skeleton", plan.plan_tokens)
+            direct = step_of(free, "direct", free.completion_tokens)
             print(
                 f"| {number} | {plan.plan_tokens} | {planned:.2f} | {direct:.2f} | {planned / direct:.2f} |",
                 flush=True,
             )
+
+
+def step_of(figures: Statistics, phase: str, tokens: int) -> float:
+    """Return the milliseconds of a step of a phase that wrote so many tokens, without its prompt."""
+    seconds = figures.phases[phase] - figures.phases[f"{phase}_prefill"]
+    return 1e3 * seconds / max(tokens - 1, 1)
 
 
 if __name__ == "__main__":
