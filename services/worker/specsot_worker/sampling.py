@@ -313,18 +313,19 @@ def find_targets(
         walks[number].targets if number in walks else best[one.row : one.row + len(one.tree.tokens)]
         for number, one in enumerate(queries)
     ]
-    return [_end_softly(one, targets, astray) for one, targets in zip(queries, found)]
+    softly = [_end_softly(one, targets) for one, targets in zip(queries, found)]
+    for one, before, after in zip(queries, found, softly):
+        if alone and after is not before:
+            astray(one.state.opening.sequence)
+    return softly
 
 
-def _end_softly(query: TargetQuery, targets: Targets, astray: Callable[[int], None]) -> Targets:
-    """Return the targets of a query, of which the sequence's soft end may have changed one."""
+def _end_softly(query: TargetQuery, targets: Targets) -> Targets:
+    """Return the targets of a query, of which the sequence's soft end may have changed one. If it has not,
+    the same list is returned.
+    """
     rule = query.state.soft_end
-    if rule is None:
-        return targets
-    changed = rule.change(query.state.tokens, query.tree, targets)
-    if changed is not targets:
-        astray(query.state.opening.sequence)
-    return changed
+    return targets if rule is None else rule.change(query.state.tokens, query.tree, targets)
 
 
 @dataclass(slots=True)

@@ -67,14 +67,22 @@ class TokenAutomaton:
     Safe to share between threads.
     """
 
-    def __init__(self, vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        rules: PlanRules,
+        ends: tuple[int, ...] = (),
+        tables: PlanTables | None = None,
+    ) -> None:
         """ends: tokens that may end a numbered list, in addition to its own end.
+
+        tables: those of the vocabulary and the rules' tools, if the caller has them.
 
         Raises ModelError if the vocabulary cannot spell the language.
         """
         self.rules = rules
         self.vocabulary = vocabulary
-        self._tables = tables_of(vocabulary, rules.tools)
+        self._tables = tables or tables_of(vocabulary, rules.tools)
         self._ends = tuple(end for end in ends if end < len(vocabulary))
         self._start = self._tables.enter(language.begin(rules))
         self._minimum = self._tables.ending(self._start.place)

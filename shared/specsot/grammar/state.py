@@ -122,11 +122,12 @@ def _planning(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -
 
     The future fails if the vocabulary cannot spell a skeleton.
     """
-    if not _tables(vocabulary, rules.tools).done():
+    tables = _tables(vocabulary, rules.tools)
+    if not tables.done():
         return COMPILER.submit(TokenAutomaton, vocabulary, rules, ends)
     found: Future[Grammar] = Future()
     try:
-        found.set_result(TokenAutomaton(vocabulary, rules, ends))
+        found.set_result(TokenAutomaton(vocabulary, rules, ends, tables.result()))
     except ModelError as error:
         found.set_exception(error)
     return found
