@@ -79,7 +79,7 @@ class Verifier:
         logits: Logits,
         find_grammar: FindGrammar,
         store: FeatureStore | None = None,
-        stage: RunsAhead | None = None,
+        stage: OverlapsSteps | None = None,
         sentences: SentenceEnds | None = None,
     ) -> None:
         """Start without sequences.

@@ -102,7 +102,7 @@ class SequenceFactory:
         """Return the soft end of a sequence with this limit, or None if the model has no end token."""
         return SoftEnd(soft_limit(limit), self._end_ids[0]) if self._end_ids else None
 
-    def again(self, opening: Opening, written: int) -> Opening:
+    def again(self, opening: Opening, num_written: int) -> Opening:
         """Return the opening of the same sequence under a new id, for a ring that does not have its KV.
         Tokens that were decoded become part of the prompt, so that prefill rebuilds their KV:
 
