@@ -159,7 +159,7 @@ drafts = st.builds(
     drafts=st.lists(
         st.builds(fr.Draft, sequence=big, draft_round=small, tree=trees(), parent=parents), max_size=3
     ).map(tuple),
-    rest=small,
+    paused_trees=small,
     drafter=text,
 )
 taps = st.builds(members.Tap, epoch=big, layer=small, weight=tensors())
