@@ -224,6 +224,9 @@ class Statistics:
         result.
     decision: how the request was answered, and why: "direct: arithmetic".
     in_time: True if `finish_within_s` ended a text. The text is complete, but might have continued.
+    discarded_tokens: tokens that the model wrote in addition to completion_tokens, and that the answer does
+        not use: those of a direct answer that a plan replaced, or of a plan that was not used. Their number
+        depends on the drafter.
     """
 
     mode: str = "direct"
@@ -244,6 +247,7 @@ class Statistics:
     phases: dict[str, float] = field(default_factory=dict)
     decision: str = ""
     in_time: bool = False
+    discarded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Play:
         decision: Decision | None = None,
         score: ScorePrompt | None = None,
         polish: bool = False,
+        speculates: bool = False,
+        plans: bool = True,
         ends: dict[str, Any] | None = None,
         **limits: int,
     ):
@@ -56,8 +58,10 @@ class Play:
             polish=polish,
             **(ends or {}),
         )
-        self.plan = RequestPlan(ask, "r", seed=7, model="demo", told=told, decision=decision, score=score)
-        self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0)
+        self.plan = RequestPlan(
+            *(ask, "r", 7, "demo"), told=told, decision=decision, score=score, speculates=speculates
+        )
+        self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0, plans=plans)
 
     def write(self, ordinal: int, text: str, step: int = 1000) -> None:
         """Text in steps of `step` characters."""
@@ -117,7 +121,12 @@ class Play:
         assert merged == self.finished.text
         if self.finished.reason is not Reason.CANCELLED:
             assert told == list(self.finished.tokens)
-            assert told == [t for _, tokens in sorted(branches.items()) for t in tokens] or not branches
+            # The introduction precedes the branches, and is no branch.
+            assert (
+                told[-sum(map(len, branches.values())) or len(told) :]
+                == [t for _, tokens in sorted(branches.items()) for t in tokens]
+                or not branches
+            )
         raw = "".join(e.text for e in self.tell() if isinstance(e, SkeletonText))
         raw = raw.removeprefix("1.")  # of a list, it stands in the prompt
         assert raw == text_of(

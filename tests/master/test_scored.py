@@ -23,14 +23,15 @@ SAYS = {
     "numbered list": " Alpha\n2. Beta",
     '"Alpha"': "A.",
     '"Beta"': "B.",
-    "Letters": "Just so.",
+    "Letters": "It is so.\n\nJust so.",
 }
 ASK = Ask("Letters of ours", seed=5, constraint=False, limits=Limits(max_new_tokens=300))
-PLANNED = "## 1. Alpha\nA.\n\n## 2. Beta\nB."
+DIRECT = SAYS["Letters"]
+PLANNED = "It is so.\n\n## 1. Alpha\nA.\n\n## 2. Beta\nB."
 
 
 @pytest.mark.parametrize(
-    ("threshold", "text", "reason"), [(0.0, PLANNED, "planned: score "), (1.0, "Just so.", "direct: score ")]
+    ("threshold", "text", "reason"), [(0.0, PLANNED, "planned: score "), (1.0, DIRECT, "direct: score ")]
 )
 async def test_the_score_is_one_token_that_counts_and_forks_what_follows(
     threshold: float, text: str, reason: str
@@ -55,7 +56,7 @@ async def test_the_score_is_one_token_that_counts_and_forks_what_follows(
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
-@pytest.mark.parametrize(("threshold", "text"), [(0.0, PLANNED), (1.0, "Just so.")])
+@pytest.mark.parametrize(("threshold", "text"), [(0.0, PLANNED), (1.0, DIRECT)])
 async def test_a_ring_that_breaks_around_the_score_changes_nothing(
     steps: int, threshold: float, text: str
 ) -> None:

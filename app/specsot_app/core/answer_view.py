@@ -60,8 +60,9 @@ class Size:
 def draw(view: View, size: Size) -> RenderableType:
     """Draw a running request."""
     if not view.planned:
-        plan = [text_frame("plan", view.titles, size)] if view.titles else []
-        return Group(heading(view), *plan)
+        half = Size(size.width, size.height // 2) if view.titles and view.merged else size
+        texts = ("answer", view.merged), ("plan", view.titles)
+        return Group(heading(view), *(text_frame(name, text, half) for name, text in texts if text))
     if merges(view):
         return Group(heading(view), text_frame("answer", view.merged, size))
     return Group(heading(view), *panels(view.panels, size), status(view))
@@ -69,7 +70,8 @@ def draw(view: View, size: Size) -> RenderableType:
 
 def merges(view: View) -> bool:
     """Return whether only the merged answer is still being written."""
-    return not view.panels or (bool(view.merged) and all(panel.reason for panel in view.panels))
+    written = len(view.merged) > view.introduced
+    return not view.panels or (written and all(panel.reason for panel in view.panels))
 
 
 def heading(view: View) -> Text:
@@ -166,7 +168,7 @@ def frame(panel: Panel, inner: int, lines: int) -> Frame:
     """Return one branch: its title at the top, the end of its text, its state at the bottom."""
     return Frame(
         last_lines(panel.text, inner, lines),
-        title=Text(f"{panel.point.id} {clean(panel.point.title)}", overflow="ellipsis", no_wrap=True),
+        title=Text(f"{panel.point.id} {title_of(panel)}", overflow="ellipsis", no_wrap=True),
         subtitle=Text(state(panel)),
         title_align="left",
         subtitle_align="right",
@@ -176,10 +178,15 @@ def frame(panel: Panel, inner: int, lines: int) -> Frame:
     )
 
 
+def title_of(panel: Panel) -> str:
+    """Return the title of a branch; the closing of an answer has none of its own."""
+    return clean(panel.point.title) or "closing"
+
+
 def one_line(panel: Panel) -> Text:
     """Return one branch as a line."""
     style = STYLES[panel.reason] if panel.started else "dim"
-    line = f"{panel.point.id:>3} {state(panel):<12} {clean(panel.point.title)}"
+    line = f"{panel.point.id:>3} {state(panel):<12} {title_of(panel)}"
     if panel.writing:
         line += f": {' '.join(clean(panel.text[-200:]).split())}"
     return Text(line, style=style, no_wrap=True, overflow="ellipsis")
@@ -217,9 +224,15 @@ def unfinished(view: View) -> RenderableType:
     """Return what stays of an answer that did not end; of a plan, everything that its branches wrote."""
     text = view.merged
     if not merges(view):
-        written = (f"## {one.point.id}. {one.point.title}\n{one.text}" for one in view.panels if one.text)
-        text = "\n\n".join(written)
+        texts = (_headed(one) for one in view.panels if one.text)
+        text = "\n\n".join(filter(None, (view.merged[: view.introduced], *texts)))
     return answer(text) if text else Group()
+
+
+def _headed(panel: Panel) -> str:
+    """Return the text of a branch below its heading. A closing has none."""
+    title = panel.point.title
+    return f"## {panel.point.id}. {title}\n{panel.text}" if title else panel.text
 
 
 class _Title(Heading):

@@ -81,6 +81,8 @@ def encode_record(record: Record) -> str:
     record: what happened to a request.
     """
     parts: list[Any] = [getattr(record, one.name) for one in fields(record)]
+    if isinstance(record, AdmittedRecord) and record.plans:
+        parts.pop()
     if isinstance(record, StepRecord):
         parts[1] = [_encode_outcome(ordinal, outcome) for ordinal, outcome in record.outcomes]
     return json.dumps([_NAMES[type(record)], *parts], separators=(",", ":"))
@@ -96,6 +98,8 @@ def decode_record(encoded: str) -> Record:
     match json.loads(encoded):
         case ["begun", float(at), int(found)]:
             return AdmittedRecord(at, found)
+        case ["begun", float(at), int(found), False]:
+            return AdmittedRecord(at, found, plans=False)
         case ["branched", int(point), str(wording)]:
             return BranchRecord(point, wording)
         case ["heard", float(at), [*outcomes]]:
@@ -475,13 +479,8 @@ class RequestJournal:
             self._journal.put(request.id, record)
 
     def branch_record(self, point: int, turn: PromptTurn) -> BranchRecord:
-        """Return the record of an opened branch. Without a journal, it holds no fingerprint of the prompt,
-        since nothing will compare it.
-
-        point: the id of the point that the branch writes.
-        turn: the prompt of the branch.
-        """
-        return BranchRecord(point, fingerprint_of(turn.suffix) if self._journal else "")
+        """Return the record of an opened branch; only with a journal it holds a fingerprint of the prompt."""
+        return BranchRecord(point, fingerprint_of(turn.tokens) if self._journal else "")
 
     def forget(self, request_id: str) -> None:
         """Delete a request from the journal; an unknown id is ignored."""

@@ -215,15 +215,20 @@ class ListConversation:
         self.behind = len(probe) - (len(self._shared_head) if self._slots else 0)
 
     def branch(
-        self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
+        self,
+        point: Point,
+        points: Sequence[Point],
+        parents: Sequence[tuple[Point, str]],
+        length: int,
+        introduction: str = "",
     ) -> PromptTurn:
-        """Return the prompt of a point's branch.
+        """Return the prompt of a point's branch, or of the closing for a point without a title.
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
         parents, length: unused, since a list names neither dependencies nor lengths.
         """
-        return self._branch_turn(self._branch_words(point, points))
+        return self._branch_turn(self._branch_words(point, points, introduction))
 
     def _branch_turn(self, words: Sequence[str]) -> PromptTurn:
         """Return the prompt of a branch, as tokens with the length of the shared prefix.
@@ -259,14 +264,9 @@ class ListConversation:
         """How many texts `_branch_words` returns."""
         return 2 if self._form == "turns" else 1
 
-    def _branch_words(self, point: Point, points: Sequence[Point]) -> tuple[str, ...]:
-        """Return the texts that a branch's prompt adds to the conversation: in the form "turns" the written
-        list and the question for the point, else both in one text.
-
-        point: the point that the branch writes.
-        points: all points of the plan.
-        """
-        words = self._sentences.ask_for_point(self._form, point, points)
+    def _branch_words(self, point: Point, points: Sequence[Point], introduction: str = "") -> tuple[str, ...]:
+        """Return what a branch's prompt holds of the plan; in turns, the list is a text of its own."""
+        words = self._sentences.ask_for_point(self._form, point, points, introduction)
         return (write_list(points), words) if self._form == "turns" else (words,)
 
     def _render_branch(self, *words: str) -> str:
@@ -327,7 +327,12 @@ class MarkersConversation(ListConversation):
         self.told = None
 
     def branch(
-        self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
+        self,
+        point: Point,
+        points: Sequence[Point],
+        parents: Sequence[tuple[Point, str]],
+        length: int,
+        introduction: str = "",
     ) -> PromptTurn:
         """Return the prompt of a point's branch, with the texts of the points on which it depends.
 
@@ -345,13 +350,8 @@ class MarkersConversation(ListConversation):
         """
         return fill_skeleton(shipped_parts(), rules).skeleton_turn
 
-    def _branch_words(self, point: Point, points: Sequence[Point]) -> tuple[str, ...]:
-        """Return the single text that a branch's prompt adds to the conversation, for the sample from which
-        its places are found: without parents, and with length 1.
-
-        point: the point that the branch writes.
-        points: all points of the plan.
-        """
+    def _branch_words(self, point: Point, points: Sequence[Point], introduction: str = "") -> tuple[str, ...]:
+        """Return what a branch's prompt holds of the plan, for the sample from which its places are found."""
         return (_fill_branch(shipped_parts(), point, points, [], 1),)
 
 
@@ -550,7 +550,12 @@ class PartsConversation:
         self.asked = len(self.answer.tokens)
 
     def branch(
-        self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
+        self,
+        point: Point,
+        points: Sequence[Point],
+        parents: Sequence[tuple[Point, str]],
+        length: int,
+        introduction: str = "",
     ) -> PromptTurn:
         """Return the prompt of a point's branch, with the texts of the points on which it depends.
 

@@ -51,6 +51,7 @@ class View:
     planned: True once the plan is complete, or the model has chosen to answer directly.
     panels: the points of the plan with their branches.
     merged: the merged answer so far.
+    introduced: length of the introduction, the text before the points of a plan, in characters.
     logprobs: log-probabilities of the merged answer's tokens, if the request asks for them.
     finished: the request's last event, or None before it.
     prompt_logprobs: log-probabilities of the prompt's tokens but the first, if the request asks for them.
@@ -62,6 +63,7 @@ class View:
     planned: bool = False
     panels: tuple[Panel, ...] = ()
     merged: str = ""
+    introduced: int = 0
     logprobs: tuple[events.TokenLogprobs, ...] = ()
     finished: events.Finished | None = None
     prompt_logprobs: tuple[events.TokenLogprobs, ...] = ()
@@ -88,7 +90,14 @@ def advance(view: View, event: events.Event) -> View:
         case events.Planned():
             # A model that forks by tags may plan several times, so the points are added to earlier ones.
             panels = (*view.panels, *map(Panel, event.points))
-            return replace(view, planned=True, panels=panels, forecast=event.forecast or view.forecast)
+            introduced = len(view.merged) if event.points and not view.panels else view.introduced
+            return replace(
+                view,
+                planned=True,
+                panels=panels,
+                introduced=introduced,
+                forecast=event.forecast or view.forecast,
+            )
         case events.BranchStarted() | events.BranchText() | events.BranchFinished():
             return replace(view, panels=move_panel(view.panels, event))
         case events.MergedText():

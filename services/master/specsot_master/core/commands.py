@@ -27,16 +27,18 @@ class OpenScore:
 
 @dataclass(frozen=True, slots=True)
 class OpenSkeleton:
-    """Open the skeleton with ordinal 0.
+    """Open the skeleton.
 
     limit: the most tokens that the sequence may decode.
     rules: what the plan may contain, such as its number of points.
     constrained: True if the last stage masks tokens so that the plan follows `rules`.
+    ordinal: 0, or another ordinal if the direct answer is decoded at the same time and has ordinal 0.
     """
 
     limit: int
     rules: PlanRules
     constrained: bool
+    ordinal: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,22 @@ class OpenBranch:
     """Open the branch that writes `point`. The branch's ordinal is the point's id.
 
     point: the point to write.
-    points: all points of the plan.
+    points: all points of the plan, without the closing.
     parents: the points that `point` needs, each with the text of its branch.
     budget: the most tokens that the branch may decode.
+    introduction: the text before the first point, which all branches read; "" if there is none.
     """
 
     point: Point
     points: tuple[Point, ...]
     parents: tuple[tuple[Point, str], ...]
     budget: int
+    introduction: str = ""
+
+    @property
+    def closing(self) -> bool:
+        """True if the branch writes the closing paragraph, which is no point of the plan."""
+        return not self.point.title
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,12 @@ class AdmittedRecord:
 
     at: seconds after the request's arrival.
     found: how many first tokens of its prompt the ring's prefix cache had.
+    plans: False if the ring had no room for the request's speculative plan, so that it is answered directly.
     """
 
     at: float
     found: int
+    plans: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,15 @@ from specsot_master.core import commands, records
 from specsot_master.core.plans.forecast import Workload
 from specsot_master.core.plans.fork_plan import ForkPlan, ForkTags
 from specsot_master.core.plans.plan import RequestPlan
-from specsot_master.core.plans.prompts import Conversation, PromptTurn, turn_from
+from specsot_master.core.plans.prompts import (
+    PROBE_POINTS,
+    Conversation,
+    PromptTurn,
+    shared_length,
+    turn_from,
+)
 from specsot_master.core.plans.router import Decision, ScorePrompt, scoring
+from specsot_master.core.plans.speculation import PLAN_ORDINAL
 from specsot_master.core.ring.admission import NO_PREFIX, PlanSizes, PromptPrefix
 from specsot_master.core.ring.prefix_tree import PrefixNode, ancestors
 from specsot_master.core.ring.quarantine import BreakHistory
@@ -251,6 +258,7 @@ class EncodedPrompt:
     points: the most points that a list plan may have within the client's time limit, or None for no such
         limit.
     tags: the token ids of the fork and join tags, for a model that was trained to fork its answer; else None.
+    speculates: True if the plan is begun together with the direct answer.
     """
 
     decision: Decision
@@ -261,6 +269,7 @@ class EncodedPrompt:
     kind: str = ""
     points: int | None = None
     tags: ForkTags | None = None
+    speculates: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -283,6 +292,7 @@ class RequestState:
     node: the prefix that the request's sequences are forked from, or None if they fork nothing.
     shared: how many first tokens of a direct prompt are forked from `node`.
     found: how many tokens of the request's first prompt were in the ring's prefix cache when it was admitted.
+    plans: False if the ring had no room for the request's speculative plan when the request was admitted.
     family: the family of the request's sequences, which the frame scheduler treats as one group; None before
         the first sequence is placed.
     deadline: when the request times out, in seconds of the engine's clock; None for never.
@@ -310,6 +320,7 @@ class RequestState:
     node: PrefixNode | None = None
     shared: int = 0
     found: int = 0
+    plans: bool = True
     family: int | None = None
     deadline: float | None = None
     begun: bool = False
@@ -320,7 +331,8 @@ class RequestState:
     sequences: dict[int, ActiveSequence] = field(default_factory=dict[int, ActiveSequence])
     # The prompts of sequences that were opened or are about to be, by ordinal.
     _turns: dict[int, PromptTurn] = field(default_factory=dict[int, PromptTurn])
-    # The pending alarms, by the class of their event.
+    # The tokens that the prompts of all branches of the plan begin with; None before they were compared.
+    _plan_prefix: tuple[int, ...] | None = None
     _alarms: dict[type[object], Timer] = field(default_factory=dict[type[object], Timer])
 
     def __post_init__(self) -> None:
@@ -407,11 +419,37 @@ class RequestState:
             self._turns[id] = PromptTurn(head + self.plan.head_of(id), len(head))
         if id not in self._turns:
             assert turns is not None
-            length = min(command.point.length, command.budget)
-            self._turns[id] = turns.branch(command.point, command.points, command.parents, length)
+            length = min(order.point.length, order.budget)
+            turn = turns.branch(order.point, order.points, order.parents, length, order.introduction)
+            prefix = self.branch_prefix(order)
+            self._turns[id] = turn_from(prefix, turn.tokens, turn.shared) if prefix else turn
         return self._turns[id]
 
-    def unmade(self, command: commands.OpenBranch) -> int:
+    def branch_prefix(self, order: commands.OpenBranch) -> tuple[int, ...]:
+        """Return the tokens that the prompts of all branches begin with, so that the ring computes them once.
+
+        For a plan in a list they are found from two points that differ from their first letter on. Return ()
+        if the branches share no more than the request's own prefix.
+        """
+        if isinstance(self.plan, ForkPlan):
+            return self.forked
+        turns = self.prompt.conversation
+        if turns is None or turns.told is None or self.ask.policy or self.ask.head_aware:
+            return ()
+        if self._plan_prefix is None:
+            left, right = (turns.branch(one, order.points, (), 1, order.introduction) for one in PROBE_POINTS)
+            shared = left.tokens[: shared_length(left.tokens, right.tokens, left.shared)]
+            self._plan_prefix = shared if len(shared) > len(turns.prefix) else ()
+        return self._plan_prefix
+
+    @property
+    def lost_prefix(self) -> tuple[int, ...]:
+        """The tokens that the lost branches' prompts begin with; () if no branch was lost."""
+        if not any(0 < sequence.ordinal < PLAN_ORDINAL for sequence in self.lost):
+            return ()
+        return self.forked if isinstance(self.plan, ForkPlan) else self._plan_prefix or ()
+
+    def unmade(self, order: commands.OpenBranch) -> int:
         """Return how many characters must be tokenised to build a branch's prompt; 0 if the prompt is cached
         already, or if the request has no conversation.
 
@@ -432,9 +470,10 @@ class RequestState:
         turns = self.prompt.conversation
         match command:
             case commands.OpenBranch():
-                return self.branch_turn(command)
-            case commands.OpenSkeleton() if turns:
-                self._turns[0] = turns.skeleton
+                return self.branch_turn(order)
+            case commands.OpenSkeleton(ordinal=ordinal) if turns:
+                self._turns[ordinal] = turns.skeleton
+                return turns.skeleton
             case commands.OpenPolish(text) if turns:
                 self._turns[0] = turns.polish(text)
             case commands.OpenAnswer() if isinstance(self.plan, ForkPlan) and self.plan.context:
@@ -516,13 +555,14 @@ class RequestState:
                     if sequence and outcome.sequence in (0, sequence.id):
                         yield from self._read(sequence, outcome, self.since + at)
                 yield commands.RenewLeases()
-            case records.AdmittedRecord(at, found):
+            case records.AdmittedRecord(at, found, plans):
                 self.begun = True
                 self.found = found
-                yield from plan.start(self.asked_tokens, self.since + at, found)
+                self.plans = plans
+                yield from plan.start(self.asked_tokens, self.since + at, found, plans)
             case records.BranchRecord(id, wording):
                 point = next(one for one in plan.ready() if one.id == id)
-                records.check_prompt_unchanged(wording, self.branch_turn(plan.preview(point)).suffix)
+                records.check_prompt_unchanged(wording, self.branch_turn(plan.preview(point)).tokens)
                 yield from plan.open_branch(point)
             case records.ReopenedRecord(ordinal):
                 log = self.sequences[ordinal].log

@@ -27,6 +27,8 @@ class OutputTokens:
     merged: tokens of the answer.
     headings: tokens of the headings in the answer, which the model did not write.
     polish: tokens of the turn that rewrote the answer; 0 if there was none.
+    discarded: tokens that the model wrote in addition, and that the answer does not use: those of a direct
+        answer that a plan replaced, or of a plan that was not used.
     """
 
     written: int
@@ -34,6 +36,7 @@ class OutputTokens:
     merged: int
     headings: int = 0
     polish: int = 0
+    discarded: int = 0
 
 
 @dataclass(slots=True)
@@ -121,11 +124,12 @@ class RequestTally:
             decision=decision,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
-            completion_tokens=output_tokens.written + output_tokens.headings,
-            merged_tokens=output_tokens.merged,
-            plan_tokens=output_tokens.plan,
-            heading_tokens=output_tokens.headings,
-            polish_tokens=output_tokens.polish,
+            completion_tokens=counts.written + counts.headings,
+            merged_tokens=counts.merged,
+            plan_tokens=counts.plan,
+            heading_tokens=counts.headings,
+            polish_tokens=counts.polish,
+            discarded_tokens=counts.discarded,
             seconds=round(seconds, SECONDS_DIGITS),
             seconds_to_first_token=0.0 if first is None else round(first - self.began, SECONDS_DIGITS),
             tokens_per_second=round(output_tokens.merged / seconds, RATIO_DIGITS) if seconds > 0 else 0.0,

@@ -108,9 +108,9 @@ class Effects(Home):
                     self._renew(request)
                 case commands.OpenBranch(point, budget=limit):
                     self._open(request, command, limit, point.id)
-                case commands.OpenSkeleton(limit, rules, constrained=True):
-                    self._open(request, command, limit, rules=rules)
-                case commands.OpenSkeleton(most) | commands.OpenAnswer(most) | commands.OpenPolish(_, most):
+                case commands.OpenSkeleton(limit, rules, constrained, ordinal):
+                    self._open(request, command, limit, ordinal, rules if constrained else None)
+                case commands.OpenAnswer(most) | commands.OpenPolish(_, most):
                     self._open(request, command, most)
                 case commands.OpenScore():
                     self._open(request, command, 1)
@@ -195,15 +195,17 @@ class Effects(Home):
         ordinal: int = 0,
         rules: PlanRules | None = None,
     ) -> None:
-        """Create a decoding sequence, and place it in the ring if its request has been admitted. The caller
-        has made sure that the sequence's pages are reserved or free. While old records are replayed the
-        request is not admitted, so the sequence is created only, and is opened in the ring later.
+        """Create a decoding sequence, and place it in the ring if its request has been admitted.
 
-        request: the request that the sequence belongs to.
-        order: the command that opens it, which selects the prompt.
+        The caller has made sure that the sequence's pages are reserved or free.
+
         limit: the maximum number of generated tokens.
-        ordinal: 0 for a skeleton or a direct answer, else the id of the branch's point.
+        ordinal: 0 for a skeleton or a direct answer, PLAN_ORDINAL for a speculative skeleton, else the id of
+            the branch's point.
         rules: the plan grammar that constrains the sequence, or None.
+
+        While old records are replayed the request is not admitted, so the sequence is created only, and is
+        opened in the ring later.
         """
         sequence = self._tables.make(request, order, ordinal, limit, rules)
         if self._queue.is_live(request):

@@ -219,10 +219,10 @@ class Engine(Effects):
                 self._reopen(request, state)
             else:
                 self._counts.enter(request.prompt_tokens, request.found)
-                request.plan.apply_forecast(
-                    Outlook(self._costs, request.workload(num_running_sequences=len(self._tables)))
+                request.plan.apply_forecast(Outlook(self._costs, request.workload(others=len(self._tables))))
+                self._record_and_apply(
+                    request, AdmittedRecord(now - request.since, request.found, request.plans)
                 )
-                self._record_and_apply(request, AdmittedRecord(now - request.since, request.found))
         return True
 
     def _reopen_next(self, state: RingState, tried: set[str]) -> bool:
@@ -246,12 +246,10 @@ class Engine(Effects):
         The request's own grant is used first. A request of a model that forks, and has lost threads, first
         gets a prefix of all that its threads share.
 
-        request: an admitted request.
-        state: sizes and limits of the running ring.
-        reserved_only: use nothing but the pages that were reserved for the request.
+        The request's own grant is used first. reserved_only: use nothing but this grant. A request that has
+        lost branches first gets a prefix of all that its branches share.
         """
-        if request.prompt.tags and any(one.ordinal for one in request.lost):
-            self._tables.lengthen(request, request.forked, state)
+        self._tables.lengthen(request, request.lost_prefix, state)
         for sequence in request.lost:
             pages = pages_of(request, request.turn(sequence.ordinal), sequence.log.opening.limit, state)
             if not self._tables.has_room(request, pages, reserved_only):
@@ -287,9 +285,8 @@ class Engine(Effects):
         order = request.plan.preview(request.plan.ready()[0])
         if not self._intake.has_turn(request, order):
             return False
+        self._tables.lengthen(request, request.branch_prefix(order), state)
         turn = request.branch_turn(order)
-        if request.prompt.tags:
-            self._tables.lengthen(request, request.forked, state)
         check_branch_fits(request, turn, order.budget, state)
         pages = pages_of(request, turn, order.budget, state)
         if not self._tables.has_room(request, pages, reserved_only=bool(self._queue.waiting)):

@@ -28,6 +28,7 @@ from specsot_master.core.plans.fork_plan import ALONE, FORKED, ForkPlan, may_for
 from specsot_master.core.plans.plan import RequestPlan
 from specsot_master.core.plans.prompts import SAMPLE_POINT
 from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, Decision, decide, decide_question
+from specsot_master.core.plans.speculation import may_speculate
 from specsot_master.core.plans.time_limit import choose, points_in_time
 from specsot_master.core.request import Clock, EncodedPrompt, Home, RequestState
 from specsot_master.core.ring.admission import PlanSizes, position_limit
@@ -308,8 +309,9 @@ class Intake:
         turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed, points))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
         turn = max(len(sample.suffix), len(turns.polish("").suffix) if ask.polish else 0)
-        sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), turn, turns.asked)
-        return EncodedPrompt(decision, (), turns, sizes, score, kind, points)
+        both = self._prompts.listed and may_speculate(ask)
+        sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), turn, turns.asked, both)
+        return EncodedPrompt(decision, (), turns, sizes, score, kind, points, speculates=both)
 
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
@@ -326,7 +328,7 @@ class Intake:
         model = self._config.model
         size = self._prompts.size
         told = prompt.conversation.told if prompt.conversation else None
-        way = prompt.decision, prompt.score, prompt.points
+        way = prompt.decision, prompt.score, prompt.points, prompt.speculates
         plan = ForkPlan(ask, id, seed, model, since, prompt.tags) if prompt.tags else None
         return RequestState(
             id=id,

@@ -301,25 +301,44 @@ class RingTables:
         come best first: fork the longest cached prefix, or open a new one. Return False, with nothing
         changed, if there is no room for any of them.
 
-        request: a waiting request.
-        state: sizes and limits of the running ring.
+        The options come best first: fork the longest cached prefix, or open a new one. A request with a
+        speculative plan is admitted without the plan if there is no room for it (`RequestState.plans`).
+        Return False, with nothing changed, if there is no room for any of them.
         """
+        speculates = request.prompt.speculates and not request.begun
+        if speculates and self._has_places(request) and self._admit(request, state, request.beginning.plan):
+            return True
+        if not self._admit(request, state, 0):
+            return False
+        request.plans = request.plans and not speculates
+        return True
+
+    def _has_places(self, request: RequestState) -> bool:
+        """Return True if the branches of a plan fit the largest batch that is allowed, or if the ring is
+        empty.
+        """
+        places = request.ask.limits.max_parallel + 1
+        return not self._by_id or len(self._by_id) + places <= self._config.live
+
+    def _admit(self, request: RequestState, state: RingState, more: int) -> bool:
+        """Admit the request with `more` pages in addition to its grant, if there is room."""
         drafted = is_drafted(request, state)
         beginning = request.beginning
         keeps = self._config.prefix_cache and beginning.window is None
         route = self.prefixes.longest_match(beginning.tokens, drafted) if keeps else PrefixMatch()
         for way in admission_options(beginning, route, state, keeps):
-            if self._make_room(way.pages + way.grant, way.route.node, way.slack):
-                self.ledger.admit(request.id, way.grant)
+            grant = way.grant + more
+            if self._make_room(way.pages + grant, way.route.node, way.slack):
+                self.ledger.admit(request.id, grant)
                 self._hold(request, way, drafted)
                 return True
         return False
 
     def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
-        """Replace the request's prefix by a longer one, for the threads that a model with fork tags opens.
-        Nothing happens if the prefix is long enough already, or if there is no room.
+        """Replace the request's prefix by a longer one, which all branches of its plan fork.
 
-        The new prefix forks the old one, so only the pages after the shared full pages are charged:
+        tokens: what the prompts of all branches begin with. The new prefix forks the old one, so
+        only the pages after the shared full pages are charged:
         # page_rows 16, old prefix 40 tokens, new prefix 60 tokens
         # -> pages_for(60) - shared_pages(40) = 4 - 2 = 2 pages; the partly filled third page is copied
 
@@ -330,7 +349,7 @@ class RingTables:
         node = request.node
         shared = request.shared if request.node else 0
         pages = pages_for(len(tokens), state.page_rows) - shared_pages(shared, state)
-        if shared == len(tokens) or not self._make_room(pages, node):
+        if shared >= len(tokens) or not self._make_room(pages, node):
             return
         way = AdmissionOption(PrefixMatch(node, shared) if shared else PrefixMatch(), tokens, pages, 0)
         request.node = self._open_prefix(request, way, is_drafted(request, state), None)

@@ -37,11 +37,15 @@ class CachedTokens(BaseModel):
 
 
 class WrittenTokens(BaseModel):
-    """Parts of completion_tokens. reasoning_tokens: thinking and the plan, which are not in the content."""
+    """Parts of completion_tokens. reasoning_tokens: thinking and the plan, which are not in the content.
+
+    discarded_tokens: no part of completion_tokens: generated tokens that no answer uses.
+    """
 
     reasoning_tokens: int
     plan_tokens: int
     heading_tokens: int
+    discarded_tokens: int
 
 
 class Usage(BaseModel):

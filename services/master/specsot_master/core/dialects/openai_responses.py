@@ -130,6 +130,7 @@ class UsageCount:
     thoughts: tokens of thoughts.
     plans: tokens of plans.
     headings: tokens of headings.
+    discarded: tokens that no answer uses, in addition to the written ones.
     cached: cached prompt tokens by the number of the prompt.
     """
 
@@ -138,6 +139,7 @@ class UsageCount:
     thoughts: int = 0
     plans: int = 0
     headings: int = 0
+    discarded: int = 0
     cached: dict[int, int] = field(default_factory=dict[int, int])
 
     def count(self, prompt: int, event: events.Event | Thought) -> None:
@@ -156,6 +158,7 @@ class UsageCount:
             self.completion += figures.completion_tokens
             self.plans += figures.plan_tokens
             self.headings += figures.heading_tokens
+            self.discarded += figures.discarded_tokens
             self.cached[prompt] = max(self.cached.get(prompt, 0), figures.cached_tokens)
 
     def as_json(self) -> dict[str, Any]:
@@ -171,6 +174,7 @@ class UsageCount:
                 "reasoning_tokens": self.thoughts + self.plans,
                 "plan_tokens": self.plans,
                 "heading_tokens": self.headings,
+                "discarded_tokens": self.discarded,
             },
         }
 

@@ -154,6 +154,12 @@ class FirstSequence:
         self._delta = ""
         self._raw_logprobs: list[TokenLogprobs] = []
         self._marked_end = self._concluded = False
+        # Characters of the direct answer that `take_delta` has returned.
+        self.taken = 0
+        # How many first characters of the direct answer may be taken yet; None for all. The rest is withheld.
+        self.visible: int | None = None
+        # True once the answer was cut after its first `visible` characters.
+        self._abridged = False
         self.ended = False
         self.over: Reason | None = None
 
@@ -189,10 +195,11 @@ class FirstSequence:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of the direct answer, without markers."""
+        """Tokens of the direct answer, without markers and without withheld text."""
         if self._start is None:
             return ()
-        return self._spans.within(self._start, self._reach if self._is_cut else None)
+        withheld = self.visible is not None
+        return self._spans.within(self._start, self._reach if self._is_cut or withheld else None)
 
     @property
     def written(self) -> int:
@@ -229,6 +236,11 @@ class FirstSequence:
         if not self.over:
             self._conclude()
 
+    def abridge(self, text: str) -> None:
+        """Cut the direct answer to `text`, its first `visible` characters; whatever follows is discarded."""
+        self._abridged = True
+        self._delta = text[self.taken :]
+
     def take_raw(self) -> str:
         """Return the skeleton text since the last call."""
         raw = self._raw
@@ -247,13 +259,15 @@ class FirstSequence:
         """
         if self._start is None:
             return ()
-        whole = self._concluded and not self._is_cut
+        whole = self._concluded and not self._is_cut and self.visible is None
         return self._spans.take_logprobs(self._start, None if whole else self._reach)
 
     def take_delta(self) -> str:
-        """Return the text of the direct answer since the last call."""
-        delta = self._delta
-        self._delta = ""
+        """Return the text of the direct answer since the last call, without withheld text."""
+        end = len(self._delta) if self.visible is None else max(self.visible - self.taken, 0)
+        delta = self._delta[:end]
+        self._delta = self._delta[end:]
+        self.taken += len(delta)
         return delta
 
     @property
@@ -263,8 +277,11 @@ class FirstSequence:
 
     @property
     def _reach(self) -> int:
-        """The number of raw characters up to the end of the released text."""
-        return (self._start or 0) + self._answer.released
+        """The number of raw characters up to the end of the released text that is not withheld."""
+        released = self._answer.released
+        if self.visible is not None:
+            released = self.visible if self._abridged else min(released, self.visible)
+        return (self._start or 0) + released
 
     def _read(self, text: str) -> str:
         """Return what raw text adds to a direct answer. Text that is not known to be a direct answer is added

@@ -183,6 +183,8 @@ class PlanBranches:
         least: Callable[[int], int] = lambda _: 0,
         shown: Collection[str] = (),
         holds_sentences: bool = False,
+        introduction: str = "",
+        closing: int | None = None,
     ) -> None:
         """Create the branches of a plan, none of them opened.
 
@@ -194,6 +196,8 @@ class PlanBranches:
         least: returns, for a branch's budget, how many first tokens are not searched for stop strings.
         shown: the stop strings that stay in the text.
         holds_sentences: True if the later part of each branch is shown in whole sentences and lines only.
+        introduction: the text before the first point, which was sent to the client already.
+        closing: the id of the branch that writes the closing paragraph, or None.
         """
         stops = (*stops, END)
         points = shares.points
@@ -201,7 +205,9 @@ class PlanBranches:
         self.points = points
         self._headings = shares.headings
         self._cut = cut
-        self.merge = MergedAnswer(points, shares.headings)
+        self.introduction = introduction
+        self.closing = closing
+        self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
         self._branches = {
             p.id: PlanBranch(
@@ -217,6 +223,11 @@ class PlanBranches:
     def __getitem__(self, id: int) -> PlanBranch:
         """Return the branch of the point with this id. Raises KeyError if the plan has no such point."""
         return self._branches[id]
+
+    @property
+    def planned(self) -> tuple[Point, ...]:
+        """The points of the plan, without the closing."""
+        return tuple(point for point in self.points if point.id != self.closing)
 
     @property
     def all_opened(self) -> bool:

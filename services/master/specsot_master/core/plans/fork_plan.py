@@ -277,13 +277,9 @@ class ForkPlan:
         outlook: not used.
         """
 
-    def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
+    def start(self, prompt_tokens: int, now: float, found: int = 0, plans: bool = True) -> list[Command]:
         """Return the commands of an admitted request: the Started event, and the opening of the first
-        sequence.
-
-        prompt_tokens: tokens of the prompt.
-        now: the present time, in seconds of the engine's clock.
-        found: how many first tokens of the prompt the ring had in its prefix cache.
+        sequence. `plans` has no effect, as forks are never speculative.
         """
         self._tally.prompt_tokens = prompt_tokens
         self._tally.cached_tokens = min(found, prompt_tokens)

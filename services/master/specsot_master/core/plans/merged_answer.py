@@ -30,11 +30,18 @@ class MergedAnswer:
     A branch without text gets no heading. `headed` lists the points whose headings were released.
     """
 
-    def __init__(self, points: Sequence[Point], titled: Collection[int]) -> None:
-        """Create an empty answer.
+    def __init__(
+        self,
+        points: Sequence[Point],
+        titled: Collection[int],
+        introduction: str = "",
+        closing: int | None = None,
+    ) -> None:
+        """Create an answer that holds its introduction only.
 
-        points: the points in the order of the answer.
         titled: the ids of the points that get a heading.
+        introduction: the text before the first point, which was sent to the client already.
+        closing: the id of the point that is a paragraph of its own after the others, without a heading.
         """
         self._points = tuple(points)
         self._titled_ids = frozenset(titled)
@@ -43,10 +50,12 @@ class MergedAnswer:
         self._logprobs: list[TokenLogprobs] = []
         self._done: set[int] = set()
         self._current = 0
-        self._titled = self._begun = False
+        self._titled = False
+        self._begun = bool(introduction)
+        self._closing = closing
         self.headed: list[int] = []
-        self._shown: list[str] = []
-        self.length = 0
+        self._shown: list[str] = [introduction]
+        self.length = len(introduction)
 
     @property
     def text(self) -> str:
@@ -112,6 +121,8 @@ class MergedAnswer:
         first = not self._begun
         self._titled = True
         self._begun = True
+        if point.id == self._closing:
+            return body if first else GAP + body
         if point.id not in self._titled_ids:
             return body
         self.headed.append(point.id)

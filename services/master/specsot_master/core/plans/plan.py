@@ -3,6 +3,10 @@
     start -> [score ->] skeleton -> plan -> branches -> [polish ->] finished
          \\-> answer <--/ ------------------------------------/
 
+A request in mode auto whose plan is speculative opens the skeleton and the direct answer at the same time.
+The client reads the direct answer from its first token. If the plan is used, the direct answer is cut to its
+introduction, and the branches follow it; otherwise the direct answer continues, and the plan is discarded.
+
 If fewer than two points of a plan are usable, the model answers directly instead. If the client asked for a
 polished answer, a last turn rewrites the branches' merged text. The rewritten text is the answer; the merged
 text is sent to the client only if there is no such turn.
@@ -16,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from specsot import events
 from specsot.core.frames import End, Outcome
@@ -50,6 +55,7 @@ from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.plans.guards import plan_of, question_of
 from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.router import ASKED_FOR, Decision, ScorePrompt, ends_loops, judge_by
+from specsot_master.core.plans.speculation import NO_ROOM, PLAN_ORDINAL, Speculation, Verdict
 from specsot_master.core.plans.text_pieces import TextPiece
 from specsot_master.core.plans.time_limit import TimeLimit
 from specsot_master.core.stats import OutputTokens, RequestTally
@@ -57,6 +63,10 @@ from specsot_master.core.stats import OutputTokens, RequestTally
 # Tokens. Bounds the prompt logprobs in one event, so that with 20 candidates per token an event still fits a
 # message.
 PROMPT_PART = 512
+# Points. From so many on, a speculative plan gets a closing paragraph. Given by the aim of the feature.
+MIN_CLOSED_POINTS: Final = 4
+# Percent. The budget of the closing, compared with that of a point. Untuned.
+CLOSING_PARTS: Final = 70
 
 
 class RequestPlan:
@@ -80,6 +90,7 @@ class RequestPlan:
         decision: Decision | None = None,
         score: ScorePrompt | None = None,
         most: int | None = None,
+        speculates: bool = False,
     ) -> None:
         """Create the plan of a request that arrived at `now`, in seconds.
 
@@ -89,10 +100,7 @@ class RequestPlan:
         decision: whether to plan; None to follow the request's mode.
         score: the router's score prompt if the model's score decides whether to plan, else None.
         most: the most points of a list that fit the client's time limit, or None.
-        ask: what the client asks for.
-        request: the request's id, for the Started event.
-        seed: the request's sampling seed, for the Started event.
-        model: the public name of the model, for the Started event.
+        speculates: True if a planned answer is begun together with the direct answer.
         """
         self._ask = ask
         self._request = request
@@ -119,8 +127,13 @@ class RequestPlan:
         self._before = 0
         # The stop token of the client that ended a sequence, if one did.
         self._stop_token: int | None = None
+        self._speculates = speculates
+        # The skeleton and the direct answer that are decoded at the same time; None if only one of them is.
+        self._speculation: Speculation | None = None
         self._solo = self._make_solo()
         self._solo_over = False
+        # Why the direct answer ended, if it ended before the speculation was decided.
+        self._solo_reason = events.Reason.STOP
         # The score prompt, or None once the score has been read.
         self._score = score
         self._scored: events.TokenLogprobs | None = None
@@ -145,14 +158,18 @@ class RequestPlan:
         if self.deadline:
             self.deadline.outlook = outlook
 
-    def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
+    def start(self, prompt_tokens: int, now: float, found: int = 0, plans: bool = True) -> list[Command]:
         """Return the commands of an admitted request: the Started event, and the opening of the first
         sequence.
 
         prompt_tokens: tokens of the prompt that a direct answer has.
         found: how many first tokens of the first prompt the ring had in its prefix cache.
-        now: the present time, in seconds of the engine's clock.
+        plans: False if the ring has no room for a speculative plan.
         """
+        if self._speculates and not plans:
+            self._speculates = False
+            self._score = None
+            self._answer_only(Decision("direct", NO_ROOM))
         self._tally.prompt_tokens = prompt_tokens
         self._tally.cached_tokens = min(found, prompt_tokens)
         forecast = self._outlook.of_both(now - self._tally.began) if self._outlook else None
@@ -184,6 +201,8 @@ class RequestPlan:
         """
         if self.finished or not pieces:
             return []
+        if ordinal == PLAN_ORDINAL:
+            return self._write_skeleton(pieces, now)
         told = self._note(pieces)
         over = False
         writes = ordinal or self._direct_text_sent or self._polished
@@ -218,6 +237,8 @@ class RequestPlan:
         """
         if self.finished:
             return []
+        if ordinal == PLAN_ORDINAL:
+            return self._end_skeleton(end, now)
         rest = self.deadline.rest(ordinal, whole=end is End.STOP) if self.deadline else ()
         if not ordinal:
             told = self._write_solo(rest, now) if rest else []
@@ -249,8 +270,9 @@ class RequestPlan:
         point: a point of the plan, whose needs are met.
         """
         assert self._branches is not None
-        budget = self._branches[point.id].budget
-        return OpenBranch(point, self._branches.points, self._branches.parents(point), budget)
+        branches = self._branches
+        budget = branches[point.id].budget
+        return OpenBranch(point, branches.planned, branches.parents(point), budget, branches.introduction)
 
     def open_branch(self, point: Point) -> list[Command]:
         """Mark a point's branch as opened, and return the command that opens it with its BranchStarted event.
@@ -281,8 +303,20 @@ class RequestPlan:
             self._tally.enter("direct", now)
             return [OpenAnswer(rest)]
         self._tally.enter("skeleton", now)
-        limit = skeleton_limit(self._ask, self._listed)
-        return [OpenSkeleton(min(limit, rest), self._rules, self._ask.constraint)]
+        limit = min(skeleton_limit(self._ask, self._listed), rest)
+        if not self._speculates:
+            return [OpenSkeleton(limit, self._rules, self._ask.constraint)]
+        self._speculation = Speculation(self._solo)
+        self._solo = self._begin_text(rest, loops=DIRECT_LOOPS if ends_loops(self._ask) else None)
+        self._solo.visible = 0
+        return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
+
+    def _answer_only(self, decision: Decision) -> None:
+        """Decide, before anything was opened, that the answer is a direct one."""
+        self._decision = decision
+        self._mode = "direct"
+        self._solo = self._make_solo()
+        self._direct_text_sent = True
 
     def _decide(self, end: End, now: float) -> list[Command]:
         """Decide between a direct answer and a plan by the score, whose sequence has ended. Return the
@@ -367,7 +401,10 @@ class RequestPlan:
                 self._solo.write(piece)
         except PlanError as error:
             return self._give_up(error)
-        told = self._direct_events(sum(piece.token is not None for piece in pieces))
+        step = sum(piece.token is not None for piece in pieces)
+        if self._undecided:
+            return self._speculate(pieces, step, now)
+        told = self._direct_events(step)
         if self._solo.over:
             return [*told, CloseSequence(0), *self._settle_solo(self._solo.over, now)]
         return told
@@ -389,6 +426,12 @@ class RequestPlan:
             self._solo.finish()
         except PlanError as error:
             return self._give_up(error)
+        if spec := self._undecided:
+            if spec.direct_ended:
+                return []
+            self._solo_reason = REASON_OF_END[end]
+            spec.end_direct()
+            return self._speculate((), 0, now)
         return [*self._direct_events(0), *self._settle_solo(REASON_OF_END[end], now)]
 
     def _direct_events(self, step: int) -> list[Command]:
@@ -401,14 +444,14 @@ class RequestPlan:
         logprobs = self._solo.take_raw_logprobs()
         if raw or logprobs:
             told.append(self._tell(events.SkeletonText(raw, logprobs)))
-        if self._solo.direct and not (self._direct_text_sent or self._polished):
+        if self._solo.direct and not (self._direct_text_sent or self._polished or self._speculation):
             self._direct_text_sent = True
             self._tally.rename("direct")
             told.append(self._tell(events.Planned(())))
         delta = self._solo.take_delta()
         logprobs = self._solo.take_logprobs()
         if delta or logprobs:
-            told.append(self._tell(events.MergedText(self._solo.length - len(delta), delta, logprobs, step)))
+            told.append(self._tell(events.MergedText(self._solo.taken - len(delta), delta, logprobs, step)))
         return told
 
     def _settle_solo(self, reason: events.Reason, now: float) -> list[Command]:
@@ -421,7 +464,6 @@ class RequestPlan:
         self._solo_over = True
         if not self._solo.planned:
             return self._finish(reason, now)
-        limits = self._ask.limits
         rest = self._ask.limits.new_tokens - self._before - self._solo.written
         points = plan_of(
             self._solo.points,
@@ -432,25 +474,138 @@ class RequestPlan:
         )
         if not points:
             return self._answer_instead(rest, now)
-        rest = rest // 2 if self._to_polish else rest
-        headings = {point.id: self._size(heading_of(point)) for point in points}
         among: Sequence[Point] = points[: self._rules.max_points]
         among = self.deadline.fit(among, now) if self.deadline else among
-        shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
-        cut = reason is events.Reason.LENGTH or len(shares.points) < len(points)
-        self._branches = PlanBranches(
+        cut = reason is events.Reason.LENGTH or len(among) < len(points)
+        return self._branch_out(among, rest // 2 if self._to_polish else rest, cut, now)
+
+    def _branch_out(
+        self, points: Sequence[Point], rest: int, cut: bool, now: float, introduction: str = ""
+    ) -> list[Command]:
+        """Start the branches of these points.
+
+        rest: tokens for all headings and branches together.
+        cut: True if a limit has shortened the plan.
+        introduction: the text before the first point; "" if the plan was not speculative.
+        """
+        closing = None
+        if self._speculation and len(points) >= MIN_CLOSED_POINTS:
+            closing = len(points) + 1
+            points = (*points, Point(closing, max(points[0].length * CLOSING_PARTS // 100, 1), ""))
+        headings = {point.id: self._size(heading_of(point)) for point in points if point.id != closing}
+        costs = headings | ({closing: 0} if closing else {})
+        shares = share_out(points, costs, rest, MIN_BRANCH_TOKENS, self._ask.limits.max_branch_tokens)
+        shares = replace(shares, headings={id: n for id, n in shares.headings.items() if id != closing})
+        cut = cut or len(shares.points) < len(points)
+        branches = self._branches = PlanBranches(
             shares,
-            *(self._ask.stop, limits.max_parallel, cut, self._branch_loops),
+            *(self._ask.stop, self._ask.limits.max_parallel, cut, self._branch_loops),
             least=partial(least_of, self._ask),
             shown=self._shown_stops,
             # A stop string within a held sentence would be found late; plans in markers end by one.
             holds_sentences=self._listed and not self._ask.stop,
+            introduction=introduction,
+            closing=closing,
         )
         self._tally.enter("branches", now)
         since = now - self._tally.began
-        written = self._before + self._solo.written
+        written = self._before + (self._speculation.skeleton if self._speculation else self._solo).written
         forecast = self._outlook.of_plan(shares.points, since, written) if self._outlook else None
-        return [self._tell(events.Planned(shares.points, forecast))]
+        return [self._tell(events.Planned(branches.planned, forecast))]
+
+    # --- a plan and a direct answer at the same time ---
+
+    @property
+    def _undecided(self) -> Speculation | None:
+        """The speculation, until it is decided."""
+        spec = self._speculation
+        return spec if spec and not spec.decided else None
+
+    def _speculate(self, pieces: Sequence[TextPiece], step: int, now: float) -> list[Command]:
+        """Handle new text of the direct answer, or its end, while the plan is not decided. Text after the
+        introduction is withheld.
+        """
+        spec = self._speculation
+        assert spec is not None
+        spec.read_direct(pieces)
+        self._solo.visible = spec.introduction.visible
+        told = self._direct_events(step)
+        if self._solo.over and not spec.direct_ended:
+            self._solo_reason = self._solo.over
+            spec.end_direct()
+            told.append(CloseSequence(0))
+        return [*told, *self._take_verdict(spec, now)]
+
+    def _write_skeleton(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        """Handle new text of a speculative plan."""
+        spec = self._undecided
+        if spec is None or spec.points is not None:
+            return []
+        for piece in pieces:
+            spec.skeleton.write(piece)
+        told = self._tell_skeleton(spec)
+        if spec.skeleton.over:
+            return [*told, CloseSequence(PLAN_ORDINAL), *self._settle_skeleton(spec, spec.skeleton.over, now)]
+        return told
+
+    def _end_skeleton(self, end: End, now: float) -> list[Command]:
+        """Handle the end of a speculative plan's sequence. If the sequence failed, the direct answer is
+        used.
+        """
+        spec = self._undecided
+        if spec is None or spec.points is not None:
+            return []
+        if end in (End.FAILED, End.CANCELLED):
+            spec.points = ()
+            return self._take_verdict(spec, now)
+        spec.skeleton.ended = end is End.STOP and not self._ask.include_stop_str_in_output
+        spec.skeleton.finish()
+        return [*self._tell_skeleton(spec), *self._settle_skeleton(spec, REASON_OF_END[end], now)]
+
+    def _tell_skeleton(self, spec: Speculation) -> list[Command]:
+        """Return the event for new text of a speculative plan."""
+        raw = spec.skeleton.take_raw()
+        logprobs = spec.skeleton.take_raw_logprobs()
+        return [self._tell(events.SkeletonText(raw, logprobs))] if raw or logprobs else []
+
+    def _settle_skeleton(self, spec: Speculation, reason: events.Reason, now: float) -> list[Command]:
+        """Apply the guards to a speculative plan that is complete."""
+        spec.cut = reason is events.Reason.LENGTH
+        points = spec.skeleton.points if spec.skeleton.planned else ()
+        rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written
+        spec.points = plan_of(points, spec.cut, question_of(self._ask), rest, self._told or ())
+        return self._take_verdict(spec, now)
+
+    def _take_verdict(self, spec: Speculation, now: float) -> list[Command]:
+        """Use the plan or the direct answer, if the tokens so far decide between them."""
+        match spec.verdict:
+            case Verdict.PLAN:
+                return self._use_plan(spec, now)
+            case Verdict.DIRECT:
+                return self._use_direct(spec, now)
+            case Verdict.OPEN:
+                return []
+
+    def _use_plan(self, spec: Speculation, now: float) -> list[Command]:
+        """End the direct answer after its introduction, and start the branches."""
+        spec.decided = True
+        self._solo.abridge(spec.introduction_text)
+        told = self._direct_events(0)
+        self._solo_over = True
+        points = spec.promised_points[: self._rules.max_points]
+        cut = spec.cut or len(points) < len(spec.promised_points)
+        rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written - len(self._solo.tokens)
+        return [*told, CloseSequence(0), *self._branch_out(points, rest, cut, now, spec.introduction_text)]
+
+    def _use_direct(self, spec: Speculation, now: float) -> list[Command]:
+        """End the plan, release the withheld text of the direct answer, and let that answer continue."""
+        spec.decided = True
+        self._decision = Decision("direct", spec.reason or events.NO_PLAN)
+        self._direct_text_sent = True
+        self._solo.visible = None
+        self._tally.enter("direct", now)
+        told = [CloseSequence(PLAN_ORDINAL), self._tell(events.Planned(())), *self._direct_events(0)]
+        return [*told, *(self._settle_solo(self._solo_reason, now) if spec.direct_ended else ())]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
         """Open a direct answer, because the plan has fewer than two usable points. The answer is ended if it
@@ -579,7 +734,10 @@ class RequestPlan:
         now: the present time, in seconds of the engine's clock.
         """
         commands: list[Command] = [] if self._solo_over else [CloseSequence(0)]
-        if self._direct_text_sent and not (self._solo_over or self._score):
+        if spec := self._undecided:
+            commands.append(CloseSequence(PLAN_ORDINAL))
+            self._solo.visible = None
+        if (spec or self._direct_text_sent) and not (self._solo_over or self._score):
             # Release text that was held back as the possible beginning of a loop or of a stop string.
             self._solo.finish()
             commands += self._direct_events(0)
@@ -618,16 +776,24 @@ class RequestPlan:
         polish = solo.written if self._polished else 0
         written = self._before + solo.written
         plan = self._before + solo.plan_tokens
+        discarded = 0
+        if spec := self._speculation:
+            shown = len(tokens) if branches else solo.written
+            plan = self._before + (spec.skeleton.written if branches else 0)
+            written = plan + shown
+            discarded = solo.written + spec.skeleton.written + self._before - written
         if branches:
-            written, plan = written + branches.written, written - polish
+            plan = plan if spec else written - polish
+            written = written + branches.written
         if branches and not (polish and text):
             text = branches.merge.text
-            tokens = branches.tokens
+            tokens = (*(tokens if spec else ()), *branches.tokens)
             headings = branches.heading_tokens
             if self._ask.polish and text:
                 told = [self._tell(events.MergedText(0, text, branches.merge.take_logprobs()))]
-        counts = OutputTokens(written, plan, len(tokens), headings, polish)
-        way = self._decision.way(bool(branches) or self._mode == "sot", self._direct_text_sent)
+        counts = OutputTokens(written, plan, len(tokens), headings, polish, discarded)
+        planned = bool(branches) or (self._mode == "sot" and spec is None)
+        way = self._decision.way(planned, self._direct_text_sent)
         figures = self._tally.close(*way, counts, len(branches.points) if branches else 0, now)
         figures = replace(figures, in_time=bool(self.deadline and self.deadline.passed))
         whole = reason in (events.Reason.STOP, events.Reason.LENGTH) and not (self.deadline or polish)

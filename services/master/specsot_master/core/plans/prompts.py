@@ -10,6 +10,8 @@ from specsot.core.skeleton import Point
 
 # A point that stands for any other, to measure the prompt around a point.
 SAMPLE_POINT = Point(id=1, length=1, title="-")
+# Two points without anything in common, to find where the prompts of branches begin to differ.
+PROBE_POINTS = (Point(id=1, length=1, title="Apples"), Point(id=2, length=1, title="又"))
 
 # Characters that a chat template might change or interpret, although it should leave the words of a turn
 # alone.
@@ -54,14 +56,16 @@ class Conversation(Protocol):
     behind: int
 
     def branch(
-        self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
+        self,
+        point: Point,
+        points: Sequence[Point],
+        parents: Sequence[tuple[Point, str]],
+        length: int,
+        introduction: str = "",
     ) -> PromptTurn:
-        """Return the prompt of the branch that writes a point.
-
-        point: the point to write.
-        points: all points of the plan.
-        parents: the points that `point` needs, with their texts.
-        length: about how many tokens the text shall have.
+        """Return the turn that writes `point` in about `length` tokens. `parents` are the points it needs,
+        with their texts. A point without a title stands for the closing of the answer. `introduction` is the
+        text before the first point.
         """
         ...
 

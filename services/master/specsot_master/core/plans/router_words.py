@@ -103,10 +103,12 @@ NUMBERS: dict[str, int] = {
     word: number for language in LANGUAGES for word, number in language.get("numbers", {}).items()
 }
 COUNT = rf"(?P<count>\d{{1,3}}|{'|'.join(NUMBERS)})"
+UNIT = expression("unit")
 # A request for a number of things. Figures of time, money and size do not count.
-ASKED = (
-    rf"{expression('before_count')}{COUNT}(?:\s*[个种条点项本]|\s+(?!{expression('unit')}s?\b)(?=[^\W\d]))"
-)
+ASKED = rf"{expression('before_count')}{COUNT}(?:\s*[个种条点项本]|\s+(?!{UNIT}s?\b)(?=[^\W\d]))"
+
+# How a sentence of an answer begins that announces what the answer then lists.
+ANNOUNCING = expression("announcing")
 
 OF_THE_ANSWER = expression("of_the_answer")
 LIST = expression("list")

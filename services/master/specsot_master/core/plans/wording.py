@@ -45,6 +45,10 @@ class Sentences:
     question: str
     outline: str
     turns: str
+    # Precedes what asks for the text of a point, if the answer has an introduction already.
+    introduced: str
+    # Asks for the closing paragraph.
+    closing: str
     # Asks for the texts of all points as one text, `{text}`.
     polish: str
 
@@ -58,15 +62,17 @@ class Sentences:
         points = (self.exactly if exact else self.at_most).format(count=count)
         return (self.aspects if compares else self.plan).format(points=points)
 
-    def ask_for_point(self, form: Form, point: Point, points: Sequence[Point]) -> str:
-        """Return the words that ask for the text of a point.
+    def ask_for_point(self, form: Form, point: Point, points: Sequence[Point], introduction: str = "") -> str:
+        """Return the words that ask for the text of `point`, of the plan `points`.
 
-        form: how the text of a point is asked for.
-        point: the point.
-        points: all points of the plan.
+        A point without a title stands for the closing paragraph. introduction: the text before the first
+        point; "" if there is none.
         """
-        words: str = getattr(self, form)
-        return words.format(plan=write_list(points), id=point.id, title=point.title).strip()
+        words: str = getattr(self, form) if point.title else self.closing
+        asked = words.format(plan=write_list(points), id=point.id, title=point.title).strip()
+        if not introduction:
+            return asked
+        return f"{self.introduced.format(introduction=introduction.strip())}\n\n{asked}"
 
 
 def write_list(points: Sequence[Point]) -> str:
@@ -97,6 +103,12 @@ ENGLISH = Sentences(
         "Now write the text for one point of the list, in two or three sentences. "
         'Say nothing about the other points.\n\nPoint {id}: "{title}"'
     ),
+    introduced="The answer begins with this paragraph:\n{introduction}",
+    closing=(
+        "The answer has these points:\n{plan}\n\n"
+        "Write only the closing paragraph below the last of these headings: one or two sentences with a "
+        "conclusion, without a heading and without a list."
+    ),
     polish=(
         "Write one clear answer from these notes, without headings and without saying anything twice:\n\n"
         "{text}"
@@ -122,6 +134,12 @@ GERMAN = Sentences(
         "Schreibe nun den Text zu einem Punkt der Liste, als kurzen Absatz. "
         "Sage nichts zu den anderen Punkten.\n\nPunkt {id}: „{title}“"
     ),
+    introduced="Die Antwort beginnt mit diesem Absatz:\n{introduction}",
+    closing=(
+        "Die Antwort hat diese Punkte:\n{plan}\n\n"
+        "Schreibe nur den Schlussabsatz der Antwort: ein oder zwei Sätze mit einem Fazit, ohne Überschrift "
+        "und ohne Liste."
+    ),
     polish=(
         "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}"
     ),
@@ -144,6 +162,12 @@ SPANISH = Sentences(
         "Escribe ahora el texto de un punto de la lista, en un párrafo breve. "
         "No digas nada de los demás puntos.\n\nPunto {id}: «{title}»"
     ),
+    introduced="La respuesta empieza con este párrafo:\n{introduction}",
+    closing=(
+        "La respuesta tiene estos puntos:\n{plan}\n\n"
+        "Escribe solo el párrafo final de la respuesta: una o dos frases con una conclusión, sin título y "
+        "sin lista."
+    ),
     polish="Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
 )
 CHINESE = Sentences(
@@ -158,6 +182,8 @@ CHINESE = Sentences(
         "标题：“{title}”"
     ),
     turns="现在请写列表中一个要点的正文，不超过 60 个字，不要谈其他要点。\n\n要点 {id}：“{title}”",
+    introduced="回答以这一段开头：\n{introduction}",
+    closing=("回答包含以下要点：\n{plan}\n\n请只写回答的结尾段：用一两句话总结，不要写标题，也不要写列表。"),
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 DEFAULT_SENTENCES: Mapping[Language, Sentences] = {
@@ -176,11 +202,14 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "question": ("title",),
     "outline": ("plan", "title"),
     "turns": ("title",),
+    "introduced": ("introduction",),
+    "closing": (),
     "polish": ("text",),
 }
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     **_REQUIRED,
     **dict.fromkeys(FORMS, ("plan", "id", "title")),
+    "closing": ("plan",),
 }
 
 

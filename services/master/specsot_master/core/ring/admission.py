@@ -84,12 +84,14 @@ class PlanSizes:
     turn: the turn of a branch alone, without the plan and the texts of the points it needs.
     answer: the prompt of the direct answer that may follow an unusable plan; 0 if the skeleton's sequence
         itself may become the answer.
+    speculates: True if the skeleton and the direct answer are decoded at the same time.
     """
 
     prefix: int
     skeleton: int
     turn: int
     answer: int = 0
+    speculates: bool = False
 
 
 def grant_answer(prompt_length: int, ask: Ask, ring: RingState) -> int:
@@ -137,6 +139,7 @@ class PromptPrefix:
     tokens: the common beginning; empty if nothing is shared.
     needed: True if every sequence of the request forks the whole beginning.
     grants: returns, for the number of its tokens that are forked, the pages of what the request decodes.
+    plan: pages of a speculative plan, without which the request can be admitted too.
     window: the attention window under which the beginning is computed. A windowed beginning is not shared
         with other requests.
     """
@@ -145,6 +148,7 @@ class PromptPrefix:
     needed: bool
     grants: Callable[[int], int]
     window: Window | None = None
+    plan: int = 0
 
 
 NO_PREFIX = PromptPrefix((), False, lambda _: 0)
@@ -183,7 +187,9 @@ def plan_prefix(prefix_tokens: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring
     Raises InvalidRequest if the ring can never hold the request.
     """
     grant = grant_plan(sizes, ask, ring)
-    return PromptPrefix(prefix_tokens, True, lambda _: grant, ask.window)
+    skeleton = sizes.skeleton + skeleton_limit(ask, listed=True)
+    plan = own_pages(skeleton, sizes.prefix, ring, ask.policy) if sizes.speculates else 0
+    return PromptPrefix(prefix, True, lambda _: grant, ask.window, plan)
 
 
 @dataclass(frozen=True, slots=True)

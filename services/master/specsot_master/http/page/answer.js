@@ -19,10 +19,10 @@ function cutShort(turn, state) {
   turn.state = state;
   turn.parts = turn.parts.filter((one) => textOf(one) || !OPEN.includes(one.state));
   for (const one of turn.parts) if (OPEN.includes(one.state)) one.state = state;
-  turn.content = turn.parts.filter(textOf).map((one) => one.id ? `## ${one.id}. ${one.title}\n${textOf(one)}` : textOf(one)).join("\n\n");
+  turn.content = turn.parts.filter(textOf).map((one) => one.title ? `## ${one.id}. ${one.title}\n${textOf(one)}` : textOf(one)).join("\n\n");
 }
 
-// A text of the answer: a branch, or (id 0, no title) the whole of a direct one. runs: [text, tokens of its step].
+// A text of the answer: a branch; the closing, a branch without a title; or (id 0) a direct answer, which a plan may have cut to its introduction. runs: [text, tokens of its step].
 class Part {
   constructor(told) {
     this.told = told;
@@ -117,7 +117,7 @@ class Answer {
   show(told) {
     const part = new Part(told);
     this.parts.set(told.id, part);
-    this.list.append(part.box);
+    if (told.id) this.list.append(part.box); else this.list.prepend(part.box);
     lay(this.list);
     return part;
   }
@@ -125,7 +125,7 @@ class Answer {
   part(id, title = "", state = "writing") {
     if (this.parts.has(id)) return this.parts.get(id);
     const told = {id, title, needs: [], runs: [], tokens: 0, steps: 0, state};
-    this.turn.parts.push(told);
+    if (id) this.turn.parts.push(told); else this.turn.parts.unshift(told);
     if (id) this.list.classList.add("side");
     return this.show(told);
   }

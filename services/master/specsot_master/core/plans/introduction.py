@@ -1,0 +1,125 @@
+"""The introduction of a planned answer: the first sentences of the direct answer to the same question.
+
+A planned answer begins with a part of the direct answer, which is decoded while the plan is written. Which
+part that is depends on the direct answer's own tokens only, never on when the plan is ready, so that the text
+is the same with any drafter.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from specsot_master.core.plans import router_words
+
+MAX_INTRODUCTION_TOKENS: Final = (
+    60  # Tokens. Bounds the introduction. Given by the aim of the feature; untuned.
+)
+
+# The beginnings of paragraphs that are no prose: a heading, an item of a list, code, a table or a quotation.
+_MARKUP = re.compile(r"#|>|\||```|~~~|[-*+•] |\d{1,3}(?:[.)] |[、．])")
+# What may still become such a beginning.
+_MAYBE_MARKUP = re.compile(r"(?:`{1,2}|~{1,2}|[-*+•]|\d{1,3}[.)]?)\Z")
+# The end of a sentence. Not an abbreviation before a word in small letters, as in "e.g. this".
+_SENTENCE_END = re.compile(r"[.!?…][\"')\]*”’»]*(?=\s+[^\sa-zäöüáéíóúñ])|[。！？][”’」』]*")
+_WHOLE_END = re.compile(r"[.!?…。！？:：][\"')\]*”’»」』]*\Z")
+_COLON_END = re.compile(r"[:：][\"')\]*”’»」』]*\Z")
+_ANNOUNCING = re.compile(router_words.ANNOUNCING, re.IGNORECASE)
+# A number of things, such as "10 tips" or "five healthy breakfasts". A span of time is none.
+_COUNTED = re.compile(
+    rf"(?<!the )(?<!\d){router_words.COUNT}(?:\s*[个种条点项]|\s+(?!{router_words.UNIT}s?\b)(?=[^\W\d]))",
+    re.IGNORECASE,
+)
+# Things. A smaller number counts what the question is about ("two protocols"), and not the points. Untuned.
+_FEWEST_COUNTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What is known of the introduction after some tokens of the direct answer.
+
+    visible: how many first characters of the direct answer may be shown already.
+    complete: True once the introduction is known: the first `visible` characters.
+    usable: False if the direct answer has no introduction, so that it is not replaced by a planned one.
+    """
+
+    visible: int = 0
+    complete: bool = False
+    usable: bool = True
+
+
+NO_INTRODUCTION: Final = Introduction(complete=True, usable=False)
+
+
+def find_introduction(text: str, tokens: int, ended: bool = False) -> Introduction:
+    """Return the introduction of a direct answer, as far as its first `tokens` tokens tell, with their text.
+
+    The introduction is the first paragraph, at most its whole sentences within MAX_INTRODUCTION_TOKENS. It is
+    cut before the first sentence that announces a list or a number of things. The first sentence is shown
+    token by token, so an announcement that is the first sentence remains; later sentences are held back until
+    it is known that they announce nothing.
+
+    An answer has no introduction if it begins with a list, a heading, code or a table, if its first sentence
+    is too long, if its first line is no sentence, or if the paragraph is the whole answer.
+
+    ended: True if the direct answer has no further tokens.
+
+        "TCP and UDP are protocols. Here are the"  -> 26 characters are visible, not complete
+        "TCP and UDP are protocols. Here are the differences:\\n\\n1." -> the same, and complete
+    """
+    start = len(text) - len(text.lstrip())
+    line, broken, _ = text[start:].partition("\n")
+    full = tokens >= MAX_INTRODUCTION_TOKENS
+    if _MARKUP.match(line):
+        return NO_INTRODUCTION
+    if not broken and (not line or _MAYBE_MARKUP.match(line)):
+        return NO_INTRODUCTION if ended or full else Introduction()
+    sentences = _sentences_of(line, closed=bool(broken) or ended)
+    if not sentences:
+        return _read_first(line, start, over=bool(broken) or ended or full)
+    for place, (begin, end) in enumerate(sentences):
+        if place and announces(line[begin:end]):
+            return Introduction(start + len(line[:begin].rstrip()), complete=True)
+    visible = start + sentences[-1][1]
+    if ended and not broken:
+        return NO_INTRODUCTION
+    return Introduction(visible, complete=bool(broken) or full)
+
+
+def _read_first(line: str, start: int, over: bool) -> Introduction:
+    """Return what is known while not even the first sentence is whole: it is visible as it grows. `over` is
+    True if it cannot become whole any more.
+    """
+    return NO_INTRODUCTION if over else Introduction(start + len(line.rstrip()))
+
+
+def _sentences_of(line: str, closed: bool) -> list[tuple[int, int]]:
+    """Return the whole sentences of a paragraph as (first character, character after the last one).
+
+    closed: True if the paragraph is complete, so that its end may end a sentence.
+    """
+    found: list[tuple[int, int]] = []
+    begin = 0
+    for match in _SENTENCE_END.finditer(line):
+        found.append((begin, match.end()))
+        begin = match.end() + len(line[match.end() :]) - len(line[match.end() :].lstrip())
+    rest = line[begin:].rstrip()
+    if closed and rest and _WHOLE_END.search(rest):
+        found.append((begin, begin + len(rest)))
+    return found
+
+
+def announces(sentence: str) -> bool:
+    """Return True if the sentence announces a list, or a number of things: "Here are 10 tips:"."""
+    return bool(_COLON_END.search(sentence) or _ANNOUNCING.match(sentence))
+
+
+def announced_count(introduction: str) -> int | None:
+    """Return how many points the introduction promises, or None: "Here are five healthy breakfasts:" -> 5."""
+    found = _COUNTED.search(introduction) if _COLON_END.search(introduction.rstrip()) else None
+    if found is None:
+        return None
+    count = found["count"].lower()
+    number = int(count) if count.isdecimal() else router_words.NUMBERS[count]
+    return number if number >= _FEWEST_COUNTED else None

@@ -1,0 +1,113 @@
+"""One request's plan and direct answer while both are decoded, until it is decided which of them is used.
+
+The decision depends on tokens only: on the plan's, and on those of the direct answer that tell where its
+introduction ends (`introduction.py`). It is the same whichever of the two is ready first, with any drafter,
+and after any repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from specsot.core.skeleton import Point
+from specsot.params import Ask
+from specsot_master.core.plans.answer import FirstSequence
+from specsot_master.core.plans.introduction import Introduction, announced_count, find_introduction
+from specsot_master.core.plans.text_pieces import TextPiece
+
+# Ordinal. Of the plan's sequence while the direct answer has ordinal 0. No branch has so large an ordinal.
+PLAN_ORDINAL: Final = 1 << 16
+# The reason in `Statistics.decision` if the direct answer has no introduction (see `find_introduction`).
+NO_BEGINNING: Final = "the answer does not begin with an introduction"
+# The reason if the ring had no room for a plan beside the direct answer when the request was admitted.
+NO_ROOM: Final = "the ring had no room for a plan"
+
+
+class Verdict(Enum):
+    """What was decided: use the plan, use the direct answer, or nothing yet."""
+
+    PLAN = "plan"
+    DIRECT = "direct"
+    OPEN = "open"
+
+
+@dataclass(slots=True)
+class Speculation:
+    """The plan and the introduction of one request until the decision.
+
+    skeleton: reads the plan's text.
+    introduction: what is known of the direct answer's introduction.
+    points: the points of the plan that the guards kept, () if there are too few, None while the plan grows.
+    cut: True if a limit ended the plan.
+    direct_ended: True once the sequence of the direct answer has ended.
+    decided: True once the decision was taken.
+    """
+
+    skeleton: FirstSequence
+    introduction: Introduction = field(default_factory=Introduction)
+    points: tuple[Point, ...] | None = None
+    cut: bool = False
+    direct_ended: bool = False
+    decided: bool = False
+    # The text and the number of the direct answer's first tokens, until the introduction is known.
+    _text: str = ""
+    _tokens: int = 0
+
+    def read_direct(self, pieces: Iterable[TextPiece]) -> None:
+        """Add pieces of the direct answer, one token at a time, until its introduction is known."""
+        for piece in pieces:
+            if self.introduction.complete:
+                return
+            self._text += piece.text
+            self._tokens += piece.token is not None
+            self.introduction = find_introduction(self._text, self._tokens)
+
+    def end_direct(self) -> None:
+        """Record that the direct answer has ended."""
+        self.direct_ended = True
+        if not self.introduction.complete:
+            self.introduction = find_introduction(self._text, self._tokens, ended=True)
+
+    @property
+    def introduction_text(self) -> str:
+        """The introduction, once it is complete."""
+        return self._text[: self.introduction.visible]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the tokens so far decide.
+
+        The direct answer is used if the plan has too few points, fewer than the introduction promises, or if
+        the direct answer has no introduction.
+        """
+        known = self.introduction
+        if self.points == () or (known.complete and not known.usable):
+            return Verdict.DIRECT
+        if self.points is None or not known.complete:
+            return Verdict.OPEN
+        promised = announced_count(self.introduction_text) or 0
+        return Verdict.PLAN if len(self.points) >= promised else Verdict.DIRECT
+
+    @property
+    def reason(self) -> str | None:
+        """Why the direct answer is used although the plan may be a good one; None if the plan is not."""
+        return NO_BEGINNING if self.introduction.complete and not self.introduction.usable else None
+
+    @property
+    def promised_points(self) -> tuple[Point, ...]:
+        """The plan's points, no more of them than the introduction promises."""
+        points = self.points or ()
+        return points[: announced_count(self.introduction_text) or len(points)]
+
+
+def may_speculate(ask: Ask) -> bool:
+    """Return True if this request's plan may be begun together with the direct answer.
+
+    It may not if the client asks for a plan, if the text is rewritten or bounded by the clock, or if the
+    client wants the logprobs of the prompt, which belong to one sequence.
+    """
+    alone = (ask.polish, ask.finish_within_s is not None, ask.prompt_logprobs is not None, ask.min_tokens)
+    return ask.mode == "auto" and not any(alone)

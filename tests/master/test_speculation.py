@@ -1,0 +1,402 @@
+"""A plan and a direct answer that are begun together: which is used depends on tokens only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specsot.core.frames import Close, End
+from specsot.events import BranchFinished, BranchStarted, MergedText, Planned, Reason, SkeletonText
+from specsot.params import Ask, Limits
+from specsot_master.core.commands import OpenAnswer, OpenBranch, OpenSkeleton
+from specsot_master.core.plans.speculation import NO_BEGINNING, NO_ROOM, PLAN_ORDINAL
+from specsot_master.engine import Caller, EngineConfig, RequestJournal
+from specsot_master.journal import open_journal
+from tests.conftest import seeds
+from tests.master.letters import finished, openings
+from tests.master.play import Play
+from tests.master.stage import Stage, of
+from tests.master.test_repair import break_and_form
+from tests.master.test_resuming import CONFIG, kept_in, reading, revived, text_of
+
+TOLD = ("Answer with a short numbered list.",)
+INTRODUCTION = "Letters are signs that stand for sounds."
+DIRECT = f"{INTRODUCTION} Here are some of them:\n\n1. Alpha is the first.\n2. Beta is the second."
+LIST = " Alpha\n2. Beta\n3. Gamma\n4. Delta"
+PLANNED = (
+    f"{INTRODUCTION}\n\n## 1. Alpha\nIt is first.\n\n## 2. Beta\nIt is second.\n\n## 3. Gamma\nIt is third."
+    "\n\n## 4. Delta\nIt is fourth.\n\nSo there are four."
+)
+SAYS = {
+    "numbered list": LIST,
+    "closing paragraph": "So there are four.",
+    'Heading: "Alpha"': "It is first.",
+    'Heading: "Beta"': "It is second.",
+    'Heading: "Gamma"': "It is third.",
+    'Heading: "Delta"': "It is fourth.",
+    "letters": DIRECT,
+}
+ASK = Ask("What are the main letters?", seed=5, constraint=False, limits=Limits(max_new_tokens=600))
+ALONE = replace(ASK, mode="direct")
+
+
+def begin(**limits: int) -> Play:
+    return Play("auto", told=TOLD, speculates=True, **({"max_new_tokens": 600} | limits))
+
+
+def write_plan(play: Play, text: str = LIST) -> None:
+    play.write(PLAN_ORDINAL, text, step=7)
+    play.end(PLAN_ORDINAL)
+
+
+def write_branches(play: Play) -> None:
+    for id in play.open_ready():
+        play.write(id, "So it is." if id == 5 else f"Text {id}.")
+        play.end(id)
+
+
+def merged(play: Play) -> str:
+    return "".join(event.text for event in play.of(MergedText))
+
+
+# --- the state machine ---
+
+
+def test_the_direct_answer_and_the_plan_are_opened_together() -> None:
+    play = begin()
+    answer, skeleton = play.of(OpenAnswer, OpenSkeleton)
+    assert (answer.limit, skeleton.ordinal, skeleton.limit) == (600, PLAN_ORDINAL, 300)
+    assert not play.plan.all_opened
+
+
+def test_the_answer_is_read_from_its_first_token_and_what_follows_its_introduction_is_withheld() -> None:
+    play = begin()
+    play.write(0, "Let", step=1)
+    assert merged(play) == "Let"
+    play.write(0, DIRECT[3:], step=1)
+    assert merged(play) == INTRODUCTION
+    assert not play.of(Planned)
+
+
+@pytest.mark.parametrize("plan_first", [True, False])
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_a_plan_that_stands_follows_the_introduction(plan_first: bool, step: int) -> None:
+    play = begin()
+    if plan_first:
+        write_plan(play)
+        assert not play.of(Planned), "the introduction is still unknown"
+    play.write(0, DIRECT, step=step)
+    if not plan_first:
+        write_plan(play)
+    assert [point.title for point in play.of(Planned)[0].points] == ["Alpha", "Beta", "Gamma", "Delta"]
+    assert 0 in play.closed
+    write_branches(play)
+    headed = "".join(f"\n\n## {id}. {name}\nText {id}." for id, name in enumerate(LIST_NAMES, 1))
+    assert play.finished.text == f"{INTRODUCTION}{headed}\n\nSo it is."
+    assert [order.introduction for order in play.of(OpenBranch)] == [INTRODUCTION] * 5
+    play.check_stream()
+    counted = play.finished.statistics
+    assert counted.plan_tokens == len(LIST) + 1
+    assert counted.merged_tokens == len(play.finished.tokens) == len(INTRODUCTION) + 4 * 7 + 9
+    # Each branch has an end token in addition.
+    assert (
+        counted.completion_tokens == counted.plan_tokens + counted.merged_tokens + counted.heading_tokens + 5
+    )
+    assert play.finished.statistics.decision.startswith("planned: ")
+
+
+LIST_NAMES = ("Alpha", "Beta", "Gamma", "Delta")
+
+
+def test_discarded_tokens_are_counted_apart() -> None:
+    early, late = begin(), begin()
+    for play, written in ((early, len(INTRODUCTION) + 20), (late, len(DIRECT))):
+        play.write(0, DIRECT[:written], step=1)
+        write_plan(play)
+        play.write(0, DIRECT[written:], step=1)
+        write_branches(play)
+    ends = [play.finished.statistics for play in (early, late)]
+    assert early.finished.text == late.finished.text
+    assert ends[0].completion_tokens == ends[1].completion_tokens
+    assert ends[0].discarded_tokens < ends[1].discarded_tokens == len(DIRECT) - len(INTRODUCTION)
+
+
+@pytest.mark.parametrize("plan_first", [True, False])
+def test_a_plan_that_does_not_stand_releases_the_direct_answer(plan_first: bool) -> None:
+    play = begin()
+    if plan_first:
+        write_plan(play, " Alpha\n2. Alpha")
+    play.write(0, DIRECT[:90], step=4)
+    if not plan_first:
+        assert merged(play) == INTRODUCTION
+        write_plan(play, " Alpha\n2. Alpha")
+    assert DIRECT.startswith(merged(play))
+    # The beginning of a line that may repeat the one before is held back, as in any direct answer.
+    assert len(merged(play)) > 70
+    assert play.plan.all_opened
+    play.write(0, DIRECT[90:], step=4)
+    play.end(0)
+    assert play.finished.text == DIRECT
+    assert len(play.finished.tokens) == len(DIRECT)
+    counted = play.finished.statistics
+    assert (counted.mode, counted.plan_tokens, counted.completion_tokens) == ("direct", 0, len(DIRECT) + 1)
+    assert counted.discarded_tokens == len(" Alpha\n2. Alpha") + 1
+    assert [event.points for event in play.of(Planned)] == [()]
+    play.check_stream()
+
+
+@pytest.mark.parametrize(
+    ("answer", "plan", "reason"),
+    [
+        ("The main one is Alpha.", LIST, NO_BEGINNING),
+        ("1. Alpha\n2. Beta", LIST, NO_BEGINNING),
+        ("Here are seven letters:\n\n1. Alpha", LIST, "the plan had no two points to write"),
+    ],
+)
+def test_an_answer_without_introduction_or_with_more_points_is_not_replaced(
+    answer: str, plan: str, reason: str
+) -> None:
+    for plan_first in (True, False):
+        play = begin()
+        if plan_first:
+            write_plan(play, plan)
+        play.write(0, answer, step=3)
+        play.end(0)
+        if not plan_first:
+            write_plan(play, plan)
+        assert (play.finished.text, play.finished.reason) == (answer, Reason.STOP)
+        assert play.finished.statistics.decision == f"direct: {reason}"
+        play.check_stream()
+
+
+def test_a_plan_has_no_more_points_than_its_introduction_promises() -> None:
+    play = begin()
+    play.write(0, "Here are three letters:\n\n1. Alpha", step=3)
+    write_plan(play)
+    assert len(play.of(Planned)[0].points) == 3
+    assert play.open_ready() == [1, 2, 3], "a plan of three points has no closing"
+
+
+def test_a_direct_answer_that_ended_first_is_replaced_all_the_same() -> None:
+    play = begin()
+    play.write(0, DIRECT)
+    play.end(0)
+    assert not play.plan.finished
+    write_plan(play)
+    write_branches(play)
+    assert play.finished.text.startswith(f"{INTRODUCTION}\n\n## 1. Alpha")
+    play.check_stream()
+
+
+@pytest.mark.parametrize("end", [End.FAILED, End.CANCELLED])
+def test_a_plan_whose_sequence_fails_loses_nothing(end: End) -> None:
+    play = begin()
+    play.write(0, DIRECT[:60], step=5)
+    play.write(PLAN_ORDINAL, LIST[:9])
+    play.end(PLAN_ORDINAL, end)
+    play.write(0, DIRECT[60:], step=5)
+    play.end(0)
+    assert play.finished.text == DIRECT
+
+
+def test_a_ring_without_room_for_the_plan_answers_directly() -> None:
+    play = Play("auto", told=TOLD, speculates=True, plans=False, max_new_tokens=600)
+    assert [type(one) for one in play.of(OpenAnswer, OpenSkeleton)] == [OpenAnswer]
+    play.write(0, DIRECT, step=9)
+    play.end(0)
+    assert play.finished.text == DIRECT
+    assert play.finished.statistics.decision == f"direct: {NO_ROOM}"
+
+
+def test_the_closing_starts_with_the_points_and_is_no_point() -> None:
+    play = begin(max_parallel=8)
+    play.write(0, DIRECT)
+    write_plan(play)
+    assert play.open_ready() == [1, 2, 3, 4, 5]
+    closing = play.of(OpenBranch)[-1]
+    assert closing.closing
+    assert [point.id for point in closing.points] == [1, 2, 3, 4]
+    started = play.of(BranchStarted)[-1]
+    assert (started.branch, started.title) == (5, "")
+
+
+def test_everything_that_is_delivered_stays_within_the_limit() -> None:
+    play = begin(max_new_tokens=400)
+    play.write(0, DIRECT)
+    write_plan(play)
+    play.open_ready()
+    for order in play.of(OpenBranch):
+        play.write(order.point.id, "x" * order.budget)
+        play.end(order.point.id, End.LENGTH)
+    assert 350 < play.finished.statistics.completion_tokens <= 400
+
+
+@pytest.mark.parametrize("phase", ["introduction", "withheld", "waiting for the introduction", "branches"])
+def test_cancelled_in_any_phase_the_text_so_far_is_the_answer(phase: str) -> None:
+    play = begin()
+    if phase == "waiting for the introduction":
+        write_plan(play)
+    play.write(0, DIRECT[: 70 if phase == "withheld" else 20], step=3)
+    if phase == "branches":
+        play.write(0, DIRECT[20:])
+        write_plan(play)
+        assert play.open_ready() == [1, 2, 3, 4, 5]
+        play.write(1, "It is")
+    play.said += play.plan.cancel(now=4.0)
+    assert play.finished.reason is Reason.CANCELLED
+    expected = {"withheld": DIRECT[:70], "branches": f"{INTRODUCTION}\n\n## 1. Alpha\nIt is"}
+    assert play.finished.text == expected.get(phase, DIRECT[:20])
+    assert merged(play) == play.finished.text
+    if phase in ("introduction", "withheld"):
+        assert {0, PLAN_ORDINAL} <= set(play.closed)
+    if phase == "branches":
+        assert {1, 2, 3, 4, 5} <= set(play.closed)
+
+
+def test_logprobs_are_those_of_the_delivered_tokens() -> None:
+    for plan in (LIST, " Alpha"):
+        play = begin()
+        play.write(0, DIRECT, step=5)
+        write_plan(play, plan)
+        if plan is LIST:
+            write_branches(play)
+        else:
+            play.end(0)
+        told = [one.chosen.token for event in play.of(MergedText) for one in event.logprobs]
+        assert told == list(play.finished.tokens)
+
+
+def test_the_plan_is_told_while_it_is_written() -> None:
+    play = begin()
+    write_plan(play)
+    assert "".join(event.text for event in play.of(SkeletonText)) == "1." + LIST
+
+
+# --- the engine ---
+
+
+def stage(seed: int = 0, says: dict[str, str] = SAYS, **changes: object) -> Stage:
+    return Stage(says, seed=seed, style="list", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", seeds(8, quick=3))
+@pytest.mark.parametrize("burst", [1, 4, 40])
+async def test_the_text_is_the_same_whatever_the_steps_accept(seed: int, burst: int) -> None:
+    """The fake ring advances some of the sequences by some tokens, so either of the two is ready first."""
+    theatre = stage(seed, burst=burst)
+    events = await theatre.answer(ASK)
+    assert finished(events).text == PLANNED
+    assert len(of(BranchFinished, events)) == 5
+    theatre.assert_clean()
+
+
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
+async def test_without_a_usable_plan_the_answer_is_that_of_a_direct_request(seed: int) -> None:
+    says = SAYS | {"numbered list": " Alpha\n2. Alpha"}
+    events, alone = await stage(seed, says).answer(ASK), await stage(seed, says).answer(ALONE)
+    assert finished(events).text == finished(alone).text == DIRECT
+    assert finished(events).tokens == finished(alone).tokens
+
+
+async def test_both_sequences_draw_from_the_seed_with_ordinals_of_their_own() -> None:
+    theatre = stage()
+    await theatre.answer(ASK)
+    decoding = [one for one in openings(theatre) if one.decodes]
+    assert {one.seed for one in decoding} == {5}
+    assert [one.ordinal for one in decoding] == [0, PLAN_ORDINAL, 1, 2, 3, 4, 5]
+    assert len({one.family for one in decoding}) == 1
+
+
+async def test_the_branches_fork_one_prefix_and_read_few_tokens_of_their_own() -> None:
+    theatre = stage()
+    await theatre.answer(ASK)
+    branches = [one for one in openings(theatre) if 0 < one.ordinal < PLAN_ORDINAL]
+    assert len({one.fork.sequence for one in branches if one.fork}) == 1
+    prompts = {opening.sequence: text for opening, text in theatre.prompts_seen}
+    for one in branches:
+        assert one.fork
+        if one.ordinal != 5:
+            # A token of this tokenizer is a letter or two.
+            assert one.prompt - one.fork.length <= len('Alpha"\n\nassistant\n')
+        assert INTRODUCTION in prompts[one.sequence]
+        assert "1. Alpha\n2. Beta\n3. Gamma\n4. Delta" in prompts[one.sequence]
+
+
+async def test_the_direct_sequence_is_closed_when_the_plan_stands() -> None:
+    theatre = stage(says=SAYS | {"letters": f"{INTRODUCTION}\n\n{'On and on. ' * 90}"})
+    client = theatre.listen(ASK)
+    (events,) = await theatre.play(client)
+    assert finished(events).text == PLANNED
+    direct = next(one for one in openings(theatre) if one.decodes and one.ordinal == 0)
+    assert any(isinstance(one, Close) and one.sequence == direct.sequence for one in theatre.ring.orders)
+    assert finished(events).statistics.discarded_tokens > 0
+
+
+@pytest.mark.parametrize("steps", [1, 4, 12, 20, 28, 34])
+@pytest.mark.parametrize("good", [True, False])
+async def test_a_ring_that_breaks_in_any_phase_changes_nothing(steps: int, good: bool) -> None:
+    says = SAYS if good else SAYS | {"numbered list": " Alpha\n2. Alpha"}
+    theatre = stage(steps, says, burst=1)
+    client = theatre.listen(ASK)
+    for _ in range(steps):
+        await theatre.step()
+    await break_and_form(theatre, 2)
+    (events,) = await theatre.play(client)
+    assert finished(events).text == (PLANNED if good else DIRECT)
+    theatre.assert_clean()
+
+
+@pytest.mark.parametrize("steps", [1, 4, 12, 20, 28, 34])
+async def test_a_restarted_master_decides_the_same(tmp_path: Path, steps: int) -> None:
+    journal = open_journal(tmp_path, "m")
+    theatre = stage(config=CONFIG, notes=RequestJournal(journal, lambda: 0.0), burst=1)
+    client = reading(theatre.requests.generate(replace(ASK, resumable=True), Caller("mine", owner="alice")))
+    for _ in range(steps):
+        await theatre.step()
+    (request,) = theatre.engine.all_requests
+    told = request.events.position
+    kept = await kept_in(tmp_path, journal, client)
+    events = await revived(stage(config=CONFIG), kept, told)
+    assert text_of(events) == PLANNED
+
+
+@pytest.mark.parametrize("steps", [1, 4, 12, 20, 28, 34])
+async def test_a_cancelled_request_leaves_nothing_in_the_ring(steps: int) -> None:
+    theatre = stage(burst=1)
+    client = theatre.listen(ASK, "mine")
+    for _ in range(steps):
+        await theatre.step()
+    assert theatre.engine.cancel("mine")
+    (events,) = await theatre.play(client)
+    assert finished(events).reason is Reason.CANCELLED
+    told = "".join(event.text for event in of(MergedText, events))
+    assert finished(events).text == told
+    await theatre.settle()
+    theatre.assert_clean()
+
+
+async def test_a_full_batch_admits_no_plan() -> None:
+    theatre = stage(config=EngineConfig(model="demo", live=10))
+    first, second = theatre.listen(ASK), theatre.listen(ASK, client="other")
+    events, others = await theatre.play(first, second)
+    assert finished(events).text == PLANNED
+    assert finished(others).text == DIRECT
+    assert finished(others).statistics.decision == f"direct: {NO_ROOM}"
+
+
+async def test_too_few_pages_admit_no_plan_and_a_restart_remembers_it(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path, "m")
+    notes = RequestJournal(journal, lambda: 0.0)
+    theatre = stage(config=CONFIG, notes=notes)
+    grant = theatre.state
+    theatre = stage(config=CONFIG, notes=notes, state=replace(grant, pages=17))
+    client = reading(theatre.requests.generate(replace(ASK, resumable=True), Caller("mine", owner="alice")))
+    for _ in range(4):
+        await theatre.step()
+    (request,) = theatre.engine.all_requests
+    assert not request.plans
+    told = request.events.position
+    kept = await kept_in(tmp_path, journal, client)
+    assert text_of(await revived(stage(config=CONFIG), kept, told)) == DIRECT
