@@ -24,7 +24,7 @@ from specsot.events import (
     Reason,
 )
 from specsot.params import Ask
-from specsot_master.core.plans.time_limit import ends_sentence
+from specsot_master.core.plans.sentences import ends_sentence
 from tests.faults.history import Asked, Ended, Got, History, Hurt, Resumed, Stopped
 from tests.faults.parts import POISONS
 from tests.faults.rules import HARMLESS, check_ring, harmless

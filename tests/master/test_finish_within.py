@@ -13,8 +13,9 @@ from specsot_master.core.commands import CloseSequence, OpenSkeleton
 from specsot_master.core.plans.forecast import Forecaster, Outlook, Workload
 from specsot_master.core.plans.plan import RequestPlan
 from specsot_master.core.plans.router import SEVERAL_POINTS, UNDECIDED, Decision
+from specsot_master.core.plans.sentences import ends_sentence
 from specsot_master.core.plans.text_pieces import TextPiece
-from specsot_master.core.plans.time_limit import TimeLimit, choose, ends_sentence, points_in_time
+from specsot_master.core.plans.time_limit import TimeLimit, choose, points_in_time
 from tests.master.letters import COUNT, SAYS, SOT
 from tests.master.stage import Stage, of
 from tests.master.test_forecast import DIRECTLY, PLAN, POINTS, model

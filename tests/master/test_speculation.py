@@ -67,7 +67,7 @@ def merged(play: Play) -> str:
 def test_the_direct_answer_and_the_plan_are_opened_together() -> None:
     play = begin()
     answer, skeleton = play.of(OpenAnswer, OpenSkeleton)
-    assert (answer.limit, skeleton.ordinal, skeleton.limit) == (600, PLAN_ORDINAL, 300)
+    assert (answer.limit, skeleton.ordinal, skeleton.limit) == (600, PLAN_ORDINAL, 45)
     assert not play.plan.all_opened
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from specsot.core.skeleton import Point
 from specsot.events import Reason
 from specsot_master.core.limits import BudgetShares
-from specsot_master.core.plans.branches import PlanBranches
+from specsot_master.core.plans.branches import PlanBranches, most_for
+from specsot_master.core.plans.sentences import SentenceBuffer
 from specsot_master.core.plans.text_pieces import TextPiece
 
 POINT = Point(1, 100, "Light")
@@ -77,3 +79,60 @@ def test_without_it_every_token_is_shown_at_once() -> None:
 def test_the_text_depends_on_the_tokens_alone(reason: Reason, words: list[str], together: int) -> None:
     one_by_one = write(branches(len(words)), words, reason)
     assert write(branches(len(words)), words, reason, together) == one_by_one
+
+
+def aimed(aim: int, budget: int = 400) -> PlanBranches:
+    shares = BudgetShares((POINT,), {1: 3}, {1: budget})
+    made = PlanBranches(shares, (), 8, False, None, holds_sentences=True, aim=aim)
+    made.open(1)
+    return made
+
+
+LONG = [*WORDS, *[" It", " goes", " on", " and", " on", " again", "."] * 9]
+
+
+@pytest.mark.parametrize("together", [1, 3, 100])
+def test_a_branch_ends_softly_after_the_sentence_that_reaches_its_aim(together: int) -> None:
+    made = aimed(20)
+    tokens = pieces(LONG)
+    for at in range(0, len(tokens), together):
+        if not made[1].stopped:
+            made.write(1, tokens[at : at + together])
+    assert made[1].stopped
+    assert made[1].answer.text == "".join(LONG[:23])
+    assert made.reason_of(1, Reason.STOP) is Reason.STOP
+    made.flush(1, Reason.STOP)
+    assert made.written == 23, "tokens after the end are not counted"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Steps to take now:\n- Do this first. Then do that too.",
+        "1. Do this first now. Then do that too.",
+        "```\na. B. C. D. E. F.",
+        "| a. | B. | C. | D. |",
+        "Use tools, e.g. a hammer, i.e. a heavy one, etc. or so",
+    ],
+)
+def test_no_branch_ends_softly_in_a_list_in_code_in_a_table_or_at_an_abbreviation(text: str) -> None:
+    made = aimed(4)
+    made.write(1, pieces(re.findall(r"\s?\w+|\s|.", text)))
+    assert not made[1].softly_ended
+
+
+def test_a_branch_that_only_its_aim_limits_ended_as_it_should() -> None:
+    made = aimed(6, budget=most_for(6))
+    assert write(made, WORDS[:8], Reason.LENGTH) == "Light is fast."
+    assert made.reason_of(1, Reason.LENGTH) is Reason.STOP
+    small = aimed(20, budget=8)
+    write(small, WORDS[:8], Reason.LENGTH)
+    assert small.reason_of(1, Reason.LENGTH) is Reason.LENGTH, "the client's limit ended it"
+
+
+def test_a_buffer_releases_whole_sentences_only() -> None:
+    buffer = SentenceBuffer()
+    released = [[piece.text for piece in buffer.add(one)] for one in pieces(["A b", ".", " C", "\n", "D"])]
+    assert released == [[], ["A b", "."], [], [" C", "\n"], []]
+    assert [piece.text for piece in buffer.take()] == ["D"]
+    assert buffer.whole

@@ -21,6 +21,16 @@ MAX_ID_CHARACTERS = 128
 # Tokens. The fewest for which a point is worth a heading: about 12 tokens for the point's line of the plan, 8
 # for its heading, and two sentences.
 POINT_TOKENS = 64
+# Points. The most points of a plan that aims at the length of a direct answer, unless the client asks for
+# more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct.
+USUAL_POINTS = 6
+# Tokens. The most tokens of such a plan with USUAL_POINTS points, and of each further point. Given by the aim
+# of the feature; untuned.
+USUAL_PLAN_TOKENS, LINE_TOKENS = 45, 8
+# Tokens. The fewest and the most that a point of such a plan aims at. Untuned.
+MIN_AIM, MAX_AIM = 32, 80
+# Tokens. What the closing of such a plan aims at, about one or two sentences. Untuned.
+CLOSING_AIM = 36
 # Tokens. The same for a point of a list plan, whose prompt asks for two or three sentences.
 LIST_POINT_TOKENS = 75
 # Tokens. The fewest for which an answer can be polished: two points, and as many tokens again for the turn
@@ -156,21 +166,25 @@ def plan_limit(ask: Ask) -> int:
     return min(ask.limits.max_skeleton_tokens, max(ask.limits.new_tokens // 2, 1))
 
 
-def rules_of(ask: Ask, plans_in_lists: bool = False, max_points_in_time: int | None = None) -> PlanRules:
+def rules_of(
+    ask: Ask, listed: bool = False, points: int | None = None, speculates: bool = False
+) -> PlanRules:
     """Return what this request's skeleton may contain. A plan has no more points than the token limit can pay
     for.
 
-    ask: what the client asks for.
-    plans_in_lists: True if the model plans in a numbered list. The rules of a list then carry no token budget
-        (the limit of the sequence bounds the plan), so that few different grammars are compiled.
-    max_points_in_time: the most points of a list that the client's time limit allows, or None without such a
-        limit. If the client asked for a number of points, each may be shorter than usual.
+    listed: True if the model plans in a numbered list. The rules of a list then carry no token budget (the
+        limit of the sequence bounds the plan), so that few different grammars are compiled.
+    points: the most points of a list that the client's time limit allows, or None. If the client asked for a
+        number of points, each may be shorter than usual.
+    speculates: True if the plan aims at the length of a direct answer, so that it has few points unless the
+        client asked for a number.
     """
     tokens = ask.limits.new_tokens // (2 if ask.polish else 1)
     if plans_in_lists:
         asked = points_asked(question_of(ask))
         room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
-        most = min(room, max_points_in_time or MAX_LIST_POINTS, asked or MAX_LIST_POINTS, MAX_LIST_POINTS)
+        usual = USUAL_POINTS if speculates else MAX_LIST_POINTS
+        most = min(room, points or MAX_LIST_POINTS, asked or usual, MAX_LIST_POINTS)
         return PlanRules(direct=False, max_points=max(2, most), listed=True)
     return PlanRules(
         direct=ask.mode == "auto",
@@ -202,14 +216,26 @@ def least_of(ask: Ask, budget: int) -> int:
     return -(-ask.min_tokens * budget // ask.limits.new_tokens)
 
 
-def skeleton_limit(ask: Ask, plans_in_lists: bool = False) -> int:
+def aim_of(answer_tokens: int, points: int, others: int) -> int:
+    """Return how many tokens each of `points` points should have so that the answer has `answer_tokens`.
+
+    others: tokens of the introduction, the headings and the closing.
+
+        answer of 320 tokens, 6 points, 110 for the others -> 35
+    """
+    return max(MIN_AIM, min((answer_tokens - others) // points, MAX_AIM))
+
+
+def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> int:
     """Return the most tokens that the skeleton's sequence may decode. If the skeleton may turn out to be the
     answer itself, that is all of the request's tokens.
 
-    ask: what the client asks for.
-    plans_in_lists: True if the model plans in a numbered list.
+    speculates: True if the plan aims at the length of a direct answer.
     """
-    plans = plans_in_lists or (ask.mode == "sot" and ask.constraint)
+    if speculates:
+        more = max(rules_of(ask, listed, speculates=True).max_points - USUAL_POINTS, 0)
+        return min(plan_limit(ask), USUAL_PLAN_TOKENS + LINE_TOKENS * more)
+    plans = listed or (ask.mode == "sot" and ask.constraint)
     return plan_limit(ask) if plans else ask.limits.new_tokens
 
 

@@ -306,10 +306,10 @@ class Intake:
         if decision.mode == "direct":
             return EncodedPrompt(decision, ask.tokens or self._prompts.chat(messages), kind=kind)
         points = points_in_time(ask, self._costs, workload)
-        turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed, points))
+        both = self._prompts.listed and may_speculate(ask)
+        turns = self._prompts.plan(messages, rules_of(ask, self._prompts.listed, points, both))
         sample = turns.branch(SAMPLE_POINT, [SAMPLE_POINT], [], 1)
         turn = max(len(sample.suffix), len(turns.polish("").suffix) if ask.polish else 0)
-        both = self._prompts.listed and may_speculate(ask)
         sizes = PlanSizes(len(turns.prefix), len(turns.skeleton.tokens), turn, turns.asked, both)
         return EncodedPrompt(decision, (), turns, sizes, score, kind, points, speculates=both)
 
@@ -328,7 +328,13 @@ class Intake:
         model = self._config.model
         size = self._prompts.size
         told = prompt.conversation.told if prompt.conversation else None
-        way = prompt.decision, prompt.score, prompt.points, prompt.speculates
+        way = (
+            prompt.decision,
+            prompt.score,
+            prompt.points,
+            prompt.speculates,
+            self._prompts.wording.answer_tokens,
+        )
         plan = ForkPlan(ask, id, seed, model, since, prompt.tags) if prompt.tags else None
         return RequestState(
             id=id,

@@ -13,17 +13,25 @@ from specsot_master.core.limits import BudgetShares
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
+from specsot_master.core.plans.sentences import SentenceBuffer, SoftEnd, ends_sentence
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
-from specsot_master.core.plans.time_limit import ends_sentence
 
 CUT_MARK = "…"  # Ends the text of a branch that a limit cut within a sentence.
 # Fraction of a branch's budget. Text after it is shown in whole sentences and lines, so that a sentence which
 # the limit interrupts can be left out. Untuned: few sentences of a branch are longer than half of its budget.
 SENTENCES_FROM: Final = 0.5
-# Characters. The end of a text that tells whether the text ends a sentence.
-TAIL_CHARACTERS: Final = 16
+# Fraction of a branch's aim. After it the branch ends at the end of a sentence. Given by the aim of the
+# feature; untuned.
+SOFT_END_FROM: Final = 0.85
+# Percent. The longest branch, compared with its aim. Given by the aim of the feature.
+LONGEST_BRANCH: Final = 150
 # Reasons after which the text of a branch can be used by the branches that need it.
 _COMPLETE = (Reason.STOP, Reason.LENGTH)
+
+
+def most_for(aim: int) -> int:
+    """Return the most tokens of a branch that should have about `aim` tokens."""
+    return -(-aim * LONGEST_BRANCH // 100)
 
 
 def critical_paths(points: Sequence[Point]) -> dict[int, int]:
@@ -73,6 +81,8 @@ class PlanBranch:
     holds_sentences: True if the later part of the text is shown in whole sentences and lines only; see
         `hold`.
     left_out: the tokens of the sentence that the limit interrupted, which is not shown.
+    soft_end: where the branch ends at a sentence although it could be longer; None to end only at its budget.
+    softly_ended: True once `soft_end` has ended the branch.
     """
 
     point: Point
@@ -85,18 +95,21 @@ class PlanBranch:
     least: int = 0
     holds_sentences: bool = False
     left_out: int = 0
+    soft_end: SoftEnd | None = None
+    softly_ended: bool = False
     # Tokens that arrived so far, shown or held.
     _received: int = 0
     # Pieces of the unfinished sentence.
-    _held: list[TextPiece] = field(default_factory=list[TextPiece])
-    # The last TAIL_CHARACTERS characters that arrived.
-    _tail: str = ""
-    # True while the shown text ends with a whole sentence or line.
-    _whole: bool = False
+    _buffer: SentenceBuffer = field(default_factory=SentenceBuffer)
+
+    @property
+    def stopped(self) -> bool:
+        """True once something other than the sequence itself has ended the text."""
+        return self.softly_ended or self.answer.stopped
 
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order. A sentence that continues in the later part of
-        the budget is held back until it is complete.
+        the budget is held back until it is complete. Pieces after the soft end are dropped.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -106,15 +119,12 @@ class PlanBranch:
         """
         shown: list[TextPiece] = []
         for piece in pieces:
+            if self.soft_end and self.soft_end.ends_before(piece):
+                self.softly_ended = True
+                break
             self._received += 1
-            self._held.append(piece)
-            self._tail = (self._tail + piece.text)[-TAIL_CHARACTERS:]
             late = self.holds_sentences and self._received > SENTENCES_FROM * self.budget
-            whole = ends_sentence(self._tail)
-            if not late or whole:
-                shown += self._held
-                self._held.clear()
-                self._whole = whole
+            shown += self._buffer.add(piece, late)
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
@@ -123,9 +133,8 @@ class PlanBranch:
 
         reason: why the branch ends.
         """
-        held = self._held.copy()
-        self._held.clear()
-        if reason is Reason.LENGTH and held and self._whole:
+        held = self._buffer.take()
+        if reason is Reason.LENGTH and held and self._buffer.whole:
             self.left_out = len(held)
             return []
         return held
@@ -185,6 +194,7 @@ class PlanBranches:
         holds_sentences: bool = False,
         introduction: str = "",
         closing: int | None = None,
+        aim: int | None = None,
     ) -> None:
         """Create the branches of a plan, none of them opened.
 
@@ -198,6 +208,7 @@ class PlanBranches:
         holds_sentences: True if the later part of each branch is shown in whole sentences and lines only.
         introduction: the text before the first point, which was sent to the client already.
         closing: the id of the branch that writes the closing paragraph, or None.
+        aim: how many tokens each branch should have, about; None for as many as the model writes.
         """
         stops = (*stops, END)
         points = shares.points
@@ -207,6 +218,7 @@ class PlanBranches:
         self._cut = cut
         self.introduction = introduction
         self.closing = closing
+        self._aim = aim
         self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
         self._branches = {
@@ -216,6 +228,7 @@ class PlanBranches:
                 AnswerText(stops, True, loops, shown),
                 least=least(budgets[p.id]),
                 holds_sentences=holds_sentences,
+                soft_end=SoftEnd(SOFT_END_FROM * aim) if aim else None,
             )
             for p in points
         }
@@ -341,6 +354,15 @@ class PlanBranches:
             branch.spans.add(piece)
             shown.append(branch.answer.feed(piece.text, len(branch.spans) <= branch.least))
         return "".join(shown)
+
+    def reason_of(self, id: int, reason: Reason) -> Reason:
+        """Return why a branch ended, to its client. A branch whose text is whole, and which only its aim has
+        limited, ended as it should.
+        """
+        branch = self._branches[id]
+        aimed = self._aim is not None and branch.budget >= most_for(self._aim)
+        whole = ends_sentence(branch.answer.text)
+        return Reason.STOP if aimed and whole and reason is Reason.LENGTH else reason
 
     def end(self, id: int, reason: Reason) -> tuple[int, ...]:
         """End a branch. If its text is not complete, branches that need it end with PARENT_FAILED; return

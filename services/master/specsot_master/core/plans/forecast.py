@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log, sqrt
-from statistics import NormalDist, median
-from typing import Any, NamedTuple
+from math import inf
+from statistics import median
+from typing import Any, Final, NamedTuple
 
 from specsot.core.cost_curve import CostCurve
 from specsot.core.frames import Result
@@ -16,7 +16,7 @@ from specsot.core.skeleton import Point
 from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason
 from specsot.members import Curve
 from specsot.params import Limits
-from specsot_master.core.plans.router import SEVERAL_POINTS
+from specsot_master.core.plans.router import CODE, SEVERAL_POINTS, SHORT_FACT, SMALL_TALK, YES_OR_NO
 from specsot_master.core.stats import SECONDS_DIGITS
 
 # Fraction. The weight of all earlier turns after each new one, so that about the last 500 turns (several
@@ -34,16 +34,17 @@ PLANNED_TOKENS = 12.0
 # Answers. From so many answers to questions of other kinds on, their lengths stand in for a kind that has
 # none of its own. Untuned.
 OTHERS = 3
-# Forecasts. From so many past forecasts of a kind on, only they determine its range. Chosen by measurement: 3
-# to 6 cover the same share of answers.
-ALIKE = 4
-# Deviation of the logarithm. The assumed error of a forecast before any has ended. Chosen by
-# docs/results/forecast.md; the figures of plans, which add up many lengths, are untuned.
-MISSES = {"direct": 0.8, "planned": 0.5, "branches": 0.5}
-# Forecasts. The weight of MISSES against the errors of past forecasts. Chosen by docs/results/forecast.md.
-PRIOR = 4
+# Forecasts. From so many past forecasts on, a share of COVERED of later answers ends between two of their
+# errors.
+LEAST_MISSES: Final = 9
 # Fraction. The share of answers that should end within the forecast's range.
 COVERED = 0.8
+# Ratio. A forecast whose range is wider, most to least, is not sent: it would say nothing. Given by the aim
+# of the feature.
+WIDEST: Final = 3.0
+# Tokens. The usual direct answers to questions whose form tells that they are short, until some were seen.
+# Chosen by measurement: Qwen2.5-Coder-1.5B-Instruct's answers have 21 and 34 (small talk), 8 and 9 tokens.
+SHORT_ANSWERS: Final[Mapping[str, int]] = {SMALL_TALK: 24, SHORT_FACT: 10, YES_OR_NO: 24}
 # Fraction. Lengths that differ by at most this share count as near one another.
 NEAR = 0.2
 
@@ -257,17 +258,24 @@ class AnswerLengths:
     def steps(self, kind: str, limit: int) -> list[float]:
         """Return how many steps past direct answers took, as samples for an answer of at most `limit` tokens.
 
-        Answers to the same kind of question are used if there are any. Otherwise all answers are used, if
-        there are at least OTHERS, unless the question's kind is usually answered by a plan. An answer that a
-        limit cut is assumed to run into the new limit too, so its steps are scaled by limit / tokens.
-
-        kind: the kind of the question.
-        limit: the most tokens of the answer.
+        Answers to the same kind of question are used if there are any. Otherwise a question whose form tells
+        that its answer is short gets the usual length of such answers (SHORT_ANSWERS). For any other kind the
+        answers to questions that are not short are used, if there are at least OTHERS; not for code and for
+        questions that are usually planned, whose lengths are others. An answer that a limit cut is assumed to
+        run into the new limit too, so its steps are scaled by limit / tokens.
         """
         alike = [one for one in self.direct if one.kind == kind]
-        others = [] if kind == SEVERAL_POINTS or len(self.direct) < OTHERS else self.direct
+        if not alike and kind in SHORT_ANSWERS:
+            return [min(SHORT_ANSWERS[kind], limit) / self._pace()]
+        long = [one for one in self.direct if one.kind not in SHORT_ANSWERS]
+        others = [] if kind in (SEVERAL_POINTS, CODE) or len(long) < OTHERS else long
         known = [(one.steps, limit / one.tokens, one.cut) for one in alike or others]
         return [steps * (share if cut else min(share, 1.0)) for steps, share, cut in known]
+
+    def _pace(self) -> float:
+        """Return the tokens per step of past direct answers; 1.0 before any answer."""
+        steps = sum(one.steps for one in self.direct)
+        return max(sum(one.tokens for one in self.direct) / steps, 1.0) if steps else 1.0
 
     def branches(self, count: int) -> list[float]:
         """Return the expected lengths of `count` branches, the longest first, as quantiles of past branches.
@@ -413,28 +421,30 @@ class Forecaster:
             left = {id: rest for id, rest in left.items() if rest > 0}
         return seconds
 
-    def spread(self, about: str, workload: Workload, seconds: float) -> tuple[float, float]:
+    def spread(self, about: str, workload: Workload, seconds: float) -> tuple[float, float] | None:
         """Return the seconds between which a share of COVERED of the answers end for which `seconds` is the
         forecast.
 
-        The range follows from the errors of past forecasts: of those for this kind of question if there are
-        at least ALIKE, else of all. The range is wider if few are known. The upper end of a direct answer is
-        at most the time in which the answer reaches its token limit.
+        The bounds are quantiles of the errors of past forecasts, each of which was made before its answer
+        ended: of those for this kind of question if there are at least LEAST_MISSES, else of all. Return
+        None if there are fewer. The upper end of a direct answer is at most the time in which the answer
+        reaches its token limit.
+
+            errors 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.3, 1.6, 2.0 of nine forecasts -> 0.5 and 2.0 x `seconds`
 
         about: "direct", "planned" or "branches".
         workload: the sizes of the request.
         seconds: the forecast, since the arrival of the request.
         """
         alike = self.misses.get(f"{about}: {workload.kind}", ())
-        misses = [log(miss) for miss in (alike if len(alike) >= ALIKE else self.misses.get(about, ()))]
-        lengths = len(self.lengths.direct if about == "direct" else self.lengths.points)
-        few = 1 / (len(misses) + 1) + (0 if misses else 1 / max(lengths, 1))
-        middle = sum(misses) / (len(misses) + 1)
-        freedom = PRIOR + len(misses)
-        squares = PRIOR * MISSES[about] ** 2 + sum((miss - middle) ** 2 for miss in misses)
-        wide = student((1 + COVERED) / 2, freedom) * sqrt(squares / freedom * (1 + few))
-        least, most = seconds * exp(middle - wide), seconds * exp(middle + wide)
-        return least, max(min(most, self.longest(workload)), least, seconds) if about == "direct" else most
+        misses = sorted(alike if len(alike) >= LEAST_MISSES else self.misses.get(about, ()))
+        if len(misses) < LEAST_MISSES:
+            return None
+        outside = int((1 - COVERED) / 2 * (len(misses) + 1))
+        least, most = seconds * misses[outside - 1], seconds * misses[-outside]
+        if about == "direct":
+            most = min(most, self.longest(workload))
+        return min(least, seconds), max(most, seconds)
 
     def longest(self, workload: Workload) -> float:
         """Return the seconds of a direct answer that reaches its token limit, at the slowest pace of tokens
@@ -479,17 +489,6 @@ def likeliest(lengths: Sequence[float]) -> float:
         if most < 2
         else min((one for one in near if near[one] == most), key=lambda one: abs(one - middle))
     )
-
-
-def student(share: float, freedom: int) -> float:
-    """Return a quantile of Student's t distribution, by the Cornish-Fisher series. It is within 1 % from 3
-    degrees of freedom on.
-
-    share: the fraction of the distribution below the quantile.
-    freedom: degrees of freedom.
-    """
-    z = NormalDist().inv_cdf(share)
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 @dataclass(slots=True)
@@ -550,14 +549,14 @@ class Outlook:
         self, about: str, seconds: float | None, passed: float
     ) -> tuple[float | None, float | None, float | None]:
         """Remember a forecast, and return its seconds since the arrival with the lower and upper ends of its
-        range.
-
-        about: "direct", "planned" or "branches".
-        seconds: the forecast from now on; None gives three times None.
-        passed: seconds since the request arrived.
+        range. Return None for all three if the range is unknown or wider than WIDEST. The forecast is
+        remembered all the same, so that the range of later forecasts follows from its error.
         """
         if seconds is None:
             return None, None, None
         whole = self._told[about] = seconds + passed
-        least, most = self.costs.spread(about, self.workload, whole)
+        spread = self.costs.spread(about, self.workload, whole)
+        if spread is None or spread[1] > WIDEST * spread[0]:
+            return None, None, None
+        least, most = spread
         return (round(whole, SECONDS_DIGITS), round(least, SECONDS_DIGITS), round(most, SECONDS_DIGITS))

@@ -17,7 +17,7 @@ every branch with its end token, or the direct answer that the model chose inste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -40,7 +40,9 @@ from specsot_master.core.commands import (
     OpenSkeleton,
 )
 from specsot_master.core.limits import (
+    CLOSING_AIM,
     MIN_BRANCH_TOKENS,
+    aim_of,
     least_of,
     mode_of,
     plan_limit,
@@ -49,7 +51,7 @@ from specsot_master.core.limits import (
     skeleton_limit,
 )
 from specsot_master.core.plans.answer import FirstSequence
-from specsot_master.core.plans.branches import PlanBranches
+from specsot_master.core.plans.branches import PlanBranches, most_for
 from specsot_master.core.plans.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule
 from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.plans.guards import plan_of, question_of
@@ -65,8 +67,6 @@ from specsot_master.core.stats import OutputTokens, RequestTally
 PROMPT_PART = 512
 # Points. From so many on, a speculative plan gets a closing paragraph. Given by the aim of the feature.
 MIN_CLOSED_POINTS: Final = 4
-# Percent. The budget of the closing, compared with that of a point. Untuned.
-CLOSING_PARTS: Final = 70
 
 
 class RequestPlan:
@@ -91,6 +91,7 @@ class RequestPlan:
         score: ScorePrompt | None = None,
         most: int | None = None,
         speculates: bool = False,
+        answer_tokens: int | None = None,
     ) -> None:
         """Create the plan of a request that arrived at `now`, in seconds.
 
@@ -101,6 +102,7 @@ class RequestPlan:
         score: the router's score prompt if the model's score decides whether to plan, else None.
         most: the most points of a list that fit the client's time limit, or None.
         speculates: True if a planned answer is begun together with the direct answer.
+        answer_tokens: the length that a speculative planned answer aims at; None for no aim.
         """
         self._ask = ask
         self._request = request
@@ -111,7 +113,7 @@ class RequestPlan:
         self._size = size
         self._told = told
         self._listed = told is not None
-        self._rules = rules_of(ask, self._listed, most)
+        self._rules = rules_of(ask, self._listed, most, speculates)
         self._tally = RequestTally(now)
         self._number = 0
         self._outlook: Outlook | None = None  # The forecast, if there is one.
@@ -128,6 +130,7 @@ class RequestPlan:
         # The stop token of the client that ended a sequence, if one did.
         self._stop_token: int | None = None
         self._speculates = speculates
+        self._answer_tokens = answer_tokens if speculates else None
         # The skeleton and the direct answer that are decoded at the same time; None if only one of them is.
         self._speculation: Speculation | None = None
         self._solo = self._make_solo()
@@ -303,7 +306,7 @@ class RequestPlan:
             self._tally.enter("direct", now)
             return [OpenAnswer(rest)]
         self._tally.enter("skeleton", now)
-        limit = min(skeleton_limit(self._ask, self._listed), rest)
+        limit = min(skeleton_limit(self._ask, self._listed, self._speculates), rest)
         if not self._speculates:
             return [OpenSkeleton(limit, self._rules, self._ask.constraint)]
         self._speculation = Speculation(self._solo)
@@ -344,7 +347,10 @@ class RequestPlan:
         reader = None if self._mode == "direct" else self._make_reader()
         rest = self._ask.limits.new_tokens - self._before
         loops = DIRECT_LOOPS if reader is None and ends_loops(self._ask) else None
-        return self._begin_text(rest, reader, plan_limit(self._ask), loops)
+        limit = plan_limit(self._ask)
+        if self._speculates:
+            limit = skeleton_limit(self._ask, self._listed, speculates=True)
+        return self._begin_text(rest, reader, limit, loops)
 
     def _begin_text(
         self,
@@ -488,13 +494,16 @@ class RequestPlan:
         cut: True if a limit has shortened the plan.
         introduction: the text before the first point; "" if the plan was not speculative.
         """
-        closing = None
-        if self._speculation and len(points) >= MIN_CLOSED_POINTS:
-            closing = len(points) + 1
-            points = (*points, Point(closing, max(points[0].length * CLOSING_PARTS // 100, 1), ""))
-        headings = {point.id: self._size(heading_of(point)) for point in points if point.id != closing}
+        headings = {point.id: self._size(heading_of(point)) for point in points}
+        closing = len(points) + 1 if self._speculation and len(points) >= MIN_CLOSED_POINTS else None
+        aim = self._aim_of(points, headings, closing)
+        if closing:
+            length = max(points[0].length * CLOSING_AIM // (aim or CLOSING_AIM), 1)
+            points = (*points, Point(closing, length, ""))
+        caps = (self._ask.limits.max_branch_tokens, most_for(aim) if aim else None)
+        cap = min((one for one in caps if one), default=None)
         costs = headings | ({closing: 0} if closing else {})
-        shares = share_out(points, costs, rest, MIN_BRANCH_TOKENS, self._ask.limits.max_branch_tokens)
+        shares = share_out(points, costs, rest, MIN_BRANCH_TOKENS, cap)
         shares = replace(shares, headings={id: n for id, n in shares.headings.items() if id != closing})
         cut = cut or len(shares.points) < len(points)
         branches = self._branches = PlanBranches(
@@ -506,12 +515,22 @@ class RequestPlan:
             holds_sentences=self._listed and not self._ask.stop,
             introduction=introduction,
             closing=closing,
+            aim=aim,
         )
         self._tally.enter("branches", now)
         since = now - self._tally.began
         written = self._before + (self._speculation.skeleton if self._speculation else self._solo).written
         forecast = self._outlook.of_plan(shares.points, since, written) if self._outlook else None
         return [self._tell(events.Planned(branches.planned, forecast))]
+
+    def _aim_of(
+        self, points: Sequence[Point], headings: Mapping[int, int], closing: int | None
+    ) -> int | None:
+        """Return how many tokens each point should have; None if the plan has no aim."""
+        if self._answer_tokens is None:
+            return None
+        others = sum(headings.values()) + len(self._solo.tokens) + (CLOSING_AIM if closing else 0)
+        return aim_of(self._answer_tokens, len(points), others)
 
     # --- a plan and a direct answer at the same time ---
 
@@ -593,7 +612,9 @@ class RequestPlan:
         told = self._direct_events(0)
         self._solo_over = True
         points = spec.promised_points[: self._rules.max_points]
-        cut = spec.cut or len(points) < len(spec.promised_points)
+        # A plan that has reached its own usual length is not incomplete for that.
+        limited = spec.cut and plan_limit(self._ask) <= skeleton_limit(self._ask, True, speculates=True)
+        cut = limited or len(points) < len(spec.promised_points)
         rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written - len(self._solo.tokens)
         return [*told, CloseSequence(0), *self._branch_out(points, rest, cut, now, spec.introduction_text)]
 
@@ -637,7 +658,7 @@ class RequestPlan:
             return []
         step = sum(piece.token is not None for piece in pieces)
         told = self._branch_events(id, branches.write(id, pieces), step)
-        if branches[id].answer.stopped:
+        if branches[id].stopped:
             return [*told, CloseSequence(id), *self._end_branch(id, events.Reason.STOP, now)]
         return told
 
@@ -684,6 +705,7 @@ class RequestPlan:
         if branches is None or not branches[id].live:
             return []
         told = self._branch_events(id, branches.flush(id, reason), 0, over=True)
+        reason = branches.reason_of(id, reason)
         for one in (id, *branches.end(id, reason)):
             delta = branches.merge.finish(one, branches[one].mark)
             told += [self._finished_branch_event(one), *self._merged_events(delta)]

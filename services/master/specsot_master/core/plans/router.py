@@ -67,6 +67,9 @@ SEVERAL_POINTS = "the answer has several points"
 ONE_CAUSE = "one cause is asked for"
 NO_WORDS = "no words"
 CODE = "code"
+SMALL_TALK = "small talk"
+SHORT_FACT = "a short fact"
+YES_OR_NO = "a yes-or-no question"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +230,7 @@ def decide_question(question: str, later: bool = False) -> Decision:
         lambda: "it refers back" if later and _refers_back(text) else None,
         lambda: _form_in(text, parts),
         lambda: _last_form(asked[-1]),
-        lambda: "a yes-or-no question" if _starts(router_words.YES_OR_NO, asked[-1]) else None,
+        lambda: YES_OR_NO if _starts(router_words.YES_OR_NO, asked[-1]) else None,
         lambda: (
             f"more than {MAX_LIST_POINTS} points" if (points_asked(text) or 0) > MAX_LIST_POINTS else None
         ),

@@ -11,6 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import Ask
 from specsot_master.core.plans.forecast import Forecaster, Outlook, Workload
 from specsot_master.core.plans.router import UNDECIDED, Decision
+from specsot_master.core.plans.sentences import SentenceBuffer
 from specsot_master.core.plans.text_pieces import TextPiece
 
 # Tokens. The length of the shortest useful answer, one sentence. Untuned.
@@ -20,7 +21,6 @@ SHORT_TOKENS = 8
 # Ratio. A text is ended when less time is left than so many times its last turn or the usual one, whichever
 # is longer. On a busy machine turns sometimes differ by more. Untuned.
 SLOWEST_TURN = 2.0
-ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
 
 def choose(decision: Decision, ask: Ask, costs: Forecaster, workload: Workload) -> Decision:
@@ -88,16 +88,6 @@ def _sentence(costs: Forecaster, live: int) -> float:
     return costs.writing(live, LEAST_TOKENS) or 0.0
 
 
-def ends_sentence(text: str) -> bool:
-    """Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
-    belong to a number or to a list.
-
-    text: the end of a text; a few characters suffice.
-    """
-    bare = text.rstrip(" \"'*”’)")
-    return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))
-
-
 @dataclass(slots=True)
 class TimeLimit:
     """The time limit of one request. Its texts are shown in whole sentences and lines, so that they can end
@@ -118,8 +108,8 @@ class TimeLimit:
     passed: bool = False
     # True once a piece of any sequence was shown.
     _shows: bool = False
-    # Pieces of unfinished sentences, by ordinal.
-    _held: dict[int, list[TextPiece]] = field(default_factory=dict[int, list[TextPiece]])
+    # The unfinished sentence of each sequence, by ordinal.
+    _buffers: dict[int, SentenceBuffer] = field(default_factory=dict[int, SentenceBuffer])
     # When each sequence last wrote, by ordinal.
     _times: dict[int, float] = field(default_factory=dict[int, float])
 
@@ -162,17 +152,13 @@ class TimeLimit:
         turn = self._turn(live)
         pause = max(turn or 0.0, now - self._times.get(ordinal, now))
         self._times[ordinal] = now
-        held = [*self._held.get(ordinal, ()), *pieces]
-        cut = 0
-        tail = ""
-        for count, piece in enumerate(held, 1):
-            tail = (tail + piece.text)[-16:]
-            cut = count if ends_sentence(tail) else cut
-        self._held[ordinal], self._shows = held[cut:], self._shows or cut > 0
+        buffer = self._buffers.setdefault(ordinal, SentenceBuffer())
+        shown = [ready for piece in pieces for ready in buffer.add(piece)]
+        self._shows = self._shows or bool(shown)
         short = 0.0 if self.outlook is None else self.outlook.costs.writing(live, SHORT_TOKENS) or 0.0
-        over = left <= SLOWEST_TURN * pause or (cut == len(held) and left <= short)
+        over = left <= SLOWEST_TURN * pause or (not buffer.held and left <= short)
         self.passed = self.passed or over
-        return held[:cut], over
+        return shown, over
 
     def rest(self, ordinal: int, whole: bool) -> Sequence[TextPiece]:
         """Return the pieces after a sequence's last complete sentence that are shown at its end: all of them
@@ -181,7 +167,8 @@ class TimeLimit:
         ordinal: 0 for the answer, else the point's id.
         whole: True if the sequence ended by itself.
         """
-        held = self._held.pop(ordinal, [])
+        buffer = self._buffers.pop(ordinal, None)
+        held = buffer.held if buffer else []
         shown = held if whole or not self._shows else []
         self._shows = self._shows or bool(shown)
         return shown

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from string import Formatter
-from typing import Literal, cast, get_args
+from typing import Final, Literal, cast, get_args
 
 from specsot.core.skeleton import Point
 
@@ -21,6 +21,10 @@ from specsot.core.skeleton import Point
 Form = Literal["question", "outline", "turns"]
 FORMS: tuple[Form, ...] = get_args(Form)
 DEFAULT_FORM: Form = "outline"
+
+# Tokens. The usual length of a direct answer to a question that is planned. Chosen by measurement: the median
+# of Qwen2.5-Coder-1.5B-Instruct's direct answers to 30 such questions in four languages is 324.
+ANSWER_TOKENS: Final = 320
 
 Language = Literal["en", "zh", "de", "es"]
 LANGUAGES: tuple[Language, ...] = get_args(Language)
@@ -96,8 +100,9 @@ ENGLISH = Sentences(
     question='Tell me about "{title}" in two or three sentences.',
     outline=(
         "The answer has these points:\n{plan}\n\n"
-        "Write only the text below one of these headings: two or three sentences about this point alone, "
-        'without an introduction and without the other points.\n\nHeading: "{title}"'
+        "Write only the text below one of these headings: two sentences with specific details about this "
+        "point alone. Do not begin with the words of the heading or of the question, and leave out the other "
+        'points.\n\nHeading: "{title}"'
     ),
     turns=(
         "Now write the text for one point of the list, in two or three sentences. "
@@ -106,8 +111,8 @@ ENGLISH = Sentences(
     introduced="The answer begins with this paragraph:\n{introduction}",
     closing=(
         "The answer has these points:\n{plan}\n\n"
-        "Write only the closing paragraph below the last of these headings: one or two sentences with a "
-        "conclusion, without a heading and without a list."
+        "Write only the closing paragraph of this answer: one sentence with a conclusion or with advice. "
+        "Do not name the points again."
     ),
     polish=(
         "Write one clear answer from these notes, without headings and without saying anything twice:\n\n"
@@ -127,8 +132,9 @@ GERMAN = Sentences(
     question="Erzähle mir in einem kurzen Absatz von „{title}“.",
     outline=(
         "Die Antwort hat diese Punkte:\n{plan}\n\n"
-        "Schreibe nur den Text unter einer dieser Überschriften: einen kurzen Absatz nur zu diesem Punkt, "
-        "ohne Einleitung und ohne die anderen Punkte.\n\nÜberschrift: „{title}“"
+        "Schreibe nur den Text unter einer dieser Überschriften: einen kurzen Absatz mit Einzelheiten nur zu "
+        "diesem Punkt. Beginne nicht mit den Wörtern der Überschrift oder der Frage, und lass die anderen "
+        "Punkte weg.\n\nÜberschrift: „{title}“"
     ),
     turns=(
         "Schreibe nun den Text zu einem Punkt der Liste, als kurzen Absatz. "
@@ -137,8 +143,8 @@ GERMAN = Sentences(
     introduced="Die Antwort beginnt mit diesem Absatz:\n{introduction}",
     closing=(
         "Die Antwort hat diese Punkte:\n{plan}\n\n"
-        "Schreibe nur den Schlussabsatz der Antwort: ein oder zwei Sätze mit einem Fazit, ohne Überschrift "
-        "und ohne Liste."
+        "Schreibe nur den Schlussabsatz dieser Antwort: einen Satz mit einem Fazit oder einem Rat. "
+        "Nenne die Punkte nicht noch einmal."
     ),
     polish=(
         "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}"
@@ -155,8 +161,9 @@ SPANISH = Sentences(
     question="Háblame de «{title}» en un párrafo breve.",
     outline=(
         "La respuesta tiene estos puntos:\n{plan}\n\n"
-        "Escribe solo el texto que va bajo uno de estos títulos: un párrafo breve sobre ese punto, "
-        "sin introducción y sin los demás puntos.\n\nTítulo: «{title}»"
+        "Escribe solo el texto que va bajo uno de estos títulos: un párrafo breve con detalles concretos "
+        "solo sobre ese punto. No empieces con las palabras del título ni de la pregunta, y omite los demás "
+        "puntos.\n\nTítulo: «{title}»"
     ),
     turns=(
         "Escribe ahora el texto de un punto de la lista, en un párrafo breve. "
@@ -165,8 +172,8 @@ SPANISH = Sentences(
     introduced="La respuesta empieza con este párrafo:\n{introduction}",
     closing=(
         "La respuesta tiene estos puntos:\n{plan}\n\n"
-        "Escribe solo el párrafo final de la respuesta: una o dos frases con una conclusión, sin título y "
-        "sin lista."
+        "Escribe solo el párrafo final de esta respuesta: una frase con una conclusión o un consejo. "
+        "No vuelvas a nombrar los puntos."
     ),
     polish="Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
 )
@@ -178,12 +185,15 @@ CHINESE = Sentences(
     question="请用不超过 60 个字介绍“{title}”。",
     outline=(
         "回答包含以下要点：\n{plan}\n\n"
-        "请只写其中一个标题下的正文：用不超过 60 个字只谈这一点，不要写引言，也不要谈其他要点。\n\n"
+        "请只写其中一个标题下的正文：用不超过 60 个字具体地只谈这一点，"
+        "不要以标题或问题的词语开头，也不要谈其他要点。\n\n"
         "标题：“{title}”"
     ),
     turns="现在请写列表中一个要点的正文，不超过 60 个字，不要谈其他要点。\n\n要点 {id}：“{title}”",
     introduced="回答以这一段开头：\n{introduction}",
-    closing=("回答包含以下要点：\n{plan}\n\n请只写回答的结尾段：用一两句话总结，不要写标题，也不要写列表。"),
+    closing=(
+        "回答包含以下要点：\n{plan}\n\n请只写这个回答的结尾段：用一句话总结或给出建议，不要再次列举要点。"
+    ),
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 DEFAULT_SENTENCES: Mapping[Language, Sentences] = {
@@ -215,9 +225,16 @@ _ALLOWED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How one model is asked for plans and their points: a form, and the sentences of every language."""
+    """How one model is asked for plans and their points.
+
+    form: how a branch is asked.
+    answer_tokens: the usual length of the model's direct answers to questions that are planned, at which
+        planned answers aim.
+    sentences: the sentences of every language.
+    """
 
     form: Form = DEFAULT_FORM
+    answer_tokens: int = ANSWER_TOKENS
     sentences: Mapping[Language, Sentences] = field(default_factory=lambda: DEFAULT_SENTENCES)
 
     def of(self, question: str) -> Sentences:
@@ -236,10 +253,13 @@ def read_wording(given: object) -> Wording:
 
     given: the decoded JSON value.
     """
-    wanted = _object("wording", given, ("form", "sentences", "measured"))
+    wanted = _object("wording", given, ("form", "answer_tokens", "sentences", "measured"))
     form = wanted.get("form", DEFAULT_FORM)
     if form not in FORMS:
         raise ValueError(f"wording.form is {', '.join(FORMS)}, got {form!r}")
+    tokens = wanted.get("answer_tokens", ANSWER_TOKENS)
+    if not isinstance(tokens, int) or tokens < 1:
+        raise ValueError(f"wording.answer_tokens is a number of tokens, got {tokens!r}")
     sentences = dict(DEFAULT_SENTENCES)
     changed = _object("wording.sentences", wanted.get("sentences", {}), LANGUAGES)
     for language, texts in changed.items():
@@ -247,7 +267,7 @@ def read_wording(given: object) -> Wording:
         sentences[cast("Language", language)] = _changed(
             place, DEFAULT_SENTENCES[cast("Language", language)], texts
         )
-    return Wording(form, sentences)
+    return Wording(form, tokens, sentences)
 
 
 def _changed(place: str, sentences: Sentences, given: object) -> Sentences:

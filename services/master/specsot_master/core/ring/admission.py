@@ -187,7 +187,7 @@ def plan_prefix(prefix_tokens: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring
     Raises InvalidRequest if the ring can never hold the request.
     """
     grant = grant_plan(sizes, ask, ring)
-    skeleton = sizes.skeleton + skeleton_limit(ask, listed=True)
+    skeleton = sizes.skeleton + skeleton_limit(ask, listed=True, speculates=True)
     plan = own_pages(skeleton, sizes.prefix, ring, ask.policy) if sizes.speculates else 0
     return PromptPrefix(prefix, True, lambda _: grant, ask.window, plan)
 
