@@ -45,6 +45,7 @@ class Play:
         polish: bool = False,
         speculates: bool = False,
         plans: bool = True,
+        answer_tokens: int | None = None,
         ends: dict[str, Any] | None = None,
         **limits: int,
     ):
@@ -59,7 +60,12 @@ class Play:
             **(ends or {}),
         )
         self.plan = RequestPlan(
-            *(ask, "r", 7, "demo"), told=told, decision=decision, score=score, speculates=speculates
+            *(ask, "r", 7, "demo"),
+            told=told,
+            decision=decision,
+            score=score,
+            speculates=speculates,
+            answer_tokens=answer_tokens,
         )
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0, plans=plans)
 

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
+from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.prompts import shared_length
 from specsot_master.core.plans.wording import (
     FORMS,
@@ -39,6 +40,7 @@ from specsot_master.prompts import (
     PartsConversation,
     Prompts,
     ask_after,
+    head_of_answer,
     messages_of,
     render_asked,
 )
@@ -164,9 +166,11 @@ class TestEveryTemplate:
         conversation = ask_all(prompts, Message("user", "请介绍睡眠的几个阶段。"))
         assert "请介绍睡眠的几个阶段。" in words(text, conversation.prefix)
         assert "编号列表" in words(text, conversation.skeleton.suffix)
-        assert "标题：“Deep”" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
+        branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
+        assert "标题" in branch
+        assert branch.endswith("## 2. Deep\n")
 
-    @pytest.mark.parametrize("form", ["outline", "turns"])
+    @pytest.mark.parametrize("form", ["outline", "turns", "article"])
     def test_a_branch_sees_all_points_and_differs_from_its_siblings_only_at_its_end(
         self, speak: Speak, template: str, form: Form
     ) -> None:
@@ -234,7 +238,9 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
         listed = Message("assistant", write_list([point]))
         whole = text.render((*ask_after(talk, plan_words), listed, Message("user", words)))
     else:
-        whole = render_asked(text, talk, words, as_paragraph=form == "outline")
+        whole = render_asked(text, talk, words, paragraph=form in ("outline", "article"))
+    if form == "article" and title:
+        whole = head_of_answer(whole, text.mark(heading_of(point).lstrip()))
     assert conversation.branch(point, [point], [], 10).tokens == text.encode(whole)
     plan = render_asked(text, talk, plan_words)
     assert conversation.skeleton.tokens in (text.encode(plan + "1."), text.encode(plan + " 1."))
@@ -313,9 +319,10 @@ def test_a_demo_branch_renders_nothing_anew() -> None:
 def test_whole_renderings_where_nothing_can_be_left_out(tmp_path: Path, template: str) -> None:
     text, prompts = with_template(tmp_path, template)
     conversation = prompts.plan(TALK, LISTED)
-    told = Wording().of(QUESTION).ask_for_point("outline", POINTS[0], POINTS)
+    told = Wording().of(QUESTION).ask_for_point("article", POINTS[0], POINTS)
     turn = conversation.branch(POINTS[0], POINTS, [], 80)
-    assert turn.tokens == text.encode(render_asked(text, TALK, told, as_paragraph=True))
+    whole = render_asked(text, TALK, told, paragraph=True)
+    assert turn.tokens == text.encode(head_of_answer(whole, text.mark("## 1. Light\n")))
     assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]
 
 
@@ -326,6 +333,15 @@ def test_the_words_stand_behind_the_question_in_its_own_turn(speak: Speak) -> No
     assert f"{QUESTION} Answer with a short numbered list of at most 5 points" in plan
     assert plan.count("<|im_start|>user") == 1
     branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60).tokens)
+    assert f"{QUESTION}\n\nAnswer with these headings" in branch
+    assert "below each:\n1. Light\n2. Deep" in branch
+    assert branch.endswith("## 2. Deep\n")
+    branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60, "Sleep heals.").tokens)
+    assert branch.endswith("Sleep heals.\n\n## 2. Deep\n")
+    closing = words(text, conversation.branch(Point(3, 9, ""), POINTS, [], 60, "Sleep heals.").tokens)
+    assert "The answer begins with this paragraph:\nSleep heals.\n\nThe answer has these points:" in closing
+    assert 'Write only the last sentence of the answer. Begin with "Overall".' in closing
+    branch = words(text, ask_in("outline", text).branch(POINTS[1], POINTS, [], 60).tokens)
     assert f"{QUESTION}\n\nThe answer has these points:\n1. Light\n2. Deep\n\nWrite only" in branch
     branch = words(text, ask_in("question", text).branch(POINTS[1], POINTS, [], 60).tokens)
     assert f'{QUESTION} Tell me about "Deep" in two or three sentences.' in branch
@@ -349,7 +365,7 @@ def test_a_template_without_a_second_question_is_asked_in_one_turn(tmp_path: Pat
     )
     text, _ = with_template(tmp_path, single)
     branch = words(text, ask_in("turns", text).branch(POINTS[1], POINTS, [], 60).tokens)
-    assert "The answer has these points:" in branch
+    assert "Answer with these headings" in branch
 
 
 def test_a_question_with_a_text_is_not_gone_on_with() -> None:
@@ -481,7 +497,7 @@ def test_broken_parts_are_one_clear_line(tmp_path: Path, parts: str) -> None:
     ("wording", "message"),
     [
         ('"turns"', "wording is an object"),
-        ('{"form": "letter"}', "wording.form is question, outline, turns, got 'letter'"),
+        ('{"form": "letter"}', "wording.form is question, outline, turns, article, got 'letter'"),
         ('{"from": "turns"}', "not 'from'"),
         ('{"sentences": {"fr": {}}}', "not 'fr'"),
         ('{"sentences": {"en": {"outlines": ""}}}', "not 'outlines'"),

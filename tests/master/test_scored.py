@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 SAYS = {
     "Here": " are",
     "numbered list": " Alpha\n2. Beta",
-    '"Alpha"': "A.",
-    '"Beta"': "B.",
+    "## 1. Alpha": "A.",
+    "## 2. Beta": "B.",
     "Letters": "It is so.\n\nJust so.",
 }
 ASK = Ask("Letters of ours", seed=5, constraint=False, limits=Limits(max_new_tokens=300))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from specsot.core.skeleton import Point
 from specsot.events import Reason
 from specsot_master.core.limits import BudgetShares
-from specsot_master.core.plans.branches import PlanBranches, most_for
-from specsot_master.core.plans.sentences import SentenceBuffer
+from specsot_master.core.plans.branches import PlanBranches
+from specsot_master.core.plans.sentences import SentenceBuffer, SoftEnd
 from specsot_master.core.plans.text_pieces import TextPiece
 
 POINT = Point(1, 100, "Light")
@@ -100,7 +100,6 @@ def test_a_branch_ends_softly_after_the_sentence_that_reaches_its_aim(together: 
             made.write(1, tokens[at : at + together])
     assert made[1].stopped
     assert made[1].answer.text == "".join(LONG[:23])
-    assert made.reason_of(1, Reason.STOP) is Reason.STOP
     made.flush(1, Reason.STOP)
     assert made.written == 23, "tokens after the end are not counted"
 
@@ -116,18 +115,34 @@ def test_a_branch_ends_softly_after_the_sentence_that_reaches_its_aim(together: 
     ],
 )
 def test_no_branch_ends_softly_in_a_list_in_code_in_a_table_or_at_an_abbreviation(text: str) -> None:
-    made = aimed(4)
-    made.write(1, pieces(re.findall(r"\s?\w+|\s|.", text)))
-    assert not made[1].softly_ended
+    end = SoftEnd(after=1, limit=1000)
+    assert not any(end.ends_before(piece) for piece in pieces(re.findall(r"\s?\w+|\s|.", text)))
 
 
-def test_a_branch_that_only_its_aim_limits_ended_as_it_should() -> None:
-    made = aimed(6, budget=most_for(6))
-    assert write(made, WORDS[:8], Reason.LENGTH) == "Light is fast."
-    assert made.reason_of(1, Reason.LENGTH) is Reason.STOP
-    small = aimed(20, budget=8)
-    write(small, WORDS[:8], Reason.LENGTH)
-    assert small.reason_of(1, Reason.LENGTH) is Reason.LENGTH, "the client's limit ended it"
+def test_at_its_longest_a_branch_ends_before_its_unfinished_sentence() -> None:
+    made = aimed(6)
+    made.write(1, pieces(WORDS[:8]))
+    assert not made[1].stopped
+    made.write(1, pieces([" and", " more"]))
+    assert made[1].stopped
+    assert made[1].answer.text == "Light is fast."
+    assert made.written == 9, "tokens that are left out were written, too"
+
+
+def test_a_branch_without_a_whole_sentence_goes_on_to_its_first_one() -> None:
+    made = aimed(6)
+    made.write(1, pieces(["Light", *[" and", " light"] * 9, ".", " It"]))
+    assert made[1].stopped
+    assert made[1].answer.text == "Light" + " and light" * 9 + "."
+
+
+def test_the_closing_is_one_sentence() -> None:
+    shares = BudgetShares((POINT, Point(2, 50, "")), {1: 3}, {1: 90, 2: 90})
+    made = PlanBranches(shares, (), 8, False, None, holds_sentences=True, aim=30, closing=2)
+    made.open(2)
+    made.write(2, pieces(WORDS))
+    assert made[2].stopped
+    assert made[2].answer.text == "Light is fast."
 
 
 def test_a_buffer_releases_whole_sentences_only() -> None:

@@ -16,6 +16,7 @@ from specsot.errors import ModelError
 from specsot.params import Ask, Message, PlanStyle
 from specsot_master.chat_template import TemplateRefused
 from specsot_master.core.plans.fork_plan import TAGS, find_tags
+from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.prompts import (
     SAMPLE_POINT,
     Conversation,
@@ -228,18 +229,20 @@ class ListConversation:
         points: all points of the plan, which the prompt lists.
         parents, length: unused, since a list names neither dependencies nor lengths.
         """
-        return self._branch_turn(self._branch_words(point, points, introduction))
+        head = ""
+        if self._form == "article" and point.title:
+            head = f"{introduction.strip()}{heading_of(point)}".lstrip()
+        return self._branch_turn(self._branch_words(point, points, introduction), head)
 
-    def _branch_turn(self, words: Sequence[str]) -> PromptTurn:
-        """Return the prompt of a branch, as tokens with the length of the shared prefix.
-
-        words: what `_branch_words` returns: texts that are put into the conversation.
-        """
+    def _branch_turn(self, words: Sequence[str], head: str = "") -> PromptTurn:
+        """Return the prompt of a branch from what `_branch_words` returns. `head` begins its answer."""
         if self._slots:
             rendering = self._slots.fill(*map(self._text.mark, words))
         else:
             rendering = self._render_branch(*words)
-        return turn_from(self.prefix, self._tokens(rendering), len(self._shared_tokens))
+        if head:
+            rendering = head_of_answer(rendering, self._text.mark(head))
+        return turn_from(self.prefix, self._tokens(rendering), len(self._known))
 
     def polish(self, text: str) -> PromptTurn:
         """Return the prompt that asks for the answer to be written anew as one text.
@@ -279,7 +282,7 @@ class ListConversation:
             written, asked = words
             first = ask_after(self._messages, self._list_words, in_last_turn=False)
             return self._text.render((*first, Message("assistant", written), Message("user", asked)))
-        return self._render(*words, as_paragraph=self._form == "outline")
+        return self._render(*words, paragraph=self._form in ("outline", "article"))
 
     def _render(self, words: str, as_paragraph: bool = False) -> str:
         """Return the rendered conversation with these words after its last turn.

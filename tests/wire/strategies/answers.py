@@ -34,6 +34,7 @@ figures = st.builds(
     phases=st.dictionaries(text, seconds, max_size=3),
     decision=text,
     in_time=st.booleans(),
+    discarded_tokens=small,
 )
 forecasts = st.none() | st.builds(ev.Forecast, *[st.none() | seconds] * 6)
 candidates = st.builds(ev.Candidate, small, st.binary(max_size=6), logprobs)

@@ -50,6 +50,7 @@ class OpenBranch:
     parents: the points that `point` needs, each with the text of its branch.
     budget: the most tokens that the branch may decode.
     introduction: the text before the first point, which all branches read; "" if there is none.
+    excluded: tokens that the branch must not write, as its text would begin like an earlier branch's.
     """
 
     point: Point
@@ -57,6 +58,7 @@ class OpenBranch:
     parents: tuple[tuple[Point, str], ...]
     budget: int
     introduction: str = ""
+    excluded: tuple[int, ...] = ()
 
     @property
     def closing(self) -> bool:

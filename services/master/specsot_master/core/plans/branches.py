@@ -13,6 +13,7 @@ from specsot_master.core.limits import BudgetShares
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
+from specsot_master.core.plans.openings import MAX_REWRITES, Opening
 from specsot_master.core.plans.sentences import SentenceBuffer, SoftEnd, ends_sentence
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
@@ -23,15 +24,11 @@ SENTENCES_FROM: Final = 0.5
 # Fraction of a branch's aim. After it the branch ends at the end of a sentence. Given by the aim of the
 # feature; untuned.
 SOFT_END_FROM: Final = 0.85
-# Percent. The longest branch, compared with its aim. Given by the aim of the feature.
-LONGEST_BRANCH: Final = 150
+# Fraction of a branch's aim. Then the branch ends before its unfinished sentence. Given by the aim of the
+# feature.
+LONGEST_BRANCH: Final = 1.5
 # Reasons after which the text of a branch can be used by the branches that need it.
 _COMPLETE = (Reason.STOP, Reason.LENGTH)
-
-
-def most_for(aim: int) -> int:
-    """Return the most tokens of a branch that should have about `aim` tokens."""
-    return -(-aim * LONGEST_BRANCH // 100)
 
 
 def critical_paths(points: Sequence[Point]) -> dict[int, int]:
@@ -83,6 +80,8 @@ class PlanBranch:
     left_out: the tokens of the sentence that the limit interrupted, which is not shown.
     soft_end: where the branch ends at a sentence although it could be longer; None to end only at its budget.
     softly_ended: True once `soft_end` has ended the branch.
+    opening: the branch's first words until they are settled.
+    discarded: the tokens of beginnings that were discarded.
     """
 
     point: Point
@@ -96,7 +95,9 @@ class PlanBranch:
     holds_sentences: bool = False
     left_out: int = 0
     soft_end: SoftEnd | None = None
+    opening: Opening = field(default_factory=lambda: Opening(settled=True))
     softly_ended: bool = False
+    discarded: int = 0
     # Tokens that arrived so far, shown or held.
     _received: int = 0
     # Pieces of the unfinished sentence.
@@ -123,8 +124,14 @@ class PlanBranch:
                 self.softly_ended = True
                 break
             self._received += 1
-            late = self.holds_sentences and self._received > SENTENCES_FROM * self.budget
+            limit = min(self.soft_end.limit, self.budget) if self.soft_end else self.budget
+            late = self.holds_sentences and self._received > SENTENCES_FROM * limit
             shown += self._buffer.add(piece, late)
+            overlong = self.soft_end is not None and self._received >= self.soft_end.limit
+            if self.soft_end and overlong and self._buffer.whole and not self.soft_end.fenced:
+                self.softly_ended = True
+                self.left_out = len(self._buffer.take())
+                break
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
@@ -218,7 +225,8 @@ class PlanBranches:
         self._cut = cut
         self.introduction = introduction
         self.closing = closing
-        self._aim = aim
+        # The first words of the branches whose openings are settled.
+        self._words: dict[int, str] = {}
         self.merge = MergedAnswer(points, shares.headings, introduction, closing)
         self._max_parallel = max_parallel
         self._branches = {
@@ -228,10 +236,18 @@ class PlanBranches:
                 AnswerText(stops, True, loops, shown),
                 least=least(budgets[p.id]),
                 holds_sentences=holds_sentences,
-                soft_end=SoftEnd(SOFT_END_FROM * aim) if aim else None,
+                soft_end=self._soft_end_of(p, aim) if holds_sentences else None,
+                opening=Opening(settled=aim is None),
             )
             for p in points
         }
+
+    def _soft_end_of(self, point: Point, aim: int | None) -> SoftEnd:
+        """Return where the branch of `point` ends softly; the closing ends after its first sentence."""
+        if aim is None:
+            return SoftEnd()
+        after = 1 if point.id == self.closing else SOFT_END_FROM * aim
+        return SoftEnd(after, LONGEST_BRANCH * aim)
 
     def __getitem__(self, id: int) -> PlanBranch:
         """Return the branch of the point with this id. Raises KeyError if the plan has no such point."""
@@ -244,8 +260,8 @@ class PlanBranches:
 
     @property
     def all_opened(self) -> bool:
-        """True if every branch was opened or is over."""
-        return all(branch.opened or branch.reason for branch in self._branches.values())
+        """True if every branch was opened or is over, and none will be opened again."""
+        return all((one.opened and one.opening.settled) or one.reason for one in self._branches.values())
 
     @property
     def over(self) -> bool:
@@ -294,12 +310,47 @@ class PlanBranches:
         """Tokens of the headings that are in the merged answer."""
         return sum(self._headings[id] for id in self.merge.headed)
 
+    @property
+    def discarded(self) -> int:
+        """Tokens of beginnings that were discarded, because an earlier branch begins with the same words."""
+        return sum(branch.discarded for branch in self._branches.values())
+
+    def pass_openings(self) -> tuple[list[int], list[int]]:
+        """Settle the openings of the first branches, as far as their words are known. Return the ids of the
+        branches that were settled, and of those that must be opened again because they begin like an earlier
+        branch.
+
+        Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
+
+            branch 1 settled, 2 begins like it, 3 does not -> settled [], again [2]; 3 waits for 2
+        """
+        settled: list[int] = []
+        again: list[int] = []
+        taken: set[str] = set()
+        passing = True
+        for id, branch in self._branches.items():
+            opening = branch.opening
+            words = self._words.get(id) if opening.settled else opening.words
+            if opening.settled or (branch.reason and not opening.waiting):
+                taken.update([words] if words else [])
+            elif words in taken and opening.rewrites < MAX_REWRITES:
+                branch.discarded += opening.discard()
+                branch.opened = passing = False
+                again.append(id)
+            elif words is not None and passing:
+                self._words[id] = words
+                taken.add(words)
+                settled.append(id)
+            else:
+                passing = False
+        return settled, again
+
     def ready(self) -> tuple[Point, ...]:
         """Return the points whose branches may start now, the most urgent first, and at most as many as may
         still run in parallel.
         """
         places = self._max_parallel - len(self.live)
-        if places <= 0 or self.all_opened:
+        if places <= 0 or not self.unopened:
             return ()
         done = {id for id, branch in self._branches.items() if branch.reason in _COMPLETE}
         taken = [id for id, branch in self._branches.items() if branch.opened or branch.reason]
@@ -354,15 +405,6 @@ class PlanBranches:
             branch.spans.add(piece)
             shown.append(branch.answer.feed(piece.text, len(branch.spans) <= branch.least))
         return "".join(shown)
-
-    def reason_of(self, id: int, reason: Reason) -> Reason:
-        """Return why a branch ended, to its client. A branch whose text is whole, and which only its aim has
-        limited, ended as it should.
-        """
-        branch = self._branches[id]
-        aimed = self._aim is not None and branch.budget >= most_for(self._aim)
-        whole = ends_sentence(branch.answer.text)
-        return Reason.STOP if aimed and whole and reason is Reason.LENGTH else reason
 
     def end(self, id: int, reason: Reason) -> tuple[int, ...]:
         """End a branch. If its text is not complete, branches that need it end with PARENT_FAILED; return

@@ -323,6 +323,10 @@ class ForkPlan:
         stretch = self._find(ordinal)
         return self._end(ordinal, stretch, REASON_OF_END[end], now) if stretch else []
 
+    def pass_openings(self, now: float) -> list[Command]:
+        """Return nothing: threads may begin alike."""
+        return []
+
     def ready(self) -> tuple[Point, ...]:
         """Return the threads that may be opened now, at most as many as may still run in parallel."""
         if self.finished:

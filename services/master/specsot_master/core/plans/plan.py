@@ -51,10 +51,11 @@ from specsot_master.core.limits import (
     skeleton_limit,
 )
 from specsot_master.core.plans.answer import FirstSequence
-from specsot_master.core.plans.branches import PlanBranches, most_for
+from specsot_master.core.plans.branches import PlanBranches
 from specsot_master.core.plans.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule
 from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.plans.guards import plan_of, question_of
+from specsot_master.core.plans.introduction import MAX_INTRODUCTION_TOKENS
 from specsot_master.core.plans.merged_answer import heading_of
 from specsot_master.core.plans.router import ASKED_FOR, Decision, ScorePrompt, ends_loops, judge_by
 from specsot_master.core.plans.speculation import NO_ROOM, PLAN_ORDINAL, Speculation, Verdict
@@ -247,6 +248,12 @@ class RequestPlan:
             told = self._write_solo(rest, now) if rest else []
             return [*told, *self._end_solo(end, now)]
         told = self._write_branch(ordinal, rest, now)
+        opening = self._branches[ordinal].opening if self._branches else None
+        if opening and not opening.settled:
+            if end in (End.STOP, End.LENGTH, End.GRAMMAR):
+                opening.end = end
+                return told
+            told += self._write_branch(ordinal, opening.settle(), now)
         if self._branches and self._branches[ordinal].live:
             self._branches[ordinal].ended = end is End.STOP and not self._ask.include_stop_str_in_output
         return [*told, *self._end_branch(ordinal, REASON_OF_END[end], now)]
@@ -275,7 +282,11 @@ class RequestPlan:
         assert self._branches is not None
         branches = self._branches
         budget = branches[point.id].budget
-        return OpenBranch(point, branches.planned, branches.parents(point), budget, branches.introduction)
+        excluded = branches[point.id].opening.excluded
+        return OpenBranch(
+            *(point, branches.planned, branches.parents(point), budget),
+            *(branches.introduction, excluded),
+        )
 
     def open_branch(self, point: Point) -> list[Command]:
         """Mark a point's branch as opened, and return the command that opens it with its BranchStarted event.
@@ -284,7 +295,9 @@ class RequestPlan:
         """
         assert self._branches is not None
         order = self.preview(point)
-        self._branches.open(point.id)
+        branch = self._branches.open(point.id)
+        if branch.opening.rewrites:
+            return [order]
         return [order, self._tell(events.BranchStarted(point.id, point.title, order.budget))]
 
     def cancel(self, now: float) -> list[Command]:
@@ -500,10 +513,8 @@ class RequestPlan:
         if closing:
             length = max(points[0].length * CLOSING_AIM // (aim or CLOSING_AIM), 1)
             points = (*points, Point(closing, length, ""))
-        caps = (self._ask.limits.max_branch_tokens, most_for(aim) if aim else None)
-        cap = min((one for one in caps if one), default=None)
         costs = headings | ({closing: 0} if closing else {})
-        shares = share_out(points, costs, rest, MIN_BRANCH_TOKENS, cap)
+        shares = share_out(points, costs, rest, MIN_BRANCH_TOKENS, self._ask.limits.max_branch_tokens)
         shares = replace(shares, headings={id: n for id, n in shares.headings.items() if id != closing})
         cut = cut or len(shares.points) < len(points)
         branches = self._branches = PlanBranches(
@@ -606,16 +617,21 @@ class RequestPlan:
                 return []
 
     def _use_plan(self, spec: Speculation, now: float) -> list[Command]:
-        """End the direct answer after its introduction, and start the branches."""
-        spec.decided = True
-        self._solo.abridge(spec.introduction_text)
-        told = self._direct_events(0)
-        self._solo_over = True
+        """End the direct answer after its introduction, and start the branches. If there are too few tokens
+        for two points, use the direct answer.
+        """
         points = spec.promised_points[: self._rules.max_points]
         # A plan that has reached its own usual length is not incomplete for that.
         limited = spec.cut and plan_limit(self._ask) <= skeleton_limit(self._ask, True, speculates=True)
         cut = limited or len(points) < len(spec.promised_points)
-        rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written - len(self._solo.tokens)
+        rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written - MAX_INTRODUCTION_TOKENS
+        if rest < sum(self._size(heading_of(point)) + MIN_BRANCH_TOKENS for point in points[:2]):
+            return self._use_direct(spec, now)
+        spec.decided = True
+        self._solo.abridge(spec.introduction_text)
+        told = self._direct_events(0)
+        self._solo_over = True
+        rest += MAX_INTRODUCTION_TOKENS - len(self._solo.tokens)
         return [*told, CloseSequence(0), *self._branch_out(points, rest, cut, now, spec.introduction_text)]
 
     def _use_direct(self, spec: Speculation, now: float) -> list[Command]:
@@ -656,10 +672,29 @@ class RequestPlan:
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
+        opening = branches[id].opening
+        if not opening.settled:
+            opening.waiting += pieces
+            return []
         step = sum(piece.token is not None for piece in pieces)
         told = self._branch_events(id, branches.write(id, pieces), step)
         if branches[id].stopped:
             return [*told, CloseSequence(id), *self._end_branch(id, events.Reason.STOP, now)]
+        return told
+
+    def pass_openings(self, now: float) -> list[Command]:
+        """Show the branches whose first words are settled, and close those that are opened again. Must be
+        called after each step.
+        """
+        branches = self._branches
+        if branches is None or self.finished or branches.all_opened:
+            return []
+        settled, again = branches.pass_openings()
+        told: list[Command] = [CloseSequence(id) for id in again]
+        for id in settled:
+            told += self._write_branch(id, branches[id].opening.settle(), now)
+            if (end := branches[id].opening.end) and not self.finished:
+                told += self.on_end(id, end, now)
         return told
 
     def _branch_events(self, id: int, text: str, step: int, over: bool = False) -> list[Command]:
@@ -705,7 +740,6 @@ class RequestPlan:
         if branches is None or not branches[id].live:
             return []
         told = self._branch_events(id, branches.flush(id, reason), 0, over=True)
-        reason = branches.reason_of(id, reason)
         for one in (id, *branches.end(id, reason)):
             delta = branches.merge.finish(one, branches[one].mark)
             told += [self._finished_branch_event(one), *self._merged_events(delta)]
@@ -765,9 +799,13 @@ class RequestPlan:
             commands += self._direct_events(0)
         if branches := self._branches:
             for id in branches.live:
+                told = self._write_branch(id, branches[id].opening.settle(), now)
+                if branches[id].reason:
+                    commands += told
+                    continue
                 text = branches[id].answer.flush()
                 branches[id].reason = reason
-                told = self._branch_events(id, text, 0, over=True)
+                told += self._branch_events(id, text, 0, over=True)
                 commands += [CloseSequence(id), *told, self._finished_branch_event(id)]
             for point in branches.points:
                 commands += self._merged_events(branches.merge.finish(point.id))
@@ -807,6 +845,7 @@ class RequestPlan:
         if branches:
             plan = plan if spec else written - polish
             written = written + branches.written
+            discarded += branches.discarded
         if branches and not (polish and text):
             text = branches.merge.text
             tokens = (*(tokens if spec else ()), *branches.tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from specsot_master.core.plans.text_pieces import TextPiece
@@ -63,27 +64,35 @@ class SoftEnd:
     """Finds where a text may end softly: after the first sentence that ends once enough tokens were written.
 
     after: the tokens after which the text ends at the next end of a sentence.
+    limit: the tokens after which the text ends before its unfinished sentence, if it has a whole one.
+    fenced: True while the text is code between fences.
 
-    A text ends neither within a list, a table or code, nor after an abbreviation.
+    A text does not end softly within a list, a table or code, or after an abbreviation.
     """
 
-    after: float
+    after: float = inf
+    limit: float = inf
+    fenced: bool = False
     _tokens: int = 0
     _line: str = ""
-    _fenced: bool = False
 
     def ends_before(self, piece: TextPiece) -> bool:
-        """Return True if the text ends before this piece, which is one token. Otherwise add the piece."""
+        """Return True if the text ends before this piece, which is one token. Otherwise add the piece.
+
+        A text also ends before a line that begins with a heading: the next point's.
+        """
+        if self._tokens and not (self.fenced or self._line.strip()) and piece.text.lstrip().startswith("#"):
+            return True
         if self._tokens >= self.after and self._is_complete() and _NEXT_SENTENCE.match(piece.text):
             return True
         self._tokens += piece.token is not None
         *lines, last = (self._line + piece.text).split("\n")
         for line in lines:
-            self._fenced ^= line.lstrip().startswith(("```", "~~~"))
+            self.fenced ^= line.lstrip().startswith(("```", "~~~"))
         self._line = last
         return False
 
     def _is_complete(self) -> bool:
         """Return True if a sentence of ordinary text has ended here."""
-        apart = self._fenced or _LINE_OF_MANY.match(self._line) is not None
+        apart = self.fenced or _LINE_OF_MANY.match(self._line) is not None
         return not apart and not self._line.isspace() and ends_sentence(self._line)

@@ -18,9 +18,11 @@ from specsot.core.skeleton import Point
 # question: the question, then the title. The branch does not see the other points.
 # outline: one turn with the question, all points, and the title of the point that is to be written.
 # turns: the list as it was asked for and written, then a turn that asks for the text of one point.
-Form = Literal["question", "outline", "turns"]
+# article: one turn with the question and all points, and an answer that begins with the introduction and the
+# heading of the point, which the branch continues.
+Form = Literal["question", "outline", "turns", "article"]
 FORMS: tuple[Form, ...] = get_args(Form)
-DEFAULT_FORM: Form = "outline"
+DEFAULT_FORM: Form = "article"
 
 # Tokens. The usual length of a direct answer to a question that is planned. Chosen by measurement: the median
 # of Qwen2.5-Coder-1.5B-Instruct's direct answers to 30 such questions in four languages is 324.
@@ -49,6 +51,7 @@ class Sentences:
     question: str
     outline: str
     turns: str
+    article: str
     # Precedes what asks for the text of a point, if the answer has an introduction already.
     introduced: str
     # Asks for the closing paragraph.
@@ -74,7 +77,8 @@ class Sentences:
         """
         words: str = getattr(self, form) if point.title else self.closing
         asked = words.format(plan=write_list(points), id=point.id, title=point.title).strip()
-        if not introduction:
+        # A branch of an article has the introduction in its answer.
+        if not introduction or form == "question" or (form == "article" and point.title):
             return asked
         return f"{self.introduced.format(introduction=introduction.strip())}\n\n{asked}"
 
@@ -100,19 +104,20 @@ ENGLISH = Sentences(
     question='Tell me about "{title}" in two or three sentences.',
     outline=(
         "The answer has these points:\n{plan}\n\n"
-        "Write only the text below one of these headings: two sentences with specific details about this "
-        "point alone. Do not begin with the words of the heading or of the question, and leave out the other "
-        'points.\n\nHeading: "{title}"'
+        "Write only the text below one of these headings: two or three sentences about this point alone, "
+        'without an introduction and without the other points.\n\nHeading: "{title}"'
     ),
     turns=(
         "Now write the text for one point of the list, in two or three sentences. "
         'Say nothing about the other points.\n\nPoint {id}: "{title}"'
     ),
+    article=(
+        "Answer with these headings, with two or three sentences of specific details below each:\n{plan}"
+    ),
     introduced="The answer begins with this paragraph:\n{introduction}",
     closing=(
         "The answer has these points:\n{plan}\n\n"
-        "Write only the closing paragraph of this answer: one sentence with a conclusion or with advice. "
-        "Do not name the points again."
+        'Write only the last sentence of the answer. Begin with "Overall".'
     ),
     polish=(
         "Write one clear answer from these notes, without headings and without saying anything twice:\n\n"
@@ -132,19 +137,21 @@ GERMAN = Sentences(
     question="Erzähle mir in einem kurzen Absatz von „{title}“.",
     outline=(
         "Die Antwort hat diese Punkte:\n{plan}\n\n"
-        "Schreibe nur den Text unter einer dieser Überschriften: einen kurzen Absatz mit Einzelheiten nur zu "
-        "diesem Punkt. Beginne nicht mit den Wörtern der Überschrift oder der Frage, und lass die anderen "
-        "Punkte weg.\n\nÜberschrift: „{title}“"
+        "Schreibe nur den Text unter einer dieser Überschriften: einen kurzen Absatz nur zu diesem Punkt, "
+        "ohne Einleitung und ohne die anderen Punkte.\n\nÜberschrift: „{title}“"
     ),
     turns=(
         "Schreibe nun den Text zu einem Punkt der Liste, als kurzen Absatz. "
         "Sage nichts zu den anderen Punkten.\n\nPunkt {id}: „{title}“"
     ),
+    article=(
+        "Antworte mit diesen Überschriften und schreibe unter jede einen kurzen Absatz mit Einzelheiten:\n"
+        "{plan}"
+    ),
     introduced="Die Antwort beginnt mit diesem Absatz:\n{introduction}",
     closing=(
         "Die Antwort hat diese Punkte:\n{plan}\n\n"
-        "Schreibe nur den Schlussabsatz dieser Antwort: einen Satz mit einem Fazit oder einem Rat. "
-        "Nenne die Punkte nicht noch einmal."
+        "Schreibe nur den letzten Satz der Antwort. Beginne mit „Insgesamt“."
     ),
     polish=(
         "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}"
@@ -161,19 +168,21 @@ SPANISH = Sentences(
     question="Háblame de «{title}» en un párrafo breve.",
     outline=(
         "La respuesta tiene estos puntos:\n{plan}\n\n"
-        "Escribe solo el texto que va bajo uno de estos títulos: un párrafo breve con detalles concretos "
-        "solo sobre ese punto. No empieces con las palabras del título ni de la pregunta, y omite los demás "
-        "puntos.\n\nTítulo: «{title}»"
+        "Escribe solo el texto que va bajo uno de estos títulos: un párrafo breve sobre ese punto, "
+        "sin introducción y sin los demás puntos.\n\nTítulo: «{title}»"
     ),
     turns=(
         "Escribe ahora el texto de un punto de la lista, en un párrafo breve. "
         "No digas nada de los demás puntos.\n\nPunto {id}: «{title}»"
     ),
+    article=(
+        "Responde con estos títulos y escribe debajo de cada uno un párrafo breve con detalles concretos:\n"
+        "{plan}"
+    ),
     introduced="La respuesta empieza con este párrafo:\n{introduction}",
     closing=(
         "La respuesta tiene estos puntos:\n{plan}\n\n"
-        "Escribe solo el párrafo final de esta respuesta: una frase con una conclusión o un consejo. "
-        "No vuelvas a nombrar los puntos."
+        "Escribe solo la última frase de la respuesta. Empieza con «En resumen»."
     ),
     polish="Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
 )
@@ -185,15 +194,13 @@ CHINESE = Sentences(
     question="请用不超过 60 个字介绍“{title}”。",
     outline=(
         "回答包含以下要点：\n{plan}\n\n"
-        "请只写其中一个标题下的正文：用不超过 60 个字具体地只谈这一点，"
-        "不要以标题或问题的词语开头，也不要谈其他要点。\n\n"
+        "请只写其中一个标题下的正文：用不超过 60 个字只谈这一点，不要写引言，也不要谈其他要点。\n\n"
         "标题：“{title}”"
     ),
     turns="现在请写列表中一个要点的正文，不超过 60 个字，不要谈其他要点。\n\n要点 {id}：“{title}”",
+    article="请用以下标题回答，每个标题下用不超过 60 个字具体说明：\n{plan}",
     introduced="回答以这一段开头：\n{introduction}",
-    closing=(
-        "回答包含以下要点：\n{plan}\n\n请只写这个回答的结尾段：用一句话总结或给出建议，不要再次列举要点。"
-    ),
+    closing=("回答包含以下要点：\n{plan}\n\n请只写回答的最后一句话，以“总之”开头。"),
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 DEFAULT_SENTENCES: Mapping[Language, Sentences] = {
@@ -212,6 +219,7 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "question": ("title",),
     "outline": ("plan", "title"),
     "turns": ("title",),
+    "article": ("plan",),
     "introduced": ("introduction",),
     "closing": (),
     "polish": ("text",),

@@ -1,0 +1,84 @@
+"""How the branches of one plan begin: no branch begins like an earlier one.
+
+Branches do not see one another, so that several may begin with the same words ("Electric cars typically").
+The first words of a branch are withheld until those of all earlier branches are settled. A branch that begins
+like an earlier one is opened again without its first token. Which branch is opened again depends on tokens
+only, never on which of them is faster.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from specsot.core.frames import End
+from specsot_master.core.plans.text_pieces import TextPiece
+
+# Words, and characters of Han script. Texts that share so many first ones begin alike. Chosen by reading.
+OPENING_WORDS: Final = 3
+OPENING_CHARACTERS: Final = 6
+# Tokens. Bounds the opening: a text without enough words has its opening then. Given by the aim of the
+# feature.
+MAX_OPENING_TOKENS: Final = 24
+# Times. Bounds how often a branch is opened again. Untuned.
+MAX_REWRITES: Final = 3
+_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
+_WORD = re.compile(r"\w+")
+
+
+def opening_of(text: str, whole: bool = False) -> str | None:
+    """Return the first words of a text in the form in which they are compared, or None if more must follow.
+
+    whole: True if no more text follows.
+
+        "Electric cars typically ha" -> "electric cars typically"
+        "Electric cars" -> None, as the last word may be incomplete
+    """
+    bare = "".join(_HAN.findall(text))
+    if len(bare) >= OPENING_CHARACTERS:
+        return bare[:OPENING_CHARACTERS]
+    words: list[str] = _WORD.findall(text.casefold())
+    known = words if whole or not text[-1:].isalnum() else words[:-1]
+    return " ".join(known[:OPENING_WORDS]) if whole or len(known) >= OPENING_WORDS else None
+
+
+@dataclass(slots=True)
+class Opening:
+    """The beginning of one branch until it is settled.
+
+    settled: True once the branch may be shown, because its first words are its own.
+    waiting: the pieces that arrived so far.
+    end: how the branch's sequence ended, or None while it runs.
+    excluded: the first tokens that the branch must not begin with any more.
+    rewrites: how often the branch was opened again.
+    """
+
+    settled: bool = False
+    waiting: list[TextPiece] = field(default_factory=list[TextPiece])
+    end: End | None = None
+    excluded: tuple[int, ...] = ()
+    rewrites: int = 0
+
+    @property
+    def words(self) -> str | None:
+        """The branch's first words, or None while they are incomplete."""
+        whole = self.end is not None or len(self.waiting) >= MAX_OPENING_TOKENS
+        text = "".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])
+        return opening_of(text, whole)
+
+    def discard(self) -> int:
+        """Exclude the first token, and forget all pieces. Return the number of their tokens."""
+        tokens = [piece.token for piece in self.waiting if piece.token is not None]
+        self.waiting = []
+        self.end = None
+        self.excluded = (*self.excluded, *tokens[:1])
+        self.rewrites += 1
+        return len(tokens)
+
+    def settle(self) -> list[TextPiece]:
+        """Settle the opening, and return the pieces that waited."""
+        self.settled = True
+        waiting = self.waiting
+        self.waiting = []
+        return waiting

@@ -1,0 +1,215 @@
+"""No branch begins like an earlier one: which is opened again depends on tokens only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specsot.core.frames import End
+from specsot.events import BranchStarted, BranchText, MergedText, Reason
+from specsot_master.core.commands import CloseSequence, OpenBranch
+from specsot_master.core.plans.openings import MAX_REWRITES, opening_of
+from specsot_master.core.plans.speculation import PLAN_ORDINAL
+from specsot_master.engine import Caller, RequestJournal
+from specsot_master.journal import open_journal
+from tests.conftest import seeds
+from tests.master.letters import finished, openings
+from tests.master.play import Play
+from tests.master.stage import Stage, of
+from tests.master.test_repair import break_and_form
+from tests.master.test_resuming import CONFIG, kept_in, reading, revived, text_of
+from tests.master.test_speculation import ASK, DIRECT, INTRODUCTION, SAYS, TOLD, write_plan
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "words"),
+    [
+        ("Electric cars typically ha", False, "electric cars typically"),
+        ("Electric cars typ", False, None),
+        ("Electric, cars. Typically ", False, "electric cars typically"),
+        ("Electric cars", True, "electric cars"),
+        ("", True, ""),
+        ("学习编程需要耐心", False, "学习编程需要"),
+        ("学习编程", False, None),
+    ],
+)
+def test_the_opening_of_a_text_is_its_first_words(text: str, whole: bool, words: str | None) -> None:
+    assert opening_of(text, whole) == words
+
+
+def begin() -> Play:
+    play = Play("auto", told=TOLD, speculates=True, answer_tokens=320, max_new_tokens=900)
+    play.write(0, DIRECT)
+    write_plan(play, " Alpha\n2. Beta\n3. Gamma")
+    assert play.open_ready() == [1, 2, 3]
+    return play
+
+
+def step(play: Play, texts: dict[int, str]) -> None:
+    for id, text in texts.items():
+        play.write(id, text)
+    play.said += play.plan.pass_openings(now=2.5)
+
+
+def shown(play: Play) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for event in play.of(BranchText):
+        texts[event.branch] = texts.get(event.branch, "") + event.text
+    return texts
+
+
+def test_a_branch_is_withheld_until_earlier_ones_have_begun() -> None:
+    play = begin()
+    step(play, {2: "Beta comes second. ", 3: "Gamma comes third. "})
+    assert not shown(play)
+    step(play, {1: "Alpha comes "})
+    assert not shown(play)
+    step(play, {1: "first of all. "})
+    assert shown(play) == {
+        1: "Alpha comes first of all.",
+        2: "Beta comes second.",
+        3: "Gamma comes third.",
+    }
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_branch_that_begins_like_an_earlier_one_is_opened_again_without_its_first_token(first: int) -> None:
+    play = begin()
+    other = 3 - first
+    step(play, {first: "The letter is old. "})
+    step(play, {other: "The letter is older. "})
+    assert CloseSequence(2) in play.said
+    assert CloseSequence(1) not in play.said
+    assert not play.plan.all_opened
+    assert [point.id for point in play.plan.ready()] == [2]
+    assert play.open_ready() == [2]
+    order = play.of(OpenBranch)[-1]
+    assert (order.point.id, order.excluded) == (2, (ord("T"),))
+    assert len(play.of(BranchStarted)) == 3, "its client has seen it begin once"
+    step(play, {2: "Old is the second. ", 3: "Gamma is it. "})
+    assert shown(play)[2] == "Old is the second."
+    assert play.plan.all_opened
+
+
+def test_a_branch_that_ended_while_it_waited_ends_once_it_is_settled() -> None:
+    play = begin()
+    play.write(2, "Beta is it.")
+    play.end(2)
+    play.write(3, "Gamma is it.")
+    play.end(3)
+    step(play, {})
+    assert not shown(play)
+    step(play, {1: "Alpha is what comes first."})
+    play.end(1)
+    assert play.finished.text == (
+        f"{INTRODUCTION}\n\n## 1. Alpha\nAlpha is what comes first.\n\n## 2. Beta\nBeta is it."
+        "\n\n## 3. Gamma\nGamma is it."
+    )
+    play.check_stream()
+
+
+def test_a_branch_is_opened_again_so_often_and_not_more() -> None:
+    play = begin()
+    step(play, {1: "The letter is old. "})
+    for _ in range(MAX_REWRITES):
+        step(play, {2: "The letter is old. "})
+        assert play.open_ready() == [2]
+    step(play, {2: "The letter is old. "})
+    assert len([one for one in play.of(OpenBranch) if one.point.id == 2]) == 1 + MAX_REWRITES
+    assert 2 in shown(play)
+
+
+def test_tokens_of_discarded_beginnings_are_no_part_of_the_answer() -> None:
+    play = begin()
+    step(play, {1: "The letter is old.", 2: "The letter is older.", 3: "Gamma is it."})
+    play.open_ready()
+    step(play, {2: "Old is the second."})
+    for id in (1, 2, 3):
+        play.end(id)
+    counted = play.finished.statistics
+    after = len(DIRECT) - len(INTRODUCTION)
+    assert counted.discarded_tokens == after + len("The letter is older.")
+    assert counted.merged_tokens == len(INTRODUCTION) + len(
+        "The letter is old.Old is the second.Gamma is it."
+    )
+    play.check_stream()
+
+
+@pytest.mark.parametrize("end", [End.FAILED, None])
+def test_what_waited_is_shown_when_the_branch_fails_or_the_request_is_cancelled(end: End | None) -> None:
+    play = begin()
+    play.write(2, "Beta is")
+    if end:
+        play.end(2, end)
+    play.said += play.plan.cancel(now=4.0)
+    assert play.finished.reason is Reason.CANCELLED
+    assert shown(play) == {2: "Beta is"}
+    merged = "".join(event.text for event in play.of(MergedText))
+    assert merged == play.finished.text
+
+
+def stage(seed: int = 0, **changes: object) -> Stage:
+    """Branches 1, 3 and 4 begin alike, unless the first token of a beginning is excluded."""
+    theatre = Stage(SAYS, seed=seed, style="list", **changes)  # type: ignore[arg-type]
+    script = theatre.ring._script
+
+    def begins_alike(opening, prompt):  # type: ignore[no-untyped-def]
+        told = {
+            1: "A sign of ours, one.",
+            2: "Second.",
+            3: "A sign of ours, three.",
+            4: "A sign of ours, four.",
+        }
+        barred = len(opening.sampling.logit_bias)
+        if opening.ordinal in told:
+            said = (told[opening.ordinal], "One sign of ours, again.", "Now it differs.")[min(barred, 2)]
+            return (*theatre.text.encode(said), script(opening, prompt)[-1])
+        return script(opening, prompt)
+
+    theatre.ring._script = begins_alike
+    return theatre
+
+
+PLANNED = (
+    f"{INTRODUCTION}\n\n## 1. Alpha\nA sign of ours, one.\n\n## 2. Beta\nSecond."
+    "\n\n## 3. Gamma\nOne sign of ours, again.\n\n## 4. Delta\nNow it differs.\n\nSo there are four."
+)
+
+
+@pytest.mark.parametrize("seed", seeds(10, quick=4))
+@pytest.mark.parametrize("burst", [1, 4, 40])
+async def test_the_text_is_the_same_whichever_branch_is_faster(seed: int, burst: int) -> None:
+    theatre = stage(seed, burst=burst)
+    events = await theatre.answer(ASK)
+    assert finished(events).text == PLANNED
+    biases = {one.ordinal: len(one.sampling.logit_bias) for one in openings(theatre) if one.decodes}
+    assert biases == {0: 0, PLAN_ORDINAL: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 0}
+    assert len(of(BranchStarted, events)) == 5
+    theatre.assert_clean()
+
+
+@pytest.mark.parametrize("steps", [20, 24, 28, 32, 36])
+async def test_a_ring_that_breaks_meanwhile_changes_nothing(steps: int) -> None:
+    theatre = stage(steps, burst=1)
+    client = theatre.listen(ASK)
+    for _ in range(steps):
+        await theatre.step()
+    await break_and_form(theatre, 2)
+    (events,) = await theatre.play(client)
+    assert finished(events).text == PLANNED
+    theatre.assert_clean()
+
+
+@pytest.mark.parametrize("steps", [20, 24, 28, 32, 36])
+async def test_a_restarted_master_opens_the_same_again(tmp_path: Path, steps: int) -> None:
+    journal = open_journal(tmp_path, "m")
+    theatre = stage(steps, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0), burst=1)
+    client = reading(theatre.requests.generate(replace(ASK, resumable=True), Caller("mine", owner="alice")))
+    for _ in range(steps):
+        await theatre.step()
+    (request,) = theatre.engine.all_requests
+    told = request.events.position
+    kept = await kept_in(tmp_path, journal, client)
+    assert text_of(await revived(stage(config=CONFIG), kept, told)) == PLANNED
