@@ -225,8 +225,8 @@ class Statistics:
     decision: how the request was answered, and why: "direct: arithmetic".
     in_time: True if `finish_within_s` ended a text. The text is complete, but might have continued.
     discarded_tokens: tokens that the model wrote in addition to completion_tokens, and that the answer does
-        not use: those of a direct answer that a plan replaced, or of a plan that was not used. Their number
-        depends on the drafter.
+        not use: those of a direct answer that a plan replaced, of a plan that was not used, or of the
+        beginning of a branch that was opened again. Their number depends on the drafter.
     """
 
     mode: str = "direct"

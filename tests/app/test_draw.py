@@ -23,7 +23,16 @@ from specsot.events import (
     Started,
     Statistics,
 )
-from specsot_app.core.answer_view import Size, answer, apply_forecast, columns_for, conclude, draw, summary
+from specsot_app.core.answer_view import (
+    Size,
+    answer,
+    apply_forecast,
+    columns_for,
+    conclude,
+    draw,
+    summary,
+    unfinished,
+)
 from tests.app.stories import DIRECT, PLANNED, watch
 
 SIZES = [Size(60, 24), Size(100, 30), Size(160, 40), Size(24, 9)]
@@ -198,3 +207,20 @@ def test_a_model_cannot_steer_the_terminal() -> None:
     text = render(draw(view, SIZES[0]), SIZES[0]) + render(conclude(view, ""), SIZES[0])
     assert not set("\x1b\x9b\x07") & set(text)
     assert "gone" in text
+
+
+def test_a_direct_answer_and_a_plan_that_are_written_together_are_both_shown() -> None:
+    view = View(merged="Letters are signs.", skeleton="1. Alpha\n2. Beta")
+    for size in SIZES:
+        picture = render(draw(view, size), size)
+        assert len(picture.splitlines()) <= size.height
+        assert "Letters are signs." in picture
+        assert ("2. Beta" in picture) == (size.height > 12)
+
+
+def test_what_stays_of_an_answer_that_broke_has_its_introduction_and_a_closing_without_heading() -> None:
+    panels = (Panel(Point(1, 9, "Alpha"), "First."), Panel(Point(2, 0, ""), "So there is one."))
+    view = View(merged="Letters are signs.", introduced=18, planned=True, panels=panels)
+    left = render(unfinished(view), SIZES[0])
+    assert left.index("Letters are signs.") < left.index("Alpha") < left.index("So there is one.")
+    assert "closing" in render(draw(view, SIZES[0]), SIZES[0])

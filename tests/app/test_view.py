@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 
 from specsot.core.event_json import line_of
-from specsot.events import BranchStarted, BranchText, Candidate, MergedText, Numbered, Reason, TokenLogprobs
+from specsot.core.skeleton import Point
+from specsot.events import (
+    BranchStarted,
+    BranchText,
+    Candidate,
+    Event,
+    MergedText,
+    Numbered,
+    Planned,
+    Reason,
+    SkeletonText,
+    TokenLogprobs,
+)
 from tests.app.stories import DIRECT, MERGED, PLANNED, watch
 
 
@@ -62,3 +74,13 @@ def test_a_line_says_nothing_of_logprobs_nobody_asked_for() -> None:
     )
     assert without == {"event": "merged_text", "number": 3, "offset": 0, "text": "a", "step_tokens": 0}
     assert with_them["logprobs"] == [{"chosen": {"token": 4, "raw": [228, 120], "logprob": -0.5}, "top": []}]
+
+
+def test_what_precedes_the_points_is_the_introduction_and_the_closing_is_the_last_panel() -> None:
+    points = (Point(1, 9, "One"), Point(2, 9, "Two"))
+    events: list[Event] = [MergedText(0, "Both count."), SkeletonText("1. One\n2. Two"), Planned(points)]
+    view = watch(
+        [*events, MergedText(11, "\n\n## 1. One\nFirst."), BranchStarted(3, "", 9), BranchText(3, 0, "So.")]
+    )
+    assert view.merged[: view.introduced] == "Both count."
+    assert [(panel.point.id, panel.point.title) for panel in view.panels] == [(1, "One"), (2, "Two"), (3, "")]

@@ -60,9 +60,11 @@ class Size:
 def draw(view: View, size: Size) -> RenderableType:
     """Draw a running request."""
     if not view.planned:
-        half = Size(size.width, size.height // 2) if view.titles and view.merged else size
-        texts = ("answer", view.merged), ("plan", view.titles)
-        return Group(heading(view), *(text_frame(name, text, half) for name, text in texts if text))
+        texts = [(name, text) for name, text in (("answer", view.merged), ("plan", view.titles)) if text]
+        if len(texts) * (LEAST_LINES + 2) > size.height - 2:
+            texts = texts[:1]
+        each = Size(size.width, size.height // max(len(texts), 1))
+        return Group(heading(view), *(text_frame(name, text, each) for name, text in texts))
     if merges(view):
         return Group(heading(view), text_frame("answer", view.merged, size))
     return Group(heading(view), *panels(view.panels, size), status(view))

@@ -127,7 +127,9 @@ class Measurement:
             for point in plan.points[:WRITTEN]
         ]
         titles = tuple(point.title for point in plan.points[:WRITTEN])
-        return WrittenPlan(plan.question, titles, tuple(await asyncio.gather(*texts)))
+        # A branch of an article may continue with the next heading, before which the product ends it.
+        sections = (text.partition("\n#")[0].strip() for text in await asyncio.gather(*texts))
+        return WrittenPlan(plan.question, titles, tuple(sections))
 
     def _turns(self, question: str, form: Form) -> ListConversation:
         wording = replace(self._wording, form=form)

@@ -18,7 +18,7 @@ LIST_HEAD = "1."
 
 # An item: list or heading marks, a number, one of the punctuation marks that models write after it, a title.
 _LINE = re.compile(r"[\s*#>-]*\d{1,3}\s*[.．。、:：)）](?P<title>.*)")
-# Characters of Markdown and quotation marks that are removed around a title.
+_GLUED = re.compile(r"\bvs\.(?=\w)")
 _MARKS = "*_`#\"'“”„«»()"
 # After one of these, a model explains its title. A colon after a number belongs to the title ("Day 1:
 # Arrival").
@@ -106,7 +106,10 @@ def title_of(line: str) -> str:
 
     >>> title_of(" **Buy the tickets**: early, as they sell out.")
     'Buy the tickets'
+    >>> title_of(" Wired vs.wireless")
+    'Wired vs. wireless'
     """
     visible = clean_title(line).strip(_MARKS + " ")
     title = _ENDS.split(visible, maxsplit=1)[0]
-    return title.strip(_MARKS + " ").rstrip(" .,;:。，；、")
+    # A full stop before a space ends a title, so that models glue the word after "vs." to it.
+    return _GLUED.sub("vs. ", title.strip(_MARKS + " ").rstrip(" .,;:。，；、"))

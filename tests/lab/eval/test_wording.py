@@ -20,7 +20,7 @@ from specsot_app.fleet.options import FleetOptions
 from specsot_lab.eval import wording
 from specsot_lab.eval.core.branch_faults import BranchFaults, WrittenPlan, choose_form, measure
 from specsot_master.core.plans.router import decide_question
-from specsot_master.core.plans.wording import Form, Wording
+from specsot_master.core.plans.wording import FORMS, Form, Wording
 from specsot_master.prompts import Prompts, read_parts
 from tests.lab.eval.speaker import Speaker
 from tests.master.stage import TEXT
@@ -88,8 +88,8 @@ def test_nothing_written_has_no_faults() -> None:
 def test_the_form_with_the_fewest_faults_is_named_and_the_default_wins_ties() -> None:
     none = faults(*GOOD)
     some = replace(none, total=0.5)
-    forms: dict[Form, BranchFaults] = {"question": some, "outline": some, "turns": some}
-    assert choose_form(forms) == "outline"
+    forms: dict[Form, BranchFaults] = {"question": some, "outline": some, "turns": some, "article": some}
+    assert choose_form(forms) == "article"
     assert choose_form({**forms, "turns": none}) == "turns"
     assert choose_form({**forms, "question": none}) == "question"
 
@@ -150,7 +150,7 @@ def test_a_run_names_the_form_that_a_model_writes_best_in_and_goes_on_where_it_w
     assert "the form with the fewest faults is turns" in out.getvalue()
     assert found["turns"].branches == 6
     asked = len(speaker.asked)
-    assert asked == 3 + 3 * 2 * 3
+    assert asked == 3 + 3 * 2 * len(FORMS)
     again = wording.Measurement(
         Prompts(tmp_path, text), text, wording.Answers(speaker, tmp_path / "answers.jsonl", 4)
     )

@@ -28,7 +28,8 @@ class OutputTokens:
     headings: tokens of the headings in the answer, which the model did not write.
     polish: tokens of the turn that rewrote the answer; 0 if there was none.
     discarded: tokens that the model wrote in addition, and that the answer does not use: those of a direct
-        answer that a plan replaced, or of a plan that was not used.
+        answer that a plan replaced, of a plan that was not used, or of the beginning of a branch that was
+        opened again.
     """
 
     written: int

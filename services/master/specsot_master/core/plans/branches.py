@@ -13,7 +13,7 @@ from specsot_master.core.limits import BudgetShares
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import MAX_REWRITES, Opening
+from specsot_master.core.plans.openings import MAX_REWRITES, BranchOpening
 from specsot_master.core.plans.sentences import SentenceBuffer, SoftEnd, ends_sentence
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
@@ -95,7 +95,7 @@ class PlanBranch:
     holds_sentences: bool = False
     left_out: int = 0
     soft_end: SoftEnd | None = None
-    opening: Opening = field(default_factory=lambda: Opening(settled=True))
+    opening: BranchOpening = field(default_factory=lambda: BranchOpening(settled=True))
     softly_ended: bool = False
     discarded: int = 0
     # Tokens that arrived so far, shown or held.
@@ -237,7 +237,7 @@ class PlanBranches:
                 least=least(budgets[p.id]),
                 holds_sentences=holds_sentences,
                 soft_end=self._soft_end_of(p, aim) if holds_sentences else None,
-                opening=Opening(settled=aim is None),
+                opening=BranchOpening(settled=aim is None),
             )
             for p in points
         }

@@ -44,7 +44,7 @@ def opening_of(text: str, whole: bool = False) -> str | None:
 
 
 @dataclass(slots=True)
-class Opening:
+class BranchOpening:
     """The beginning of one branch until it is settled.
 
     settled: True once the branch may be shown, because its first words are its own.
