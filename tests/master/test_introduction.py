@@ -59,6 +59,10 @@ def introduction_of(text: str) -> str | None:
         ),
         ("准备演讲需要以下几个步骤：\n\n1. 主题", "准备演讲需要以下几个步骤："),
         ("A tool, e.g. a hammer, helps. It is heavy.\n\nMore", "A tool, e.g. a hammer, helps. It is heavy."),
+        (
+            "A README tells what a project does. It also says how to use it.",
+            "A README tells what a project does.",
+        ),
         (' "Yes," he said. Then he left.\n\nMore', ' "Yes," he said. Then he left.'),
     ],
 )
@@ -84,7 +88,7 @@ def test_the_introduction_is_the_first_paragraph_up_to_an_announcement(
     ],
 )
 def test_an_answer_that_begins_otherwise_has_no_introduction(answer: str) -> None:
-    """A list, a heading, code, a table, a title, a sentence without end, or a single paragraph."""
+    """A list, a heading, code, a table, a title, a sentence without end, or a single sentence."""
     assert grown(answer)[-1][1] == NO_INTRODUCTION
 
 
