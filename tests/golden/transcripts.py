@@ -291,11 +291,13 @@ async def a_list_is_repaired() -> Transcript:
 LISTED = Ask("Letters of ours", mode="sot", seed=5, constraint=False, limits=Limits(max_new_tokens=600))
 LISTS = {
     "numbered list": " Alpha\n2. **Beta**: the second\n3. alpha",
-    '"Alpha"': "A is the first. A is the first of all letters. A is the first of all letters.",
-    '"Beta"': "B follows.",
+    "## 1. Alpha": "A is the first. A is the first of all letters. A is the first of all letters.",
+    "## 2. Beta": "B follows.",
     "from these notes": "A, then B.",
     "Letters": "Just so.",
 }
+QUESTION = replace(LISTED, prompt="What are the main letters?", mode="auto")
+BEGUN = "Letters are signs. Here are some:\n\n1. Alpha is the first of them."
 LONE = "[PLAN]\n1.<40><None>[-]Alpha\n[END]"
 EMPTY = "[PLAN]\nnothing of the kind\n[END]"
 RUNS: Mapping[str, Run] = {
@@ -309,6 +311,10 @@ RUNS: Mapping[str, Run] = {
     "no plan": simply(SOT, {"Write the plan.": EMPTY}),
     "a list": simply(LISTED, LISTS, threshold=0.0),
     "a list, polished": simply(replace(LISTED, polish=True), LISTS, threshold=0.0),
+    "a list, begun with the answer": simply(QUESTION, {**LISTS, "letters": BEGUN}, threshold=0.0),
+    "a list of one, begun with the answer": simply(
+        QUESTION, {**LISTS, "numbered list": " Only this one", "letters": BEGUN}, threshold=0.0
+    ),
     "a list of one": simply(LISTED, {**LISTS, "numbered list": " Only this one"}, threshold=0.0),
     "a list, repaired": a_list_is_repaired,
     "one branch at a time": simply(replace(SOT, limits=Limits(max_parallel=1))),

@@ -26,7 +26,6 @@ from specsot.params import Ask
 from specsot.tasks import start
 from specsot.transport.wire.events import decode_ask, encode_ask
 from specsot.v1 import master_pb2
-from specsot_master.core.plans.prompts import PromptTurn
 from specsot_master.core.records import (
     AdmittedRecord,
     BranchRecord,
@@ -478,9 +477,12 @@ class RequestJournal:
         if self._journal and request.ask.resumable:
             self._journal.put(request.id, record)
 
-    def branch_record(self, point: int, turn: PromptTurn) -> BranchRecord:
-        """Return the record of an opened branch; only with a journal it holds a fingerprint of the prompt."""
-        return BranchRecord(point, fingerprint_of(turn.tokens) if self._journal else "")
+    def branch_record(self, point: int, wording: Sequence[int]) -> BranchRecord:
+        """Return the record of an opened branch; only with a journal it holds a fingerprint of its wording.
+
+        wording: the tokens of the branch's prompt after the request's common prefix.
+        """
+        return BranchRecord(point, fingerprint_of(wording) if self._journal else "")
 
     def forget(self, request_id: str) -> None:
         """Delete a request from the journal; an unknown id is ignored."""

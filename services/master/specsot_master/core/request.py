@@ -427,6 +427,14 @@ class RequestState:
             self._turns[id] = turn_from(prefix, turn.tokens, turn.shared) if prefix else turn
         return self._turns[id]
 
+    def branch_wording(self, order: commands.OpenBranch) -> tuple[int, ...]:
+        """Return the tokens of a branch's prompt after the request's common prefix, for a fingerprint in the
+        journal.
+        """
+        turn = self.branch_turn(order)
+        turns = self.prompt.conversation
+        return turn_from(turns.prefix, turn.tokens).suffix if turns else turn.suffix
+
     def branch_prefix(self, order: commands.OpenBranch) -> tuple[int, ...]:
         """Return the tokens that the prompts of all branches begin with, so that the ring computes them once.
 
@@ -570,7 +578,7 @@ class RequestState:
                 yield from plan.start(self.asked_tokens, self.since + at, found, plans)
             case records.BranchRecord(id, wording):
                 point = next(one for one in plan.ready() if one.id == id)
-                records.check_prompt_unchanged(wording, self.branch_turn(plan.preview(point)).tokens)
+                records.check_prompt_unchanged(wording, self.branch_wording(plan.preview(point)))
                 yield from plan.open_branch(point)
             case records.ReopenedRecord(ordinal):
                 log = self.sequences[ordinal].log

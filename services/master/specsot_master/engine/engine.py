@@ -291,7 +291,9 @@ class Engine(Effects):
         pages = pages_of(request, turn, order.budget, state)
         if not self._tables.has_room(request, pages, reserved_only=bool(self._queue.waiting)):
             return False
-        self._record_and_apply(request, self._journal.branch_record(order.point.id, turn))
+        self._record_and_apply(
+            request, self._journal.branch_record(order.point.id, request.branch_wording(order))
+        )
         return True
 
     def _begin_epoch(self, state: RingState) -> None:
