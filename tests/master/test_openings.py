@@ -213,3 +213,23 @@ async def test_a_restarted_master_opens_the_same_again(tmp_path: Path, steps: in
     told = request.events.position
     kept = await kept_in(tmp_path, journal, client)
     assert text_of(await revived(stage(config=CONFIG), kept, told)) == PLANNED
+
+
+def test_branches_that_write_nothing_are_not_opened_again() -> None:
+    play = begin()
+    for id in (1, 2, 3):
+        play.end(id)
+    step(play, {})
+    assert play.finished.text == INTRODUCTION
+    assert len(play.of(OpenBranch)) == 3
+
+
+@pytest.mark.parametrize("text", ["- **Use it**: now. ", "* Use it now, please. ", "### Use\nIt is so. "])
+def test_a_branch_that_begins_with_a_list_or_a_heading_is_opened_again(text: str) -> None:
+    play = begin()
+    step(play, {3: text})
+    assert [point.id for point in play.plan.ready()] == [3], "no other branch is waited for"
+    play.open_ready()
+    assert play.of(OpenBranch)[-1].excluded == (ord(text[0]),)
+    step(play, {1: "Alpha comes first now. ", 2: "Beta comes second. ", 3: "3. is a number here. "})
+    assert shown(play)[3].startswith("3. is")

@@ -334,7 +334,7 @@ def test_the_words_stand_behind_the_question_in_its_own_turn(speak: Speak) -> No
     assert plan.count("<|im_start|>user") == 1
     branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60).tokens)
     assert f"{QUESTION}\n\nAnswer with these headings" in branch
-    assert "below each:\n1. Light\n2. Deep" in branch
+    assert "without lists:\n1. Light\n2. Deep" in branch
     assert branch.endswith("## 2. Deep\n")
     branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60, "Sleep heals.").tokens)
     assert branch.endswith("Sleep heals.\n\n## 2. Deep\n")

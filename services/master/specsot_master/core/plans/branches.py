@@ -318,7 +318,7 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch.
+        branch, or not with prose.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 
@@ -333,7 +333,7 @@ class PlanBranches:
             words = self._words.get(id) if opening.settled else opening.words
             if opening.settled or (branch.reason and not opening.waiting):
                 taken.update([words] if words else [])
-            elif words in taken and opening.rewrites < MAX_REWRITES:
+            elif (opening.is_markup or (words and words in taken)) and opening.rewrites < MAX_REWRITES:
                 branch.discarded += opening.discard()
                 branch.opened = passing = False
                 again.append(id)

@@ -3,7 +3,8 @@
 Branches do not see one another, so that several may begin with the same words ("Electric cars typically").
 The first words of a branch are withheld until those of all earlier branches are settled. A branch that begins
 like an earlier one is opened again without its first token. Which branch is opened again depends on tokens
-only, never on which of them is faster.
+only, never on which of them is faster. A branch that begins with an item of a list or with a heading is
+opened again, too: below its heading, prose follows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ OPENING_CHARACTERS: Final = 6
 MAX_OPENING_TOKENS: Final = 24
 # Times. Bounds how often a branch is opened again. Untuned.
 MAX_REWRITES: Final = 3
+# The beginnings of items without a number, and of headings. A number may also begin a sentence.
+_MARKUP = re.compile(r"\s*(?:[-*+•]\s|#)")
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _WORD = re.compile(r"\w+")
 
@@ -66,6 +69,11 @@ class BranchOpening:
         whole = self.end is not None or len(self.waiting) >= MAX_OPENING_TOKENS
         text = "".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])
         return opening_of(text, whole)
+
+    @property
+    def is_markup(self) -> bool:
+        """True if the branch begins with an item of a list or with a heading."""
+        return _MARKUP.match("".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])) is not None
 
     def discard(self) -> int:
         """Exclude the first token, and forget all pieces. Return the number of their tokens."""

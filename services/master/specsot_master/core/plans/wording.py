@@ -112,7 +112,8 @@ ENGLISH = Sentences(
         'Say nothing about the other points.\n\nPoint {id}: "{title}"'
     ),
     article=(
-        "Answer with these headings, with two or three sentences of specific details below each:\n{plan}"
+        "Answer with these headings. Below each, write two or three sentences with specific details, "
+        "without lists:\n{plan}"
     ),
     introduced="The answer begins with this paragraph:\n{introduction}",
     closing=(
@@ -145,8 +146,8 @@ GERMAN = Sentences(
         "Sage nichts zu den anderen Punkten.\n\nPunkt {id}: „{title}“"
     ),
     article=(
-        "Antworte mit diesen Überschriften und schreibe unter jede einen kurzen Absatz mit Einzelheiten:\n"
-        "{plan}"
+        "Antworte mit diesen Überschriften und schreibe unter jede einen kurzen Absatz mit Einzelheiten, "
+        "ohne Listen:\n{plan}"
     ),
     introduced="Die Antwort beginnt mit diesem Absatz:\n{introduction}",
     closing=(
@@ -176,8 +177,8 @@ SPANISH = Sentences(
         "No digas nada de los demás puntos.\n\nPunto {id}: «{title}»"
     ),
     article=(
-        "Responde con estos títulos y escribe debajo de cada uno un párrafo breve con detalles concretos:\n"
-        "{plan}"
+        "Responde con estos títulos y escribe debajo de cada uno un párrafo breve con detalles concretos, "
+        "sin listas:\n{plan}"
     ),
     introduced="La respuesta empieza con este párrafo:\n{introduction}",
     closing=(
@@ -198,7 +199,7 @@ CHINESE = Sentences(
         "标题：“{title}”"
     ),
     turns="现在请写列表中一个要点的正文，不超过 60 个字，不要谈其他要点。\n\n要点 {id}：“{title}”",
-    article="请用以下标题回答，每个标题下用不超过 60 个字具体说明：\n{plan}",
+    article="请用以下标题回答，每个标题下写一段不超过 60 个字的具体说明，不要用列表：\n{plan}",
     introduced="回答以这一段开头：\n{introduction}",
     closing=("回答包含以下要点：\n{plan}\n\n请只写回答的最后一句话，以“总之”开头。"),
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
