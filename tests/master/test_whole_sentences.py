@@ -13,7 +13,7 @@ from specsot.core.skeleton import Point
 from specsot.events import Reason
 from specsot_master.core.limits import BudgetShares
 from specsot_master.core.plans.branches import PlanBranches
-from specsot_master.core.plans.sentences import SentenceBuffer, SoftEnd
+from specsot_master.core.plans.sentences import SentenceBuffer, SoftEnd, ends_sentence
 from specsot_master.core.plans.text_pieces import TextPiece
 
 POINT = Point(1, 100, "Light")
@@ -143,6 +143,23 @@ def test_the_closing_is_one_sentence() -> None:
     made.write(2, pieces(WORDS))
     assert made[2].stopped
     assert made[2].answer.text == "Light is fast."
+
+
+@pytest.mark.parametrize(
+    ("tail", "shown"),
+    [
+        ("Here are steps:\n", ""),
+        ("以下是步骤：\n\n", ""),
+        ("It is so.\n**", " It is so."),
+        ("It is so.\n- ", " It is so."),
+    ],
+)
+def test_a_text_does_not_end_with_an_announcement_or_with_marks(tail: str, shown: str) -> None:
+    assert not ends_sentence(tail)
+    made = aimed(6)
+    made.write(1, pieces(["It", " is", " so", ".", *re.findall(r"\s?\w+|\s|.", " " + tail)]))
+    made.flush(1, Reason.LENGTH)
+    assert made[1].answer.text == f"It is so.{shown}"
 
 
 def test_a_buffer_releases_whole_sentences_only() -> None:

@@ -20,9 +20,15 @@ _LINE_OF_MANY = re.compile(r"\s*(?:[-*+•>|]|\d{1,3}[.)、])")
 
 def ends_sentence(text: str) -> bool:
     """Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
-    belong to a number or to a list.
+    belong to a number or to a list. Neither does a line that announces what follows, or one of marks only.
+
+        "It is so." -> True;   "Use these:\\n" -> False;   "It is so.\\n**" -> False
     """
     bare = text.rstrip(" \"'*”’)")
+    line = text.rpartition("\n")[2]
+    marks = line.strip() and line != text and not any(map(str.isalnum, line))
+    if marks or bare.rstrip().endswith((":", "：")):
+        return False
     return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))
 
 
