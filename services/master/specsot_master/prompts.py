@@ -242,7 +242,7 @@ class ListConversation:
             rendering = self._render_branch(*words)
         if head:
             rendering = head_of_answer(rendering, self._text.mark(head))
-        return turn_from(self.prefix, self._tokens(rendering), len(self._known))
+        return turn_from(self.prefix, self._tokens(rendering), len(self._shared_tokens))
 
     def polish(self, text: str) -> PromptTurn:
         """Return the prompt that asks for the answer to be written anew as one text.
@@ -282,7 +282,7 @@ class ListConversation:
             written, asked = words
             first = ask_after(self._messages, self._list_words, in_last_turn=False)
             return self._text.render((*first, Message("assistant", written), Message("user", asked)))
-        return self._render(*words, paragraph=self._form in ("outline", "article"))
+        return self._render(*words, as_paragraph=self._form in ("outline", "article"))
 
     def _render(self, words: str, as_paragraph: bool = False) -> str:
         """Return the rendered conversation with these words after its last turn.

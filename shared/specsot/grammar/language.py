@@ -6,7 +6,8 @@ which is the other language of this module. The list's first "1." is the end of 
     list := title NL {n "." title NL} [NL]      (2 .. max_points titles; an end token may replace the end)
 
 A *place* is a state of the automaton. Worked example, with one point and without tools: after "[PLAN]\\n1.<4"
-the place is Length(line, digits=1) with line = PlanLine(1, last=4), if 4 points are allowed. Its edges are ">",
+the place is Length(line, digits=1) with line = NumberedLine(1, last=4), if 4 points are allowed. Its
+edges are ">",
 which leads to Literal(b"<", Tool(line)), and "0".."9", which lead to Length(line, 2).
 
 Budgets are not part of the rules that these functions read. The largest number of points is part of a place,
@@ -105,7 +106,7 @@ _END = b"[END]"
 _MAX_LENGTH_DIGITS = 4
 
 
-class PlanLine(NamedTuple):
+class NumberedLine(NamedTuple):
     """A line of a plan or of a list.
 
     number: number of the line, from 1.
@@ -116,9 +117,9 @@ class PlanLine(NamedTuple):
     last: int
 
     @property
-    def following(self) -> PlanLine:
+    def following(self) -> NumberedLine:
         """The next line, which may be one more than `last`: then only the end of the plan may be there."""
-        return PlanLine(self.number + 1, self.last)
+        return NumberedLine(self.number + 1, self.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Opener:
     line: the first line of the plan.
     """
 
-    line: PlanLine
+    line: NumberedLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class PlanLine:
     line: the line that may follow. From the second line on, the end of the plan may follow instead.
     """
 
-    line: PlanLine
+    line: NumberedLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class Length:
     digits: number of digits so far.
     """
 
-    line: PlanLine
+    line: NumberedLine
     digits: int = 0
 
 
@@ -173,7 +174,7 @@ class Tool:
     seen: the bytes of the tool's name so far.
     """
 
-    line: PlanLine
+    line: NumberedLine
     seen: bytes = b""
 
 
@@ -186,7 +187,7 @@ class Needs:
     seen: the digits after the last comma.
     """
 
-    line: PlanLine
+    line: NumberedLine
     last: int = 0
     seen: bytes = b""
 
@@ -202,7 +203,7 @@ class Title:
     partial: the incomplete character, or "".
     """
 
-    line: PlanLine
+    line: NumberedLine
     left: int | None = MAX_TITLE_BYTES
     solid: bool = False
     matched: int = 0
@@ -228,7 +229,7 @@ class ListLine:
     line: the line.
     """
 
-    line: PlanLine
+    line: NumberedLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,7 @@ class ListTitle:
     partial: the incomplete character, or "".
     """
 
-    line: PlanLine
+    line: NumberedLine
     left: int | None = MAX_TITLE_BYTES
     words: int = 0
     last: Before = "blank"
@@ -277,7 +278,7 @@ class Edge(NamedTuple):
 
 def begin(rules: PlanRules) -> Place:
     """Return the first place."""
-    first = PlanLine(1, rules.max_points)
+    first = NumberedLine(1, rules.max_points)
     if rules.listed:
         return ListTitle(first)
     return Literal(b"[", Opener(first)) if rules.direct else Literal(b"[PLAN]\n", PlanLine(first))
@@ -392,7 +393,7 @@ def _one(byte: int, to: Place | None) -> Edge:
     return Edge(byte, byte, to)
 
 
-def _begin_line(line: PlanLine) -> tuple[Edge, ...]:
+def _begin_line(line: NumberedLine) -> tuple[Edge, ...]:
     end = (_one(_END[0], Literal(_END[1:], Done(plan=True))),) if line.number > 1 else ()
     if line.number > line.last:
         return end
@@ -400,7 +401,7 @@ def _begin_line(line: PlanLine) -> tuple[Edge, ...]:
     return (*end, _one(head[0], Literal(head[1:], Length(line))))
 
 
-def _write_length(line: PlanLine, digits: int) -> tuple[Edge, ...]:
+def _write_length(line: NumberedLine, digits: int) -> tuple[Edge, ...]:
     if not digits:
         return (Edge(ord("1"), ord("9"), Length(line, 1)),)
     close = _one(ord(">"), Literal(b"<", Tool(line)))
@@ -409,7 +410,7 @@ def _write_length(line: PlanLine, digits: int) -> tuple[Edge, ...]:
     return (close, Edge(ord("0"), ord("9"), Length(line, digits + 1)))
 
 
-def _write_tool(rules: PlanRules, line: PlanLine, seen: bytes) -> tuple[Edge, ...]:
+def _write_tool(rules: PlanRules, line: NumberedLine, seen: bytes) -> tuple[Edge, ...]:
     # "None" comes first, so that the short way to the end writes it.
     names = [b"None", *(tool.encode() for tool in rules.tools)]
     nexts = dict.fromkeys(
@@ -419,7 +420,7 @@ def _write_tool(rules: PlanRules, line: PlanLine, seen: bytes) -> tuple[Edge, ..
     return (*close, *(_one(byte, Tool(line, seen + bytes([byte]))) for byte in nexts))
 
 
-def _write_needs(line: PlanLine, last: int, seen: bytes) -> tuple[Edge, ...]:
+def _write_needs(line: NumberedLine, last: int, seen: bytes) -> tuple[Edge, ...]:
     ids = [str(number).encode() for number in range(last + 1, line.number)]
     found: list[Edge] = []
     if seen in ids:
@@ -470,7 +471,7 @@ def _write_direct(matched: int, partial: Partial) -> tuple[Edge, ...]:
     return tuple(found)
 
 
-def _begin_list_line(line: PlanLine) -> tuple[Edge, ...]:
+def _begin_list_line(line: NumberedLine) -> tuple[Edge, ...]:
     end = (_one(ord("\n"), Done(plan=True)),) if line.number > 2 else ()
     head = str(line.number).encode() + b"."
     return (*end, _one(head[0], Literal(head[1:], ListTitle(line))))

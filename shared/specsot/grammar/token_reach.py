@@ -12,7 +12,7 @@ from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS
 from specsot.core.vocabulary import Spelling, Vocabulary
 from specsot.grammar import language
 from specsot.grammar.byte_table import DEAD, ByteTable
-from specsot.grammar.language import Done, ListTitle, Literal, Place, PlanLine, Title
+from specsot.grammar.language import Done, ListTitle, Literal, NumberedLine, Place, Title
 from specsot.grammar.token_trie import Ints, Trie, TrieLevel, build_tries, most_lines_begun, ranges
 
 Mask = NDArray[np.bool_]
@@ -167,7 +167,7 @@ class Survey:
         lines.
         """
         if isinstance(place, Title):
-            alike: Place = replace(place, line=PlanLine(1, 1))
+            alike: Place = replace(place, line=NumberedLine(1, 1))
         elif isinstance(place, ListTitle):
             alike = replace(place, line=_line_alike(place.line))
         else:
@@ -256,19 +256,19 @@ def bound_lines(place: Place, following: int) -> Place:
     if isinstance(place, Done | language.Direct):
         return place
     line = place.line
-    return replace(place, line=PlanLine(line.number, min(line.last, line.number + following)))
+    return replace(place, line=NumberedLine(line.number, min(line.last, line.number + following)))
 
 
-def _line_alike(line: PlanLine) -> PlanLine:
+def _line_alike(line: NumberedLine) -> NumberedLine:
     """Return a line whose titles have endings of the same lengths.
 
     The ending of a list's title writes a second line if there is none, and a line feed more if a further line
     may follow.
     """
     if line.number >= line.last:
-        return PlanLine(1, 1)
+        return NumberedLine(1, 1)
     number = min(line.number, 2)
-    return PlanLine(number, number + min(line.last - line.number, 3 - number))
+    return NumberedLine(number, number + min(line.last - line.number, 3 - number))
 
 
 _NONE = np.zeros(0, dtype=np.int32)

@@ -275,7 +275,7 @@ class MergedText(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., step_tokens: _Optional[int] = ...) -> None: ...
 
 class Statistics(_message.Message):
-    __slots__ = ("mode", "prompt_tokens", "completion_tokens", "merged_tokens", "seconds", "seconds_to_first_token", "tokens_per_second", "laps", "mean_accepted", "branches", "phases", "cached_tokens", "plan_tokens", "heading_tokens", "polish_tokens", "rested", "decision", "in_time", "discarded_tokens")
+    __slots__ = ("mode", "prompt_tokens", "completion_tokens", "merged_tokens", "seconds", "seconds_to_first_token", "tokens_per_second", "steps", "mean_accepted", "branches", "phases", "cached_tokens", "plan_tokens", "heading_tokens", "polish_tokens", "paused_share", "decision", "in_time", "discarded_tokens")
     class PhasesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -321,7 +321,7 @@ class Statistics(_message.Message):
     decision: str
     in_time: bool
     discarded_tokens: int
-    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., merged_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., seconds_to_first_token: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., laps: _Optional[int] = ..., mean_accepted: _Optional[float] = ..., branches: _Optional[int] = ..., phases: _Optional[_Mapping[str, float]] = ..., cached_tokens: _Optional[int] = ..., plan_tokens: _Optional[int] = ..., heading_tokens: _Optional[int] = ..., polish_tokens: _Optional[int] = ..., rested: _Optional[float] = ..., decision: _Optional[str] = ..., in_time: bool = ..., discarded_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., merged_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., seconds_to_first_token: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., steps: _Optional[int] = ..., mean_accepted: _Optional[float] = ..., branches: _Optional[int] = ..., phases: _Optional[_Mapping[str, float]] = ..., cached_tokens: _Optional[int] = ..., plan_tokens: _Optional[int] = ..., heading_tokens: _Optional[int] = ..., polish_tokens: _Optional[int] = ..., paused_share: _Optional[float] = ..., decision: _Optional[str] = ..., in_time: bool = ..., discarded_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "text", "tokens", "statistics", "stop_string", "stop_token")

@@ -180,7 +180,7 @@ def rules_of(
         client asked for a number.
     """
     tokens = ask.limits.new_tokens // (2 if ask.polish else 1)
-    if plans_in_lists:
+    if listed:
         asked = points_asked(question_of(ask))
         room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
         usual = USUAL_POINTS if speculates else MAX_LIST_POINTS

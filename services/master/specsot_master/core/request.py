@@ -405,17 +405,17 @@ class RequestState:
             return turn_from(turns.prefix, score.tokens)
         return turns.skeleton if turns else PromptTurn(self.prompt.answer, self.shared)
 
-    def branch_turn(self, command: commands.OpenBranch) -> PromptTurn:
+    def branch_turn(self, order: commands.OpenBranch) -> PromptTurn:
         """Return the prompt of a branch. It is built on the first call and cached, as a branch may wait for
         pages many times.
 
-        command: the command that opens the branch: its point, the plan, the texts that it needs, and its
+        order: the command that opens the branch: its point, the plan, the texts that it needs, and its
             budget.
 
         Raises InvalidRequest if the prompt cannot be built.
         """
         turns = self.prompt.conversation
-        id = command.point.id
+        id = order.point.id
         if id not in self._turns and isinstance(self.plan, ForkPlan):
             head = self.forked
             self._turns[id] = PromptTurn(head + self.plan.head_of(id), len(head))
@@ -463,11 +463,11 @@ class RequestState:
         """Return how many characters must be tokenised to build a branch's prompt; 0 if the prompt is cached
         already, or if the request has no conversation.
 
-        command: the command that opens the branch.
+        order: the command that opens the branch.
         """
-        if command.point.id in self._turns or self.prompt.conversation is None:
+        if order.point.id in self._turns or self.prompt.conversation is None:
             return 0
-        return self.prompt.conversation.behind + sum(len(text) for _, text in command.parents)
+        return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
     def take_turn(self, command: commands.Open) -> PromptTurn:
         """Return the prompt of the sequence that a command opens, and remember it as the prompt of that
@@ -480,7 +480,7 @@ class RequestState:
         turns = self.prompt.conversation
         match command:
             case commands.OpenBranch():
-                return self.branch_turn(order)
+                return self.branch_turn(command)
             case commands.OpenSkeleton(ordinal=ordinal) if turns:
                 self._turns[ordinal] = turns.skeleton
                 return turns.skeleton
@@ -514,9 +514,9 @@ class RequestState:
             return scoring(self.ask)
         if isinstance(command, commands.OpenSkeleton):
             return replace(self.ask, min_tokens=0)
-        if isinstance(order, commands.OpenBranch) and order.excluded:
+        if isinstance(command, commands.OpenBranch) and command.excluded:
             sampling = self.ask.sampling
-            biases = dict(sampling.logit_bias) | dict.fromkeys(order.excluded, LEAST_BIAS)
+            biases = dict(sampling.logit_bias) | dict.fromkeys(command.excluded, LEAST_BIAS)
             return replace(self.ask, sampling=replace(sampling, logit_bias=tuple(sorted(biases.items()))))
         if self.prompt.tags is None:
             return self.ask

@@ -107,13 +107,13 @@ class RequestTally:
                 self.first_token = now
 
     def close(
-        self, mode: str, decision: str, output_tokens: OutputTokens, num_branches: int, now: float
+        self, mode: str, decision: str, counts: OutputTokens, num_branches: int, now: float
     ) -> Statistics:
         """Return the statistics of the finished request, and end its last phase.
 
         mode: "direct" or "sot": how the request was answered.
         decision: why, in the router's words.
-        output_tokens: the tokens of its output.
+        counts: the tokens of its output.
         num_branches: how many branches were opened; 0 for a direct answer.
         now: the time of its end, in seconds of the engine's clock.
         """
@@ -133,7 +133,7 @@ class RequestTally:
             discarded_tokens=counts.discarded,
             seconds=round(seconds, SECONDS_DIGITS),
             seconds_to_first_token=0.0 if first is None else round(first - self.began, SECONDS_DIGITS),
-            tokens_per_second=round(output_tokens.merged / seconds, RATIO_DIGITS) if seconds > 0 else 0.0,
+            tokens_per_second=round(counts.merged / seconds, RATIO_DIGITS) if seconds > 0 else 0.0,
             steps=self.steps,
             mean_accepted=round(self.tree_tokens / self.trees, RATIO_DIGITS) if self.trees else 1.0,
             paused_share=round(self.paused_trees / self.trees, RATIO_DIGITS) if self.trees else 0.0,

@@ -219,7 +219,7 @@ class Engine(Effects):
                 self._reopen(request, state)
             else:
                 self._counts.enter(request.prompt_tokens, request.found)
-                request.plan.apply_forecast(Outlook(self._costs, request.workload(others=len(self._tables))))
+                request.plan.apply_forecast(Outlook(self._costs, request.workload(num_running_sequences=len(self._tables))))
                 self._record_and_apply(
                     request, AdmittedRecord(now - request.since, request.found, request.plans)
                 )

@@ -189,7 +189,7 @@ def plan_prefix(prefix_tokens: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring
     grant = grant_plan(sizes, ask, ring)
     skeleton = sizes.skeleton + skeleton_limit(ask, listed=True, speculates=True)
     plan = own_pages(skeleton, sizes.prefix, ring, ask.policy) if sizes.speculates else 0
-    return PromptPrefix(prefix, True, lambda _: grant, ask.window, plan)
+    return PromptPrefix(prefix_tokens, True, lambda _: grant, ask.window, plan)
 
 
 @dataclass(frozen=True, slots=True)
