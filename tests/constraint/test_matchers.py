@@ -121,7 +121,7 @@ def test_what_most_requests_are_held_by_is_built_before_they_come() -> None:
     vocabulary = describe(SINGLE.bytes)
     prebuild(vocabulary)
     wait([COMPILER.submit(lambda: None)])
-    listed = rules_of(Ask("Why?"), plans_in_lists=True)
+    listed = rules_of(Ask("Why?"), listed=True)
     for rules in (PlanRules(True), PlanRules(False), listed):
         coming = grammar_of(vocabulary, Opening(1, 1, plan=rules))
         assert coming is not None

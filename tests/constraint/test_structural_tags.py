@@ -13,7 +13,7 @@ from specsot.grammar.structural_tag import (
     FreeText,
     JsonPart,
     Members,
-    OneOf,
+    OneTag,
     Part,
     Pattern,
     Repeat,
@@ -30,7 +30,7 @@ from tests.there import there
 NUMBER = JsonPart({"type": "integer"})
 WORDS = FreeText("</p>", ("</p>", "<f>"), max_length=5)
 CALL: tuple[Part, ...] = (
-    OneOf((("add ",), ("sub ",))),
+    OneTag((("add ",), ("sub ",))),
     Members(((("a=", NUMBER), True), (("b=", WORDS), False)), between=", "),
     ";",
 )

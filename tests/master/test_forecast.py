@@ -17,7 +17,7 @@ from specsot_master.core.plans.forecast import (
     WIDEST,
     Forecaster,
     Outlook,
-    StepCosts,
+    RingStepTimes,
     Workload,
     likeliest,
 )
@@ -36,8 +36,8 @@ def turns(number: int, *sequences: int, tokens: int = 1, end: End | None = None)
     return Result(1, number, outcomes, (0.05,), rows=len(sequences))
 
 
-def seen(*steps: tuple[float, Result]) -> StepCosts:
-    costs = StepCosts(CURVE)
+def seen(*steps: tuple[float, Result]) -> RingStepTimes:
+    costs = RingStepTimes(CURVE)
     for now, result in steps:
         costs.on_result(result, now)
     return costs
@@ -58,7 +58,7 @@ def test_what_no_step_has_shown_has_the_shape_of_the_stages_curve() -> None:
     costs = seen(*((n / 2, turns(n, 7)) for n in range(1, 9)))
     assert costs.turn(4) == pytest.approx(1.0)
     assert costs.turn(28) == pytest.approx(0.5 * 14)
-    assert StepCosts(CURVE).turn(1) is None
+    assert RingStepTimes(CURVE).turn(1) is None
 
 
 def test_a_step_with_a_prompt_is_no_sample_of_a_turn() -> None:

@@ -73,8 +73,8 @@ def test_half_of_what_the_plan_leaves_is_kept_for_it() -> None:
     headings = len("\n\n## 1. Better sleep\n\n\n## 2. More energy\n\n\n## 3. Less stress\n")
     assert sum(budgets) == (1200 - len(LIST) - 1) // 2 - headings
     asked = Ask("Why?", limits=Limits(max_new_tokens=1024))
-    assert rules_of(replace(asked, polish=True), plans_in_lists=True).max_points == 6
-    assert rules_of(asked, plans_in_lists=True).max_points == 8
+    assert rules_of(replace(asked, polish=True), listed=True).max_points == 6
+    assert rules_of(asked, listed=True).max_points == 8
 
 
 @pytest.mark.parametrize("reason", [End.CANCELLED, End.FAILED, End.STOP])

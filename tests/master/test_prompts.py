@@ -238,7 +238,7 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
         listed = Message("assistant", write_list([point]))
         whole = text.render((*ask_after(talk, plan_words), listed, Message("user", words)))
     else:
-        whole = render_asked(text, talk, words, paragraph=form in ("outline", "article"))
+        whole = render_asked(text, talk, words, as_paragraph=form in ("outline", "article"))
     if form == "article" and title:
         whole = head_of_answer(whole, text.mark(heading_of(point).lstrip()))
     assert conversation.branch(point, [point], [], 10).tokens == text.encode(whole)
@@ -321,7 +321,7 @@ def test_whole_renderings_where_nothing_can_be_left_out(tmp_path: Path, template
     conversation = prompts.plan(TALK, LISTED)
     told = Wording().of(QUESTION).ask_for_point("article", POINTS[0], POINTS)
     turn = conversation.branch(POINTS[0], POINTS, [], 80)
-    whole = render_asked(text, TALK, told, paragraph=True)
+    whole = render_asked(text, TALK, told, as_paragraph=True)
     assert turn.tokens == text.encode(head_of_answer(whole, text.mark("## 1. Light\n")))
     assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]
 

@@ -293,10 +293,8 @@ def test_a_question_may_say_how_many_things_it_asks_for(question: str, count: in
 
 def test_a_list_has_as_many_points_as_are_asked_for_and_no_more_than_a_plan_can_have() -> None:
     few = Ask("List five European rivers.", limits=Limits(max_new_tokens=512))
-    assert rules_of(few, plans_in_lists=True).max_points == 5
-    assert rules_of(few, plans_in_lists=True, max_points_in_time=3).max_points == 3, (
-        "so many as there is time for"
-    )
+    assert rules_of(few, listed=True).max_points == 5
+    assert rules_of(few, listed=True, points=3).max_points == 3, "so many as there is time for"
     assert way("Give me 10 tips for better sleep.") == "more than 8 points"
 
 

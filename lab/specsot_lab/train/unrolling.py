@@ -123,7 +123,7 @@ class UnrolledBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class UnrolledStep:
     """One step of the test.
 
     rows:    [batch, length], whose guess counts.
@@ -179,7 +179,9 @@ class Unrolling:
                 found[..., k][step.rows] = guessed == batch.tokens.roll(-2 - k, 1)[step.rows]
         return found
 
-    def _steps(self, training_batch: TrainingBatch, batch: UnrolledBatch, told: Tensor) -> Iterator[Step]:
+    def _steps(
+        self, training_batch: TrainingBatch, batch: UnrolledBatch, told: Tensor
+    ) -> Iterator[UnrolledStep]:
         """told: [batch, length] positions whose next token is to be guessed."""
         numbers = told.reshape(-1).cumsum(0).sub_(1).view(told.shape)
         table = self._teacher.embedding
@@ -192,7 +194,7 @@ class Unrolling:
             features = self._head.step(F.embedding(tokens, table).clone(), features, memories)
             rows = told.roll(-1 - k, 1)
             rows[:, -1 - k :] = False  # came around from the text's begin
-            yield Step(rows, features[rows], numbers.roll(-1 - k, 1)[rows])
+            yield UnrolledStep(rows, features[rows], numbers.roll(-1 - k, 1)[rows])
 
     def _teach(self, training_batch: TrainingBatch, batch: UnrolledBatch) -> _Taught:
         """What the base says wherever a learned token follows, if the head can draft what it says."""

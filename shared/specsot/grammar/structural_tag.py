@@ -51,7 +51,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class OneTag:
     """One of several sequences of parts."""
 
     choices: tuple[tuple[Part, ...], ...]
@@ -78,7 +78,7 @@ class Repeat:
     max_count: int
 
 
-Part = str | JsonPart | FreeText | Pattern | OneOf | Members | Repeat
+Part = str | JsonPart | FreeText | Pattern | OneTag | Members | Repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _written_part(part: Part) -> Any:
             return {"until": end, "excluded": list(excluded), "min": min_length, "max": max_length}
         case Pattern(regex):
             return {"pattern": regex}
-        case OneOf(choices):
+        case OneTag(choices):
             return {"one_of": [_written(choice) for choice in choices]}
         case Members(members, between):
             return {"members": [[_written(parts), needed] for parts, needed in members], "between": between}
@@ -147,7 +147,7 @@ def _read_part(given: Any) -> Part:
     if "pattern" in found:
         return Pattern(str(found["pattern"]))
     if "one_of" in found:
-        return OneOf(tuple(map(_read, found["one_of"])))
+        return OneTag(tuple(map(_read, found["one_of"])))
     if "members" in found:
         members = tuple((_read(parts), bool(needed)) for parts, needed in found["members"])
         return Members(members, str(found["between"]))
@@ -200,7 +200,7 @@ class _LarkWriter:
                 return self._free_text(part)
             case Pattern(regex):
                 return "/" + regex.replace("/", "\\/") + "/"
-            case OneOf(choices):
+            case OneTag(choices):
                 return self._rule(" | ".join(self.sequence(choice) for choice in choices))
             case Members(members, between):
                 return self._members(members, between)
@@ -308,7 +308,7 @@ class _ExitCollector:
                 continue
             self.outside += [follows] if follows else []
             match part:
-                case OneOf(choices):
+                case OneTag(choices):
                     for choice in choices:
                         self.collect(choice, follows)
                 case Members(members, between):

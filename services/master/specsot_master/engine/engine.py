@@ -219,7 +219,8 @@ class Engine(Effects):
                 self._reopen(request, state)
             else:
                 self._counts.enter(request.prompt_tokens, request.found)
-                request.plan.apply_forecast(Outlook(self._costs, request.workload(num_running_sequences=len(self._tables))))
+                workload = request.workload(num_running_sequences=len(self._tables))
+                request.plan.apply_forecast(Outlook(self._costs, workload))
                 self._record_and_apply(
                     request, AdmittedRecord(now - request.since, request.found, request.plans)
                 )

@@ -77,7 +77,7 @@ class TurnSums:
         self.tokens = self.tokens * KEPT + tokens
 
 
-class StepCosts:
+class RingStepTimes:
     """Measured turns by the number of sequences that take part in them.
 
     A turn is the time from one result of a sequence to its next one, with the tokens that the sequence gains.
@@ -322,7 +322,7 @@ class Forecaster:
         Raises ValueError, TypeError or KeyError if `kept` has another form.
         """
         known = kept or {"steps": {}, "lengths": {}, "misses": {}, "suffix": 0}
-        self.steps = StepCosts((), known["steps"])
+        self.steps = RingStepTimes((), known["steps"])
         self.lengths = AnswerLengths(known["lengths"])
         self.misses = defaultdict[str, deque[float]](lambda: deque(maxlen=REMEMBERED))
         for way, shares in known["misses"].items():
@@ -340,7 +340,7 @@ class Forecaster:
 
         curve: seconds of compute of one step of that ring by tokens in its batch.
         """
-        self.steps = StepCosts(curve, self.steps.kept())
+        self.steps = RingStepTimes(curve, self.steps.kept())
 
     def forecast(self, workload: Workload) -> Forecast:
         """Return the seconds of a direct and of a planned answer, before either was started; None for each of

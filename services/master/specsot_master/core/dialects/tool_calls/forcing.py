@@ -18,7 +18,7 @@ from specsot.grammar.structural_tag import (
     FreeText,
     JsonPart,
     Members,
-    OneOf,
+    OneTag,
     Part,
     Pattern,
     Repeat,
@@ -85,7 +85,7 @@ def forced_calls(
     else:
         between = () if texts.between is None else _parts(texts.between)
         max_count = 1 if texts.between is None else max_calls
-        parts = (*_parts(texts.before), Repeat((OneOf(tuple(calls)),), between, max_count), *_parts(end))
+        parts = (*_parts(texts.before), Repeat((OneTag(tuple(calls)),), between, max_count), *_parts(end))
     first, *others = joined(parts)
     return ForcedCalls(first, tuple(others)) if isinstance(first, str) else ForcedCalls("", (first, *others))
 
@@ -158,7 +158,7 @@ def _argument(form: CallForm, texts: ArgumentTexts, parameters: Json, name: str)
             raise _NotInForm
         return (before, FreeText(end, excluded))
     as_text = (before, FreeText(end, excluded))
-    return (OneOf((as_text, as_json)),) if _allows_any_text(schema, parameters) else as_json
+    return (OneTag((as_text, as_json)),) if _allows_any_text(schema, parameters) else as_json
 
 
 def _excluded(form: CallForm, texts: ArgumentTexts) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ def _text(schema: Json, end: str, excluded: tuple[str, ...]) -> tuple[Part, ...]
         values = [schema["const"]] if "const" in schema else cast("list[Any]", schema["enum"])
         if any(mark in str(value) for value in values for mark in excluded):
             raise _NotInForm
-        return (OneOf(tuple((f"{value}{end}",) for value in values)),)
+        return (OneTag(tuple((f"{value}{end}",) for value in values)),)
     if not keywords <= {"minLength", "maxLength"}:
         raise _NotInForm
     max_length = schema.get("maxLength")
