@@ -6,7 +6,6 @@ When the client disconnects, the call's requests are cancelled.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -14,13 +13,13 @@ from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+import msgspec
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from specsot.core.event_json import baseline_of
 from specsot.core.info import ModelInfo
 from specsot.errors import Cancelled, InvalidRequest
 from specsot.events import Numbered
@@ -98,7 +97,8 @@ PING_SECONDS: Final = 10.0
 # A comment in server-sent events, which every client skips.
 PING: Final = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=baseline_of)
+# Writes a chunk in a tenth of the time that `json` takes. Chunks hold JSON values only.
+ENCODER: Final = msgspec.json.Encoder()
 
 Chunks = AsyncGenerator[dict[str, Any], None]
 
@@ -128,7 +128,7 @@ class EventStyle:
         # {"type":"ping"} with `named` set -> b'event: ping\\ndata: {"type":"ping"}\\n\\n'
         """
         name = f"event: {chunk['type']}\n".encode() if self.named else b""
-        return name + b"data: " + WRITER.encode(chunk).encode() + b"\n\n"
+        return b"%bdata: %b\n\n" % (name, ENCODER.encode(chunk))
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -349,12 +349,12 @@ class HttpCall:
     caller: Caller
     headers: dict[str, str]
 
-    def generate(self, counter: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
-        """Start a request for each ask, and return their events.
+    def generate(self, counter: RequestCounter, asks: Sequence[Ask], joins: bool) -> list[RequestEvents]:
+        """Start a request for each ask, and return their events. joins: see `RequestCounter.generate`.
 
         # call id "ab12", three asks -> request ids "ab12", "ab12-1", "ab12-2"
         """
-        return [counter.generate(ask, one) for ask, one in zip(asks, self.callers(len(asks)))]
+        return [counter.generate(ask, one, joins=joins) for ask, one in zip(asks, self.callers(len(asks)))]
 
     def callers(self, count: int) -> list[Caller]:
         """Return the caller of each of `count` requests, with the request's id."""

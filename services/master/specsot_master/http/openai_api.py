@@ -117,9 +117,12 @@ class OpenAICall:
     warnings: tuple[str, ...] = ()
 
     def generate(self, counter: RequestCounter, http: HttpCall) -> CallEvents:
-        """Start the requests, and return their events as (index of the answer, event)."""
+        """Start the requests, and return their events as (index of the answer, event).
+
+        Text that waits for the client is joined, unless the client asked for every event of the branches.
+        """
         if self.think is None:
-            return merge_streams(http.generate(counter, self.asks))
+            return merge_streams(http.generate(counter, self.asks, joins=not self.telling.branches))
         callers = http.callers(len(self.asks))
         return merge_streams(
             [generate_thinking(counter, ask, one, self.think) for ask, one in zip(self.asks, callers)]
@@ -139,7 +142,7 @@ class OpenAICall:
         warned = self.warned
         offsets = [TextOffsets(self.telling.special) for _ in self.asks]
         with naming_fields(self.words):
-            async with aclosing(self._heard(events)) as heard:
+            async with aclosing(self._as_asked(events)) as heard:
                 async for index, numbered in heard:
                     usage.count(index // self.copies, event_of(numbered))
                     if piece := self._piece(index, numbered):
@@ -158,7 +161,7 @@ class OpenAICall:
         views = [View() for _ in self.asks]
         thoughts = ["" for _ in self.asks]
         with naming_fields(self.words):
-            async with aclosing(self._heard(events)) as heard:
+            async with aclosing(self._as_asked(events)) as heard:
                 async for index, numbered in heard:
                     usage.count(index // self.copies, event_of(numbered))
                     if isinstance(numbered, Thought):
@@ -186,6 +189,10 @@ class OpenAICall:
     def _head(self, kind: str) -> dict[str, Any]:
         """Return the members with which an object of this kind begins."""
         return {**(self.head or {}), "object": kind}
+
+    def _as_asked(self, events: CallEvents) -> CallEvents:
+        """Return the events, changed by `_heard` if the prompt is echoed or no text is wanted."""
+        return self._heard(events) if self.echoes or self.silent else events
 
     async def _heard(self, events: CallEvents) -> CallEvents:
         """Yield the events, with a prompt's log probabilities, from its first token on, in one event.

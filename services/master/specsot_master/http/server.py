@@ -7,7 +7,7 @@ import contextlib
 import re
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from typing import Any
 from urllib.parse import unquote
 
@@ -147,11 +147,11 @@ def _refused_head(scope: Scope) -> Response | None:
 def _sniffless(send: Send) -> Send:
     """Return a `send` that adds the header `x-content-type-options: nosniff` to responses."""
 
-    async def send_on(message: Message) -> None:
+    def send_on(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             others = [pair for pair in message.get("headers", ()) if pair[0] != _NOSNIFF[0]]
             message = {**message, "headers": [*others, _NOSNIFF]}
-        await send(message)
+        return send(message)
 
     return send_on
 
