@@ -8,13 +8,14 @@ waiting for the event loop; what the socket does not accept at once, the event l
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Final, Protocol
 
 from google.protobuf.message import Message
 
@@ -27,6 +28,9 @@ from specsot.transport.wires import Places, Wire, is_private
 
 # Bytes. The length that precedes each message.
 LENGTH = 4
+# Seconds. A backlog of messages is passed on for so long before the event loop does other work: at 64 clients,
+# before what they have been written is sent to them. Untuned.
+TURN_SECONDS: Final = 0.005
 
 
 def is_local_socket(address: str) -> bool:
@@ -156,7 +160,8 @@ class _Incoming(asyncio.Protocol):
         self._came = came
         self._data = bytearray()
         self._link_receiver: LinkReceiver | None = None
-        self._over: asyncio.Future[None] = came.get_loop().create_future()
+        self._loop = came.get_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -171,6 +176,8 @@ class _Incoming(asyncio.Protocol):
             self._hear(self._link_receiver)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._link_receiver:
+            self._hear(self._link_receiver, math.inf)
         self._end()
 
     async def attend(self, hearer: LinkReceiver) -> None:
@@ -185,14 +192,28 @@ class _Incoming(asyncio.Protocol):
     def close(self) -> None:
         self._transport.close()
 
-    def _hear(self, hearer: LinkReceiver) -> None:
+    def _hear(self, hearer: LinkReceiver, seconds: float = TURN_SECONDS) -> None:
+        """Pass on the complete messages. After `seconds`, continue in the next iteration of the event loop,
+        and read nothing more from the socket until then, so that a backlog does not stop other work.
+        """
+        end = self._loop.time() + seconds
         try:
             while not self._over.done() and (message := self._whole_message()) is not None:
                 hearer.hear(message)
                 if hearer.over:
                     self._end()
+                elif self._loop.time() >= end:
+                    self._transport.pause_reading()
+                    self._loop.call_soon(self._continue, hearer)
+                    return
         except Exception as error:
             self._over.set_exception(error)
+
+    def _continue(self, hearer: LinkReceiver) -> None:
+        """Read from the socket again, and pass on the messages that are left."""
+        if not self._over.done():
+            self._transport.resume_reading()
+            self._hear(hearer)
 
     def _whole_message(self) -> bytes | None:
         """Remove the next complete message from the buffer and return it, or None if there is none."""
