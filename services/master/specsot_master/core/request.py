@@ -502,6 +502,11 @@ class RequestState:
         return any(not sequence.lost for sequence in self.sequences.values())
 
     @property
+    def has_lost(self) -> bool:
+        """True if at least one sequence waits to be opened again in the next ring."""
+        return any(sequence.lost for sequence in self.sequences.values())
+
+    @property
     def lost(self) -> list[ActiveSequence]:
         """Sequences that wait to be opened again in the next ring, by ordinal."""
         return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]

@@ -187,7 +187,7 @@ class Effects(Home):
 
         Once the request opens no further sequences, its base grant is waived: only used pages stay charged.
         """
-        if request.plan.all_opened and not request.lost:
+        if request.plan.all_opened and not request.has_lost:
             self._tables.ledger.waive(request.id)
         if self._queue.is_live(request) and not request.events.is_full(self._config.unread):
             self._tables.renew(request)
