@@ -352,9 +352,7 @@ def _following(segment: Segment) -> TreeSegment:
     """
     if isinstance(segment, TreeSegment):
         # `dataclasses.replace` takes three times as long, for each sequence of each step.
-        return TreeSegment(
-            segment.sequence, segment.draft_round, segment.committed + 1, (0,), segment.tree
-        )
+        return TreeSegment(segment.sequence, segment.draft_round, segment.committed + 1, (0,), segment.tree)
     return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
 
 

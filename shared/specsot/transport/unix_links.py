@@ -28,8 +28,8 @@ from specsot.transport.wires import Places, Wire, is_private
 
 # Bytes. The length that precedes each message.
 LENGTH = 4
-# Seconds. A backlog of messages is passed on for so long before the event loop does other work: at 64 clients,
-# before what they have been written is sent to them. Untuned.
+# Seconds. A backlog of messages is passed on for so long; then the event loop does other work, such as
+# sending the new text of 64 clients to them. Untuned.
 TURN_SECONDS: Final = 0.005
 
 

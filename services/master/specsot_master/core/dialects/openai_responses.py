@@ -209,8 +209,8 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
 
 def _extra_of(numbered: events.Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
     """Return the event as JSON values for a client that asked for branches, without the text that the chunk
-    carries anyway; None if the client does not receive it. Clients with the `specsot` field always receive the end and a
-    forecast.
+    carries anyway; None if the client does not receive it. Clients with the `specsot` field always receive
+    the end and a forecast.
     """
     event = numbered.event
     always = isinstance(event, events.Finished) or (isinstance(event, events.Started) and event.forecast)
