@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from google.protobuf.message import Message
 
@@ -164,7 +164,7 @@ class _Incoming(asyncio.Protocol):
         self._over: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast(asyncio.ReadTransport, transport)
         if self._came.done():
             transport.close()
         else:

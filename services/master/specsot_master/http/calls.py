@@ -349,7 +349,9 @@ class HttpCall:
     caller: Caller
     headers: dict[str, str]
 
-    def generate(self, counter: RequestCounter, asks: Sequence[Ask], joins: bool) -> list[RequestEvents]:
+    def generate(
+        self, counter: RequestCounter, asks: Sequence[Ask], joins: bool = False
+    ) -> list[RequestEvents]:
         """Start a request for each ask, and return their events. joins: see `RequestCounter.generate`.
 
         # call id "ab12", three asks -> request ids "ab12", "ab12-1", "ab12-2"

@@ -160,7 +160,7 @@ def _sniffless(send: Send) -> Send:
 class _StreamingConnection(h11.Connection):
     """Writes the pieces of a chunked body without h11's state machine, whose state they do not change."""
 
-    def send(self, event: h11.Event) -> bytes | None:
+    def send(self, event: Any) -> Any:
         """Return the bytes of an event; see `h11.Connection.send`.
 
         # Data(b"hello") within a chunked body -> b"5\\r\\nhello\\r\\n"
