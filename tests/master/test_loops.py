@@ -108,3 +108,27 @@ def test_a_direct_answer_ends_where_it_goes_on_and_on(text: str, cut: str, size:
 )
 def test_a_direct_answer_may_say_a_sentence_more_than_once(text: str, size: int) -> None:
     assert shown(text, size, DIRECT_LOOPS) == (text, False)
+
+
+def held(text: str, rule: LoopRule) -> int:
+    """The most characters that are held back at once while the text is written letter by letter."""
+    watch = LoopWatch(rule)
+    shown = 0
+    most = 0
+    for fed, letter in enumerate(text, start=1):
+        shown += len(watch.feed(letter))
+        most = max(most, fed - shown)
+    assert not watch.repeats
+    return most
+
+
+def test_short_clauses_that_come_again_in_another_order_are_shown() -> None:
+    pairs = "".join(f"- ({a}, {b})\n" for a in range(1, 7) for b in range(1, 7))
+    assert held(f"These are the outcomes:\n{pairs}There are 36.", DIRECT_LOOPS) <= 40
+
+
+def test_a_repetition_that_a_fence_interrupts_is_cut_off_after_the_fence_only() -> None:
+    text = f"{PRODUCE * 2}```\nrun()\n```\n{PRODUCE * 4}"
+    found, repeats = shown(text, 1, BRANCH_LOOPS)
+    assert repeats
+    assert found.startswith(f"{PRODUCE}")

@@ -6,14 +6,16 @@ Scripts say what is written.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from specsot.core.frames import Lease, Open
 from specsot.errors import Cancelled
-from specsot_master.engine import EngineConfig
+from specsot.events import Event, MergedText
+from specsot_master.engine import Caller, EngineConfig
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
-from tests.master.stage import Stage
+from tests.master.stage import Stage, of
 
 pytestmark = pytest.mark.slow
 
@@ -90,3 +92,34 @@ async def test_the_last_events_do_not_wait_for_ever() -> None:
     with pytest.raises(Cancelled):
         await anext(slow)
     stage.assert_clean()
+
+
+async def test_text_that_waits_for_a_client_is_joined_into_one_event() -> None:
+    stage = Stage(SAYS, burst=1)
+    behind = stage.requests.generate(COUNT, joins=True)
+    first = await anext(behind)
+    for _ in range(20):
+        await stage.step()
+    joined = await anext(behind)
+    assert isinstance(joined.event, MergedText)
+    assert joined.event.step_tokens == 20
+    assert joined.event.text == SAYS["Count"][: len(joined.event.text)]
+    assert joined.number == 20
+
+    async def read() -> list[Event]:
+        return [first.event, joined.event] + [numbered.event async for numbered in behind]
+
+    (events,) = await stage.play(asyncio.create_task(read()))
+    assert finished(events).text == SAYS["Count"] == "".join(one.text for one in of(MergedText, events))
+    stage.assert_clean()
+
+
+async def test_events_of_a_resumable_request_are_never_joined() -> None:
+    stage = Stage(SAYS, burst=1)
+    behind = stage.requests.generate(replace(COUNT, resumable=True), Caller("kept"), joins=True)
+    await anext(behind)
+    for _ in range(5):
+        await stage.step()
+    assert (await anext(behind)).number == 1
+    assert (await anext(behind)).number == 2
+    await behind.aclose()

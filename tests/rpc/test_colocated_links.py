@@ -5,8 +5,10 @@ where the socket cannot be reached.
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 import threading
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -272,3 +274,39 @@ async def test_a_member_without_a_place_for_sockets_takes_links_over_grpc(
 def test_only_what_is_surely_of_this_machine_is_asked_for_a_socket() -> None:
     assert all(map(is_local_socket, ("127.0.0.1:5", "[::1]:5", "unix:/tmp/x")))
     assert not any(map(is_local_socket, ("192.0.2.1:5", "worker-1:5", "[2001:db8::1]:5")))
+
+
+class SlowReceiver:
+    """Notes each message, and computes for two milliseconds."""
+
+    over = False
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+
+    def hear(self, data: bytes) -> None:
+        self.messages.append(data)
+        end = time.perf_counter() + 0.002
+        while time.perf_counter() < end:
+            pass
+
+
+async def test_a_backlog_of_messages_lets_other_work_have_its_turns() -> None:
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    messages = [bytes([number]) for number in range(40)]
+    theirs.sendall(b"".join(len(one).to_bytes(unix_links.LENGTH, "little") + one for one in messages))
+    theirs.close()
+    receiver = SlowReceiver()
+    seen = set[int]()
+
+    def look() -> None:
+        seen.add(len(receiver.messages))
+        if len(receiver.messages) < len(messages):
+            loop.call_soon(look)
+
+    _, incoming = await loop.connect_accepted_socket(lambda: unix_links._Incoming(loop.create_future()), ours)
+    loop.call_soon(look)
+    await incoming.attend(receiver)
+    assert receiver.messages == messages
+    assert len(seen) > 5

@@ -111,26 +111,28 @@ class RequestCounter:
         self._watches.append(create_observer)
 
     async def generate(
-        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
+        self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None, joins: bool = False
     ) -> AsyncGenerator[Numbered, None]:
         """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels
         the request, unless the request is resumable.
 
-        ask: what the client asks for; may be None if `offset` is given.
-        caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
-            owner.
-        offset: number of the first event to yield of the caller's known request; None for a new request. A
-            resumed request is not observed again.
+        ask: the request; may be None if `offset` is given. offset: resume the caller's request from this
+        event on. A resumed request is not observed again. A resumable request is not cancelled when the
+        generator is closed. joins: join pieces of answer text that wait for the client, so that a client
+        that is behind costs one message for several steps; ignored for a resumable request.
 
         Raises what `Engine.open` and its events raise, and Unavailable for a new request while the master
         shuts down.
         """
         new = ask if offset is None else None
+        joins = joins and new is not None and not new.resumable
         if new and self.closing:
             raise Unavailable("the master is shutting down")
         with self._counted(), self._watched(new) as watches:
             async with aclosing(await self._leader.open(ask, caller, offset)) as events:
                 async for numbered in events:
+                    if joins:
+                        numbered = events.join(numbered)
                     for watch in watches:
                         watch.on_event(numbered.event)
                     yield numbered

@@ -8,13 +8,14 @@ waiting for the event loop; what the socket does not accept at once, the event l
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Final, Protocol, cast
 
 from google.protobuf.message import Message
 
@@ -27,6 +28,9 @@ from specsot.transport.wires import Places, Wire, is_private
 
 # Bytes. The length that precedes each message.
 LENGTH = 4
+# Seconds. A backlog of messages is passed on for so long; then the event loop does other work, such as
+# sending the new text of 64 clients to them. Untuned.
+TURN_SECONDS: Final = 0.005
 
 
 def is_local_socket(address: str) -> bool:
@@ -188,14 +192,15 @@ class _Incoming(asyncio.Protocol):
         self._connected = connected
         self._data = bytearray()
         self._link_receiver: LinkReceiver | None = None
-        self._over: asyncio.Future[None] = connected.get_loop().create_future()
+        self._loop = connected.get_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Announce the connection, or close it if another one came before.
 
         transport: the connection, as asyncio made it.
         """
-        self._transport = transport
+        self._transport = cast(asyncio.ReadTransport, transport)
         if self._connected.done():
             transport.close()
         else:
@@ -215,6 +220,8 @@ class _Incoming(asyncio.Protocol):
 
         exc: the error that ended the connection, or None.
         """
+        if self._link_receiver:
+            self._pass_on_messages(self._link_receiver, math.inf)
         self._end()
 
     async def attend(self, receiver: LinkReceiver) -> None:
@@ -232,18 +239,36 @@ class _Incoming(asyncio.Protocol):
         """Close the connection."""
         self._transport.close()
 
-    def _pass_on_messages(self, receiver: LinkReceiver) -> None:
-        """Pass on all complete messages. An error of the receiver ends `attend` with that error.
+    def _pass_on_messages(self, receiver: LinkReceiver, seconds: float = TURN_SECONDS) -> None:
+        """Pass on the complete messages. An error of the receiver ends `attend` with that error.
+
+        After `seconds`, the rest follows in the next iteration of the event loop, and the socket is not read
+        until then, so that a backlog does not stop other work.
 
         receiver: gets the messages.
+        seconds: how long messages may be passed on at once.
         """
+        end = self._loop.time() + seconds
         try:
             while not self._over.done() and (message := self._pop_message()) is not None:
                 receiver.receive_bytes(message)
                 if receiver.over:
                     self._end()
+                elif self._loop.time() >= end:
+                    self._transport.pause_reading()
+                    self._loop.call_soon(self._continue, receiver)
+                    return
         except Exception as error:
             self._over.set_exception(error)
+
+    def _continue(self, receiver: LinkReceiver) -> None:
+        """Read from the socket again, and pass on the messages that are left.
+
+        receiver: gets the messages.
+        """
+        if not self._over.done():
+            self._transport.resume_reading()
+            self._pass_on_messages(receiver)
 
     def _pop_message(self) -> bytes | None:
         """Remove the next complete message from the buffer and return it, or None if there is none.

@@ -225,6 +225,12 @@ class EventBuffer:
         self._trim()
         return event
 
+    def peek(self, reader: Reader) -> Numbered | None:
+        """Return the event that the next `take` returns, without taking it. Return None if no event is
+        unread, or if this reader was cut off.
+        """
+        return self._events[self._next] if self.unread and reader is self._reader else None
+
     def _trim(self) -> None:
         """Drop events that were read, the oldest first, until at most `keeps` events are buffered."""
         while self._first < self._next and len(self._events) > self.keeps:
@@ -617,6 +623,11 @@ class RequestState:
     def inside(self) -> bool:
         """True if at least one sequence of the request is in the ring."""
         return any(not sequence.lost for sequence in self.sequences.values())
+
+    @property
+    def has_lost(self) -> bool:
+        """True if at least one sequence waits to be opened again in the next ring."""
+        return any(sequence.lost for sequence in self.sequences.values())
 
     @property
     def lost(self) -> list[ActiveSequence]:

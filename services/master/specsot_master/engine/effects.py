@@ -217,7 +217,7 @@ class Effects(Home):
 
         request: the request, admitted or not.
         """
-        if request.plan.all_opened and not request.lost:
+        if request.plan.all_opened and not request.has_lost:
             self._tables.ledger.drop_grant(request.id)
         if self._queue.is_live(request) and not request.events.is_full(self._config.unread):
             self._tables.renew(request)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from specsot.events import Numbered
+from specsot.events import MergedText, Numbered
 from specsot_master.core.inputs import EventsRead, KeepingOver, ReaderLeft, ReadingOverdue
 from specsot_master.core.request import Clock, Reader, RequestState, Timer
 from specsot_master.core.ring.ring_state import EngineConfig
@@ -69,12 +69,42 @@ class Subscription(Reader, AsyncIterator[Numbered]):
             await securing
         return event
 
+    def join(self, numbered: Numbered) -> Numbered:
+        """Return an event that was just read, joined with the unread pieces of answer text directly after it.
+
+        # read: MergedText "a"; unread: MergedText "b", MergedText "c", Finished -> MergedText "abc"
+
+        The joined event has the number of its last piece. The events of a resumable request must not be
+        joined, because each of them is journaled before it is read.
+        """
+        first = numbered.event
+        buffer = self._request.events
+        if not isinstance(first, MergedText):
+            return numbered
+        pieces = [first]
+        while (following := buffer.peek(self)) and isinstance(following.event, MergedText):
+            buffer.take(self)
+            self._subscriptions.on_read(self._request)
+            pieces.append(following.event)
+            numbered = following
+        return numbered if len(pieces) == 1 else Numbered(numbered.number, _joined(pieces))
+
     async def aclose(self) -> None:
         """Stop reading. Nothing happens if another call has taken over the request's events."""
         request = self._request
         if request.events.detach(self):
             request.clear_alarms(ReadingOverdue)
             request.home.handle(ReaderLeft(request))
+
+
+def _joined(pieces: Sequence[MergedText]) -> MergedText:
+    """Return consecutive pieces of an answer as one piece."""
+    return MergedText(
+        pieces[0].offset,
+        "".join(piece.text for piece in pieces),
+        tuple(one for piece in pieces for one in piece.logprobs),
+        sum(piece.step_tokens for piece in pieces),
+    )
 
 
 class Subscriptions:

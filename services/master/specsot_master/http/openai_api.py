@@ -122,6 +122,8 @@ class OpenAICall:
         """Start the requests, and return their events as (index of the answer, event), in the order of
         arrival.
 
+        Text that waits for the client is joined, unless the client asked for every event of the branches.
+
         counter: the entry point of requests.
         http: the HTTP call, which gives the requests their ids and their caller.
         """
@@ -138,7 +140,9 @@ class OpenAICall:
         caller: id and owner of the request.
         """
         if self.think is None:
-            events: AsyncGenerator[Numbered | Thought, None] = counter.generate(ask, caller)
+            events: AsyncGenerator[Numbered | Thought, None] = counter.generate(
+                ask, caller, joins=not self.options.branches
+            )
         else:
             events = generate_thinking(counter, ask, caller, self.think)
         if self.tools is None or not self.tools.ends_with_call:
@@ -163,7 +167,7 @@ class OpenAICall:
         warned = self.warned
         offsets = [TextOffsets(self.options.special) for _ in self.asks]
         with naming_fields(self.words):
-            async with aclosing(self._heard(events)) as heard:
+            async with aclosing(self._as_asked(events)) as heard:
                 async for index, numbered in heard:
                     usage.count(index // self.copies, event_of(numbered))
                     if piece := self._piece(index, numbered):
@@ -187,7 +191,7 @@ class OpenAICall:
         views = [View() for _ in self.asks]
         thoughts = ["" for _ in self.asks]
         with naming_fields(self.words):
-            async with aclosing(self._heard(events)) as heard:
+            async with aclosing(self._as_asked(events)) as heard:
                 async for index, numbered in heard:
                     usage.count(index // self.copies, event_of(numbered))
                     if isinstance(numbered, Thought):
@@ -218,6 +222,10 @@ class OpenAICall:
         object_kind: the value of the member "object".
         """
         return {**(self.head or {}), "object": object_kind}
+
+    def _as_asked(self, events: CallEvents) -> CallEvents:
+        """Return the events, changed by `_heard` if the prompt is echoed or no text is wanted."""
+        return self._heard(events) if self.echoed_prompts or self.prompt_only else events
 
     async def _heard(self, events: CallEvents) -> CallEvents:
         """Yield the events; a prompt's log probabilities, which come in several events, are joined in one

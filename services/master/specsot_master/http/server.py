@@ -7,12 +7,13 @@ import contextlib
 import re
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from typing import Any
 from urllib.parse import unquote
 
 import h11
 import uvicorn
+from h11._writers import ChunkedWriter
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -174,14 +175,27 @@ def _sniffless(send: Send) -> Send:
     send: the `send` that gets the messages.
     """
 
-    async def send_on(message: Message) -> None:
-        """Send a message, with the header added if the message begins a response."""
+    def send_on(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             others = [pair for pair in message.get("headers", ()) if pair[0] != _NOSNIFF[0]]
             message = {**message, "headers": [*others, _NOSNIFF]}
-        await send(message)
+        return send(message)
 
     return send_on
+
+
+class _StreamingConnection(h11.Connection):
+    """Writes the pieces of a chunked body without h11's state machine, whose state they do not change."""
+
+    def send(self, event: Any) -> Any:
+        """Return the bytes of an event; see `h11.Connection.send`.
+
+        # Data(b"hello") within a chunked body -> b"5\\r\\nhello\\r\\n"
+        """
+        chunked = self.our_state is h11.SEND_BODY and isinstance(self._writer, ChunkedWriter)
+        if type(event) is not h11.Data or not chunked:
+            return super().send(event)
+        return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
 
 
 class _TimedConnection(H11Protocol):
@@ -194,6 +208,10 @@ class _TimedConnection(H11Protocol):
 
     # The timer that cuts the connection; set while the client owes the rest of a head or body.
     _owing: asyncio.TimerHandle | None = None
+
+    def __init__(self, *settings: Any, **more: Any) -> None:
+        super().__init__(*settings, **more)
+        self.conn = _StreamingConnection(h11.SERVER, HEADER_BYTES)
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first head.
@@ -282,7 +300,6 @@ def _settings(app: ASGIApp) -> uvicorn.Config:
         workers=1,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=IDLE_SECONDS,
-        h11_max_incomplete_event_size=HEADER_BYTES,
     )
 
 

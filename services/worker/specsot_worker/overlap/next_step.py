@@ -412,7 +412,8 @@ def _following(segment: Segment) -> TreeSegment:
         # tree at committed 12 -> committed 13, keep (0,); final chunk of tokens 0..8 -> step 1, committed 9
     """
     if isinstance(segment, TreeSegment):
-        return replace(segment, committed=segment.committed + 1, keep=(0,))
+        # `dataclasses.replace` takes three times as long, for each sequence of each step.
+        return TreeSegment(segment.sequence, segment.draft_round, segment.committed + 1, (0,), segment.tree)
     return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
 
 

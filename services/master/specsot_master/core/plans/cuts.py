@@ -124,7 +124,11 @@ class LoopWatch:
     rule says so, a clause that repeats a word or phrase. So refrains, rows of tables and short phrases may
     come again. Code between fences is not examined.
 
-    Text that was said before is held back until something new follows it.
+    Text is held back only while it may still be part of a loop that is cut off: clauses in a row that repeat
+    earlier ones, and a sentence that has already come as often as the rule allows.
+
+        clauses [1 2 2 1 1 3], each of which has come before or may come again -> all are shown, because no
+        run of them repeats the clauses before it
     """
 
     def __init__(self, rule: LoopRule = BRANCH_LOOPS) -> None:
@@ -167,7 +171,8 @@ class LoopWatch:
             if self.repeats:
                 break
             self._clause += character
-            letter = _SIGN.sub("", character.casefold())
+            plain = character.isascii() and character.isalnum()
+            letter = character.lower() if plain else _SIGN.sub("", character.casefold())
             self._tail = (self._tail + letter)[-_LONGEST_WORD * _TIMES - _LEAST :]
             may_end = character.isspace() or character in _ENDS
             if character == "\n" or (may_end and not self._fenced and self._is_ended()):
@@ -223,16 +228,12 @@ class LoopWatch:
             return False
         if not letters or (self._begins and letters.isdecimal()):
             return True
-        return self._is_begun(self._sentence + letters) or any(
-            one.startswith(letters) for one in self._clauses
+        return self._is_begun(self._sentence + letters, self._rule.sentences - 1) or any(
+            one.startswith(letters) for one in self._clauses[-_LONGEST_PERIOD:]
         )
 
-    def _is_begun(self, sentence: str, times: int = 1) -> bool:
-        """Return True if a long sentence that has come before begins with these letters.
-
-        sentence: letters of an unfinished sentence, without bullets, case and punctuation.
-        times: how often the sentence must have come at least.
-        """
+    def _is_begun(self, sentence: str, times: int) -> bool:
+        """Return True if a sentence that has come at least `times` times begins with these letters."""
         return any(count >= times and one.startswith(sentence) for one, count in self._sentences.items())
 
     def _end(self) -> str:
@@ -247,16 +248,33 @@ class LoopWatch:
         self._begins = clause.endswith("\n")
         if began and clause.lstrip().startswith(_FENCES):
             self._fenced = not self._fenced
-        if self._fenced or not letters:
-            return self._release() if self._fenced else ""
+        if self._fenced:
+            return self._release()
+        if not letters:
+            return self._release_unlooped()
         if not self._parts:
             self._fills = began
-        said = letters in self._clauses or self._is_begun(self._sentence + letters)
         self._sentence = self._sentence + letters
         self._parts = self._parts + 1
         if looped := self._count_looped(letters) or self._count_written(clause):
             return self._cut(looped)
-        return "" if said else self._release()
+        return self._release_unlooped()
+
+    def _release_unlooped(self) -> str:
+        """Return the held-back clauses that no later cut can reach.
+
+        A cut removes at most the clauses in a row that match earlier ones, or the unfinished sentence:
+        # held back [a b c b], _matches[2] = 1, no sentence has come before -> "a b c" is released, b is kept
+        """
+        begun = self._is_begun(self._sentence, self._rule.sentences - 1)
+        kept = max(*self._matches, self._parts if begun else 0)
+        place = len(self._pending)
+        while kept and place:
+            place -= 1
+            kept -= bool(self._pending[place][0])
+        text = "".join(text for _, text in self._pending[:place])
+        del self._pending[:place]
+        return text
 
     def _count_looped(self, letters: str) -> int:
         """Record the finished clause. Return the number of last clauses that are a loop, which are all but
@@ -299,7 +317,8 @@ class LoopWatch:
         clauses: how many of the last clauses are left out; clauses without letters come in addition.
         """
         self.repeats = True
-        while clauses:
+        # Clauses before a fence were shown when the fence began, so they cannot be cut off any more.
+        while clauses and self._pending:
             clauses -= bool(self._pending.pop()[0])
         return "".join(text for _, text in self._pending)
 

@@ -15,7 +15,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
+from typing import Final
 
 from specsot.core.skeleton import MAX_LIST_POINTS
 from specsot.events import TokenLogprobs
@@ -32,6 +33,8 @@ LONG_TEXT = 1000
 FOLLOW_UP_WORDS = 12
 # Words, or Chinese characters. A later question of at most so many words refers back in any case. Untuned.
 FEW_WORDS = 4
+# Questions. Bounds the memory of questions that were decided lately: at most 256 KB of text. Untuned.
+KNOWN_QUESTIONS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +222,23 @@ def decide_question(question: str, later: bool = False) -> Decision:
     later: True if the conversation already has an answer.
     """
     text = question.strip()
+    if len(text) <= LONG_TEXT:
+        return _decide_short(text, later)
+    if any(part.strip() for part in re.split(router_words.SPLIT, text)):
+        return Decision("direct", "a long text is given")
+    return Decision("direct", NO_WORDS)
+
+
+# One request asks twice or three times about its question, for the decision, the forecast and the loop rule.
+# A search by all rules takes as long as a hundred tokens of the answer.
+@lru_cache(KNOWN_QUESTIONS)
+def _decide_short(text: str, later: bool) -> Decision:
+    """Decide by the words of a question of at most LONG_TEXT characters; see `decide_question`."""
     parts = tuple(_bare(part) for part in re.split(router_words.SPLIT, text) if part.strip())
     if not parts:
         return Decision("direct", NO_WORDS)
     asked = _without_thanks(parts)
     reasons: tuple[Callable[[], str | None], ...] = (
-        lambda: "a long text is given" if len(text) > LONG_TEXT else None,
         lambda: CODE if _is_code(text, parts) else None,
         lambda: "arithmetic" if _is_maths(text) else None,
         lambda: "it refers back" if later and _refers_back(text) else None,

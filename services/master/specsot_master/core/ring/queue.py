@@ -135,7 +135,7 @@ class RequestQueue:
     @property
     def interrupted(self) -> list[RequestState]:
         """Live requests with a sequence that still has to be opened again after the last ring broke."""
-        return [request for request in self._live.values() if request.lost]
+        return [request for request in self._live.values() if request.has_lost]
 
     @property
     def suspects(self) -> list[BreakHistory]:
