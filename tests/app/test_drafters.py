@@ -59,9 +59,9 @@ async def test_an_embedded_drafter_is_told_on_the_thread_that_verifies(demo_mode
     told, threads = set[str](), Threads()
 
     class Near(Drafter):
-        def draft(self, features, meanwhile):
+        def start_drafts(self, verification=None):
             told.add(current_thread().name)
-            return super().draft(features, meanwhile)
+            return super().start_drafts(verification)
 
     weights = DraftModelOptions(demo_model / "base", draft_model=demo_model / "eagle3")
     options = EmbeddedOptions(weights)

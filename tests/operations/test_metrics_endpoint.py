@@ -131,13 +131,13 @@ def test_without_nvidias_library_there_are_none(monkeypatch: pytest.MonkeyPatch)
 
     from specsot.service import telemetry
 
-    telemetry._ready.cache_clear()
+    telemetry._nvml_ready.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "pynvml", SimpleNamespace(nvmlInit=missing))
     try:
         assert read_gpus() == []
         assert list(gpu_families()) == []
     finally:
-        telemetry._ready.cache_clear()
+        telemetry._nvml_ready.cache_clear()
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metr", b"GET / HTTP/1.1\r\nx: y\r\n"])
