@@ -24,7 +24,7 @@ from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker, Threads
-from specsot_app.fleet.opening import finish
+from specsot_app.fleet.opening import finished_answer
 from specsot_bench.core.aggregate import Recording, StepSample, committed_by, evicted_by
 from specsot_bench.core.methods import Method
 from specsot_bench.hf_baseline import HfBaseline
@@ -244,7 +244,7 @@ class Runners:
             said = Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
         ledger.begin()
         async with asyncio.timeout(seconds):
-            finished = await finish(fleet, replace(said, window=method.window))
+            finished = await finished_answer(fleet, replace(said, window=method.window))
         took = ledger.seconds
         prompt = self.prompt(question)
         return Recording(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
@@ -258,7 +258,7 @@ class Runners:
             Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
             for question in questions
         ]
-        await asyncio.gather(*(finish(fleet, ask) for ask in asks))
+        await asyncio.gather(*(finished_answer(fleet, ask) for ask in asks))
         return now() - began
 
     async def _written_elsewhere(
@@ -300,7 +300,7 @@ class Runners:
         """Open a fleet that shares the base's weights."""
         models = self.models
         loop = asyncio.get_running_loop()
-        compute = self._threads.of(models.device)
+        compute = self._threads.executor_of(models.device)
         source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
         ledger = StepRecorder(self._row_bytes(models.base, models.kv_cache_dtype, self._packed), follower)
 

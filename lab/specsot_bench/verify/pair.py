@@ -23,7 +23,7 @@ from specsot.params import DrafterName, Message
 from specsot.service.options import DraftModelOptions
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.demo import questions_of
-from specsot_app.fleet.opening import FleetClient, Opener, finish, open_fleet
+from specsot_app.fleet.opening import FleetClient, Opener, finished_answer, open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of, resolved
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
@@ -247,7 +247,7 @@ async def _ask(
 ) -> FleetAnswer:
     """Ask one question."""
     ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=tokens)
-    finished = await finish(fleet, ask)
+    finished = await finished_answer(fleet, ask)
     prompt = prompts.chat((Message("user", question),))
     ended = finished.reason is Reason.STOP
     return FleetAnswer(question, prompt, finished.tokens, ended, finished.statistics.mean_accepted)

@@ -21,7 +21,7 @@ from specsot.errors import SpecsotError
 from specsot.params import Ask, Message
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.demo import is_small
-from specsot_app.fleet.opening import FleetClient, finish, open_fleet
+from specsot_app.fleet.opening import FleetClient, finished_answer, open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
@@ -343,7 +343,7 @@ async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStac
 def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
     async def write(pair: int, tokens: int) -> PairedAnswer:
         watch = Stopwatch()
-        finished = await finish(fleet, options.ask(pair, side.asked, tokens))
+        finished = await finished_answer(fleet, options.ask(pair, side.asked, tokens))
         seconds = watch.seconds
         told = finished.statistics
         phase = told.phases.get("branches")

@@ -20,7 +20,7 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.events import Reason
 from specsot.params import Message, Mode
 from specsot_app.core.ask import Answer, answer_of, ask_of
-from specsot_app.fleet.opening import FleetClient, hear
+from specsot_app.fleet.opening import FleetClient, final_view
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_lab.eval.tasks import Prompt, score
 
@@ -163,7 +163,7 @@ async def answer_to(fleet: FleetClient, prompt: Prompt, mode: Mode, asked: Mappi
     for question in prompt.turns:
         said.append(Message("user", question))
         try:
-            told = answer_of(await hear(fleet, ask_of(said, mode=mode, **asked)))
+            told = answer_of(await final_view(fleet, ask_of(said, mode=mode, **asked)))
         except InvalidRequest as error:  # too long for the model's context, say
             return record | {"error": str(error)}
         if told.reason not in (Reason.STOP, Reason.LENGTH):

@@ -15,7 +15,7 @@ from typing import TextIO
 from specsot.checkpoint.resolving import folder_of_model
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Message
-from specsot_app.fleet.opening import FleetClient, Opener, hear
+from specsot_app.fleet.opening import FleetClient, Opener, final_view
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.terminal.show import counting_bar
 from specsot_bench.core.tables import figure, markdown, text
@@ -164,5 +164,5 @@ def read_labelled(file: Path | None) -> list[tuple[str, bool, str]]:
 async def score_for(fleet: FleetClient, asker: Prompts, question: str) -> float | None:
     """As the router asks for it."""
     prompt = asker.score((Message("user", question),))
-    view = await hear(fleet, scoring(Ask(tokens=prompt.tokens, mode="direct")))
+    view = await final_view(fleet, scoring(Ask(tokens=prompt.tokens, mode="direct")))
     return score_of(view.logprobs[0], prompt) if view.logprobs else None

@@ -17,7 +17,7 @@ from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Planned
 from specsot.params import Ask, Limits, Message, Sampling
-from specsot_app.fleet.opening import FleetClient, Opener, hear
+from specsot_app.fleet.opening import FleetClient, Opener, final_view
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.terminal.show import counting_bar
 from specsot_bench.core.tables import figure, markdown, text
@@ -82,7 +82,7 @@ class Answers:
                 limits=Limits(max_new_tokens=limit),
             )
             async with self._places:
-                view = await hear(self._fleet, ask)
+                view = await final_view(self._fleet, ask)
             self._known[prompt] = view.finished.text if view.finished else ""
             self._keep({"prompt": prompt, **about, "text": self._known[prompt]})
         return self._known[prompt]
