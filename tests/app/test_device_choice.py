@@ -10,7 +10,7 @@ import pytest
 
 from specsot.errors import ModelError
 from specsot_app.core.device_choice import FoundGpu, FoundGpus, choose_device, visible_gpus
-from specsot_app.fleet.devices import announce, choose_for
+from specsot_app.fleet.devices import choose_for, print_choice
 from specsot_app.fleet.options import FleetOptions
 
 GIB = 1 << 30
@@ -133,7 +133,7 @@ def test_a_fleet_of_ones_own_takes_the_gpu() -> None:
 
 def test_the_line_is_printed_with_the_name_of_the_program() -> None:
     out = io.StringIO()
-    announce(choose_device(NONE), out)
+    print_choice(choose_device(NONE), out)
     assert out.getvalue() == "specsot: device cpu: no NVIDIA GPU is here\n"
 
 

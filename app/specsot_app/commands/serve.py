@@ -25,7 +25,7 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, arguments_of, option
 from specsot.service.options import OF_WORKER, LogLevel
 from specsot_app.core.device_map import check_stages, split_ranges
-from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP, announce, choose_for
+from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP, choose_for, print_choice
 from specsot_app.fleet.opening import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of, places_of
 from specsot_app.runtime import run_until_signal
@@ -192,7 +192,7 @@ def serve(options: ServeOptions) -> int:
         # Checked before the device is announced, so that a taken port gives one line of output.
         check_free(serving.listens(options.port))
     if choice:
-        announce(choice, sys.stderr)
+        print_choice(choice, sys.stderr)
     # Ctrl-C is the normal end of a fleet.
     with suppress(KeyboardInterrupt):
         open_page = webbrowser.open if options.browser else None

@@ -94,11 +94,11 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     if options.master is not None or options.model is not None or options.demo == "small":
         return options
     try:
-        model = demo.smollm2(out)
+        model = demo.smollm2_file(out)
     except (SpecsotError, OSError) as error:
         print(f"specsot: no SmolLM2 ({error}): {demo.SMALL}", file=out)
         return options
-    draft_model = options.draft_model or (demo.head() if options.drafter in (None, "eagle") else None)
+    draft_model = options.draft_model or (demo.head_folder() if options.drafter in (None, "eagle") else None)
     return replace(options, model=model, draft_model=draft_model)
 
 
