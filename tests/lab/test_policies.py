@@ -12,7 +12,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import MAX_TOKENS, HeadPruning, HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
 from specsot_bench.perplexity import Policy, losses
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_lab.bench.policies import HeadAttention, keep_by_head, measure_heads, rows_seen
 from specsot_model.decoder import Decoder
 from tests.models import Shape, write_base
@@ -23,7 +23,7 @@ TEXT = tuple(random.Random(5).choices(range(200), k=300))
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory):
     base = write_base(tmp_path_factory.mktemp("scored") / "base", Shape(layers=2))
-    return load_whole(ModelOptions(base, dtype="fp32"))
+    return load_decoder(ModelOptions(base, dtype="fp32"))
 
 
 def test_losses_are_those_of_one_plain_pass(decoder) -> None:

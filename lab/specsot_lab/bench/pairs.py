@@ -25,7 +25,7 @@ from specsot_app.fleet.opening import FleetClient, finished_answer, open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
-from specsot_bench.core.methods import sight_of
+from specsot_bench.core.methods import window_of
 from specsot_bench.core.pairing import Comparison, Sample, turns
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.hf_baseline import HfBaseline
@@ -144,7 +144,7 @@ def _tree(chain: int, name: str) -> Contrast:
 
 
 def _window(seen: int, name: str) -> Contrast:
-    window = sight_of(seen)
+    window = window_of(seen)
     asked = {"sinks": window.sinks, "recent": window.recent}
     what = f"{window.sinks} sinks and {window.recent} recent tokens against all"
     return Contrast(name, what, Side(PLAIN, asked), ALONE)

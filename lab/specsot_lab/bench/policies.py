@@ -19,10 +19,10 @@ from specsot.errors import InvalidRequest
 from specsot.params import HeadCounts, HeadImportance, HeadPruning, HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
 from specsot_app.terminal.show import counting_bar
-from specsot_bench.core.methods import sight_of
+from specsot_bench.core.methods import window_of
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.perplexity import Policy, losses
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_bench.results import Row, named, publish
 from specsot_bench.rounds import read_reference
 from specsot_master.text import Text
@@ -46,7 +46,7 @@ def policies(
     heads, if it was.
     """
     found: list[tuple[str, Policy]] = [("full", None)]
-    found += [(f"sinks + window {tokens}", sight_of(tokens)) for tokens in windows]
+    found += [(f"sinks + window {tokens}", window_of(tokens)) for tokens in windows]
     found += OTHERS
     if heads is not None:
         found.append(("head-aware windows", heads))
@@ -75,7 +75,7 @@ class ReadingOptions:
 
     def load(self) -> tuple[Decoder, list[tuple[int, ...]]]:
         """The model, and the pieces. Raises ModelError, InvalidRequest."""
-        decoder = load_whole(self.weights)
+        decoder = load_decoder(self.weights)
         most = decoder.config.max_positions
         if not SKIPPED < self.length <= most:
             raise InvalidRequest(f"length must be in ({SKIPPED}, {most}], got {self.length}", "length")

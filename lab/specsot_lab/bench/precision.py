@@ -23,7 +23,7 @@ from specsot_app.terminal.show import counting_bar
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.perplexity import losses
 from specsot_bench.results import Row, named, publish
-from specsot_bench.verify.pair import choose_questions, draft
+from specsot_bench.verify.pair import choose_questions, measure_acceptance
 from specsot_drafter.heads.loading import load_head
 from specsot_lab.bench.policies import ReadingOptions
 from specsot_master.prompts import Prompts
@@ -147,7 +147,7 @@ def _with_head(base: Decoder, reading: ReadingOptions, writing: Writing, one: Pr
         head = load_head(writing.head, reading.weights.base, base.dtype, base.device, quantization=kind)
     except ModelError as error:
         return {"skipped": str(error)}
-    accepted = draft(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
+    accepted = measure_acceptance(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
     steps = len(accepted.lengths)
     error = statistics.stdev(accepted.lengths) / steps**0.5 if steps > 1 else None
     return {"tokens_per_step": accepted.per_step, "error": error, "steps": steps}

@@ -11,7 +11,7 @@ from specsot.params import Message
 from specsot_bench.core.eagle_inputs import EagleConfig
 from specsot_bench.eagle.generation import Generation, GenerationLimits, StageMaker
 from specsot_bench.eagle.models import TargetAndDraft
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_bench.runners import ModelSet
 from specsot_drafter.heads.loading import load_head
 from specsot_master.prompts import Prompts
@@ -47,7 +47,7 @@ class SingleThread:
     """Writes greedy answers with EAGLE trees in one thread, with any kind of stage."""
 
     def __init__(self, models: ModelSet) -> None:
-        decoder = load_whole(models)
+        decoder = load_decoder(models)
         given = models.base, decoder.dtype, decoder.device
         head = (
             load_head(models.head, *given, quantization=models.drafter_quantization) if models.head else None

@@ -26,7 +26,7 @@ from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.eagle.generation import StepLoop, open_loop
 from specsot_bench.eagle.models import TargetAndDraft
 from specsot_bench.plots import picture
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_bench.results import Row, publish
 from specsot_bench.runners import ModelSet
 from specsot_drafter.heads import DraftHead
@@ -92,7 +92,7 @@ def measure_models(
     models: ModelSet, question: str, steps: int, branches: Sequence[int], output: Path | None
 ) -> int:
     """Of model directories, behind a question as the model is asked it. Raises ModelError, HeadMismatch."""
-    decoder = load_whole(models)
+    decoder = load_decoder(models)
     given = (models.base, decoder.dtype, decoder.device)
     rounded = models.drafter_quantization
     head = load_head(models.head, *given, quantization=rounded) if models.head else None
