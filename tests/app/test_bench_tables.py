@@ -170,7 +170,9 @@ def test_nothing_asked_for_is_the_usual_table_and_every_method_has_a_family() ->
 
 
 def test_a_reason_runs_over_the_last_columns_behind_all_names() -> None:
-    shown = pipes(("a", "what", "x", "y"), [["one", "two", "1", "2"], ["three", "four", "none", ""]], left=2)
+    shown = pipes(
+        ("a", "what", "x", "y"), [["one", "two", "1", "2"], ["three", "four", "none", ""]], num_text_columns=2
+    )
     assert shown.splitlines() == [
         "| a     | what | x | y |",
         "|-------|------|--:|--:|",

@@ -138,13 +138,13 @@ def test_a_rounded_base_is_its_own_reference() -> None:
 def test_questions_come_from_a_file_or_are_our_own(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_text("Why?\n\n  And 睡眠?  \n", encoding="utf-8")
-    assert choose_questions(file, of_demo=True) == ("Why?", "And 睡眠?")
-    assert choose_questions(None, of_demo=False) == QUESTIONS
-    assert len(set(choose_questions(None, of_demo=True))) == len(QUESTIONS)
+    assert choose_questions(file, is_demo=True) == ("Why?", "And 睡眠?")
+    assert choose_questions(None, is_demo=False) == QUESTIONS
+    assert len(set(choose_questions(None, is_demo=True))) == len(QUESTIONS)
     for content, said in ((b"", "no prompt in it"), (b"\xff", "not UTF-8 text")):
         file.write_bytes(content)
         with pytest.raises(InvalidRequest, match=said):
-            choose_questions(file, of_demo=False)
+            choose_questions(file, is_demo=False)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_fleet_that_lies_is_found_out(
     file = tmp_path / "prompts"
     file.write_text("Explain tides.\n")
     wanted = FleetOptions(dtype="fp32", drafter="none", quantization=rounding)
-    assert pair.verify(wanted, file, 8, 1e-4, as_object=False, opener=opener) == 1
+    assert pair.verify(wanted, file, 8, 1e-4, as_one_object=False, opener=opener) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("DIFFERS    3 tokens")
     assert lines[1].strip().startswith("at token 0: wrote 5 ")
