@@ -32,24 +32,31 @@ from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import even_ranks, even_runs
 from specsot_model.kv import indices
 
+# Probability of each child of a node, best first.
 CHANCES = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)  # of a node's children, best first
+# A prime that is added to wrong tokens, so that they are far from the right one.
 STEP = 7919  # a prime: far from the right token, and never it
 
 
-# Of a head of SmolLM2-135M-Instruct by rank, all levels, MT-bench: docs/results/ranks-smollm2.json
+# Probability by rank of a head of SmolLM2-135M-Instruct, all levels, MT-bench:
+# docs/results/ranks-smollm2.json.
 RECORDED = (0.6211, 0.0999, 0.0392, 0.0297, 0.0155, 0.0139, 0.0103, 0.0075, 0.0083, 0.0048)
 
 Ranks = tuple[float, ...]
 
 
 class Replay(Proposer):
-    """What an EAGLE head would draft if it were right as often as is said."""
+    """A proposer that drafts what an EAGLE head would draft if it were right as often as is said."""
 
     def __init__(
         self, inner: EagleProposer, right: float | Ranks, vocabulary: int, k: int, most: int
     ) -> None:
-        """right: the chance that a level holds the right token, where the level above did; or that each guess
-        of a node is it. most: candidates of a tree that are looked at where a grammar holds its text.
+        """Prepare the drafts.
+
+        inner: the real head, which runs for its cost. right: the probability that a level holds the right
+            token, where the level above did; or, as a tuple, that each guess of a node is right. vocabulary:
+            token ids are below it. k: children of a node. most: candidates of a tree that are looked at if a
+            grammar constrains its sequence.
         """
         self.widths = inner.widths
         self.positions = inner.positions
@@ -69,35 +76,47 @@ class Replay(Proposer):
 
     @property
     def free_pages(self) -> int:
+        """Return the free pages of the head."""
         return self._inner.free_pages
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
+        """Return the rows that the head has still to read for these sequences."""
         return self._inner.due_rows(sequences)
 
     def open(self, sequence: DraftSequence) -> None:
+        """Let the head follow a sequence."""
         self._inner.open(sequence)
 
     def observe(self, batch: Features) -> None:
+        """Let the head read a feature batch."""
         self._inner.observe(batch)
 
     def close(self, sequence: int) -> None:
+        """Let the head forget a sequence. sequence: its id."""
         self._inner.close(sequence)
 
     def follows(self, sequence: int) -> bool:
+        """Return whether the head follows a sequence. sequence: its id."""
         return self._inner.follows(sequence)
 
     def catch_up(self) -> None:
+        """Let the head read what it has not read yet."""
         self._inner.catch_up()
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
+        """Return candidates for each sequence; None if the head has none. levels: maximum depth.
+        keep_growing: is asked after each level whether to draft another one.
+        """
         return self.begin(sequences, levels, keep_growing)()
 
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
-        """The head's own offer, for its time; what takes its place is found while a device is at that."""
+        """Begin the head's own offer, for its time; the candidates that replace it are found while a device
+        computes. The arguments are those of `propose`.
+        """
         offer = self._inner.begin(sequences, levels, keep_growing)
         self.used_async = self._inner.used_async
         drawn = self._draw([text.id for text in sequences], self._tree)
@@ -106,6 +125,7 @@ class Replay(Proposer):
         before, told = self._tree, self._tokens(roots, drawn.offsets)
 
         def replay() -> Candidates | None:
+            """Return the known candidates in place of the head's; None if the head has none."""
             if (real := offer()) is None:
                 return None
             self.used_async = self._inner.used_async
@@ -117,7 +137,11 @@ class Replay(Proposer):
         return replay
 
     def begin_async(self, verdict: DeviceVerification, ids: int, levels: int) -> bool:
-        """What takes the candidates' places is found, and sent, while a device is at the step before."""
+        """Begin to grow trees on the device; return whether the head did. The known candidates are found, and
+        sent, while the device is at the step before.
+
+        verdict: the verification result on the device. ids, levels: as for the head.
+        """
         begun = self._inner.begin_async(verdict, ids, levels)
         self._drawn = None
         if begun:
@@ -129,7 +153,9 @@ class Replay(Proposer):
     def choose_async(
         self, sequences: Sequence[int], nodes: int, room: int, trust: Floats
     ) -> ChosenTrees | None:
-        """The head's own trees, whose candidates the known ones replace before that."""
+        """Return the head's own choice of trees, whose candidates are replaced by the known ones before; None
+        if the head does not choose on the device. The arguments are the head's.
+        """
         chosen = self._inner.choose_async(sequences, nodes, room, trust)
         if not isinstance(chosen, DeviceChoice):
             return None
@@ -138,7 +164,9 @@ class Replay(Proposer):
         return ReplayedChoice(chosen, drawn)
 
     def _draw(self, texts: Sequence[int], tree: ReplayedTree) -> DrawnTrees:
-        """What was drawn for these, as far as it was for such trees; else it is now."""
+        """Return what was drawn for these sequences, if it was for such trees; else draw now. texts: ids.
+        tree: the shape.
+        """
         drawn = self._drawn
         places = {} if drawn is None else {text: place for place, text in enumerate(drawn.texts)}
         if drawn is None or drawn.tree is not tree or not places.keys() >= set(texts):
@@ -150,25 +178,35 @@ class Replay(Proposer):
         return DrawnTrees(tuple(texts), tree, [drawn.draws[row] for row in rows], drawn.offsets[rows])
 
     def _grown(self, levels: int, candidates: int) -> ReplayedTree:
-        """A tree of so many, as many of each level fed; as EAGLE-2 feeds them, where that is not it."""
+        """Return a tree of so many levels and candidates, with as many of each level fed; as EAGLE-2 feeds
+        them, if that is impossible.
+        """
         fed, rest = divmod(candidates - self._k, self._k * max(levels - 1, 1))
         return grown(self._k, levels, self._chances, fed if fed and not rest else None)
 
     def _tokens(self, roots: Sequence[int], offsets: Ints) -> Ints:
-        """The right tokens where the draws say; wrong ones everywhere else."""
+        """Return tokens [trees, candidates]: right ones where the draws say, wrong ones everywhere else.
+        roots: tokens. offsets: [trees, candidates].
+        """
         return (np.array(roots)[:, None] + offsets) % self._vocabulary
 
 
+# Trees whose mistakes are drawn beforehand: for 64 sequences, drawing took a fifth of a millisecond.
 DRAWN = 1 << 14  # trees whose mistakes are drawn beforehand: of 64 texts those took a fifth of a millisecond
+# Which guess of each level is right; None, or no further level: none is.
 Draw = tuple[int | None, ...]  # of each level, which guess is right; None, or no more of them: none is
 
 
 def _by_tau(chance: float) -> Iterator[Draw]:
+    """Yield draws in which every level is right with the same probability, always by its first guess."""
     for right in even_runs(chance):
         yield (0,) * right
 
 
 def _by_rank(ranks: Ranks, levels: int) -> Iterator[Draw]:
+    """Yield draws in which each guess of a level is right with a probability of its own. ranks: the
+    probabilities, best first. levels: of a draw.
+    """
     return zip(*(even_ranks(ranks, level) for level in range(levels)))
 
 
@@ -187,7 +225,7 @@ class ReplayedTree:
     below: dict[int, int]
 
     def follow(self, draw: Draw) -> list[int]:
-        """The candidates that are right, from the first level on."""
+        """Return the candidates that are right by a draw, from the first level on."""
         found: list[int] = []
         for rank in draw:
             first = self.below.get(found[-1] + 1 if found else 0)
@@ -198,12 +236,17 @@ class ReplayedTree:
 
 
 def _offsets(tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
-    """[trees, n] what is added to a root's token: how deep they are to those that are right."""
+    """Return [trees, candidates] what is added to a root's token: the depth of those that are right, more for
+    the others.
+    """
     return np.stack([_offsets_of(tree, draw) for draw in draws])
 
 
 @lru_cache(65536)  # no head would spend the time
 def _offsets_of(tree: ReplayedTree, draw: Draw) -> Ints:
+    """Return the offsets of one tree, [candidates]. The result is cached, since no head would
+    spend the time.
+    """
     right = tree.follow(draw)
     told = tree.wrong.copy()
     told[right] = tree.depths[right]
@@ -229,13 +272,18 @@ class ReplayedChoice:
 
     @property
     def sequences(self) -> tuple[int, ...]:
+        """Return the ids of the sequences whose trees are chosen."""
         return self.chosen.sequences
 
     @property
     def nodes(self) -> int:
+        """Return the number of nodes of each tree."""
         return self.chosen.nodes
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
+        """Replace the head's candidates by the known ones on the device, and let the head choose among them.
+        The arguments are those of `DeviceChoice.choose`.
+        """
         pool = self.chosen.grown.pool
         trees = len(self.drawn.offsets)
         offsets = self.drawn.sent
@@ -253,14 +301,16 @@ class ReplayedChoice:
 
     @property
     def taken(self) -> bool:
+        """Return whether the choice was taken."""
         return self.chosen.taken
 
     def take(self) -> Flags | None:
+        """Return the flags of the choice, as the head does."""
         return self.chosen.take()
 
 
 def _on_device(tree: ReplayedTree, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[1, n] scores and parents, sent once."""
+    """Return [1, candidates] scores and parents of a tree, sent to the device once."""
     if (key := (id(tree), device)) not in _sent:
         scores = torch.from_numpy(tree.scores.astype(np.float32)).to(device)
         _sent[key] = scores.unsqueeze(0), torch.from_numpy(tree.parents).to(device).unsqueeze(0)
@@ -272,7 +322,11 @@ _sent: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}  # trees are k
 
 @cache
 def grown(k: int, levels: int, ranks: Ranks, fed_nodes: int | None = None) -> ReplayedTree:
-    """As EAGLE-2 grows: the k best of a level, or so many, have k children each, with these chances."""
+    """Return a tree as EAGLE-2 grows it: the k best of a level, or `fed_nodes`, have k children each.
+
+    k: children of a node. levels: of the tree. ranks: probability of each child, best first. fed_nodes: nodes
+        of a level that have children; None: k.
+    """
     width = fed_nodes or k
     chances = np.log(np.array(ranks[:k]))
     scores = [chances]
@@ -298,17 +352,23 @@ def grown(k: int, levels: int, ranks: Ranks, fed_nodes: int | None = None) -> Re
 
 @cache
 def repeated(tree: ReplayedTree, texts: int) -> tuple[Floats, Ints]:
-    """Scores and parents of the same tree for so many texts; nobody writes into them."""
+    """Return scores and parents [texts, candidates] of the same tree for so many sequences; they must not be
+    written to.
+    """
     return np.tile(tree.scores, (texts, 1)), np.tile(tree.parents, (texts, 1))
 
 
 def tau_of(ranks: Ranks, k: int, levels: int, nodes: int) -> float:
-    """Tokens that a tree of the best of so many nodes brings a step, the root's own one included."""
+    """Return the tokens that a tree of its `nodes` best nodes brings a step, the root's own one included. The
+    others are those of `grown`.
+    """
     return 1 + float(np.sort(np.exp(grown(k, levels, ranks).scores))[::-1][: nodes - 1].sum())
 
 
 def scaled_ranks(tau: float, k: int, levels: int, nodes: int) -> Ranks:
-    """RECORDED, as much surer as it takes for `nodes` nodes of `k` guesses each to bring `tau`."""
+    """Return the first k of RECORDED, as much surer as it takes for trees of `nodes` nodes to bring `tau`.
+    levels: of a tree.
+    """
     low, high = 1.0, 8.0
     for _ in range(30):
         power = (low + high) / 2
@@ -317,6 +377,8 @@ def scaled_ranks(tau: float, k: int, levels: int, nodes: int) -> Ranks:
 
 
 def _surer(power: float) -> Ranks:
-    """RECORDED with every outcome's chance, that none is right among them, to this power, and one in all."""
+    """Return RECORDED with the probability of every outcome raised to this power, and scaled to a sum of one
+    with "none is right".
+    """
     chances = np.array([*RECORDED, 1 - sum(RECORDED)]) ** power
     return tuple((chances / chances.sum())[:-1].tolist())
