@@ -31,6 +31,7 @@ class RowByRowStage(DecoderStage):
     """
 
     def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
+        """Move the KV rows of accepted nodes one by one, and return no further moves."""
         for move in super()._change_pages(frame, arrangement):
             self._kv.move((move,))
         return ()
@@ -44,7 +45,9 @@ class UncapturedStage(DecoderStage):
 
 
 class SingleThread:
-    """Writes greedy answers with EAGLE trees in one thread, with any kind of stage."""
+    """Writes greedy answers with EAGLE trees in one thread, with any kind of stage. models: base, head and
+    precision.
+    """
 
     def __init__(self, models: ModelSet) -> None:
         decoder = load_decoder(models)
@@ -57,7 +60,9 @@ class SingleThread:
         self._prompts = Prompts(models.base, self._text)
 
     def write(self, question: str, tokens: int, make_stage: StageMaker) -> tuple[str, int, float]:
-        """The answer of exactly `tokens` tokens, how many it has, and the seconds that it took."""
+        """Return the answer of exactly `tokens` tokens, its number of tokens, and the seconds that it took.
+        make_stage: makes the stage.
+        """
         prompt = self._prompts.chat((Message("user", question),))
         wanted = GenerationLimits(tokens, seed=0)
         generation = Generation(self._models, TREES, [tuple(prompt)], wanted, make_stage=make_stage)
