@@ -29,7 +29,9 @@ Act = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do, once a service has said `after`; None: at once. name: in words."""
+    """One thing that is done during a trial. name: in words. act: what to do. after: pattern of a service's
+    line to wait for; None: at once.
+    """
 
     name: str
     act: Act
@@ -38,7 +40,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """harmless: no member may be missed for it."""
+    """What happens while an answer is written. name: in words. steps: in order. harmless: no member may be
+    missed for it.
+    """
 
     name: str
     steps: tuple[Step, ...] = ()
@@ -47,9 +51,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """text None: there was no answer, and `error` says why. Seconds count from the first event.
-
-    silence: the longest time without one.
+    """How an answer ended. text: the answer; None: there was none. seconds: from the first event. silence:
+    the longest time without an event, in seconds. error: why there was no answer; else empty.
     """
 
     text: str | None
@@ -60,9 +63,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """said: lines of the services while the trial ran, and ours where a step was taken.
-
-    at: when each came, in seconds since the first step. harmless: see Trial.
+    """One trial. trial: its name. outcome: of the answer. said: lines of the services while the trial ran,
+    and ours where a step was taken. at: when each line came, in seconds since the first step. harmless: see
+    `Trial`.
     """
 
     trial: str

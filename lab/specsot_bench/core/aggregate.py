@@ -21,15 +21,11 @@ from specsot_bench.core.methods import PLAIN, Method, MethodTable
 class StepSample:
     """The state of an answer after one step, counted from the answer's beginning.
 
-    seconds: since the request.
-    tokens: tokens written, those of a plan included.
-    grown: how many of them were written by steps with trees (prompts excluded).
-    steps: steps of the base after the prompts.
-    proposed: drafted tokens; None if unknown.
-    accepted: accepted drafts; None if unknown.
-    held: most bytes that the method held: KV pages, and the drafter with its own.
-    evictions: how often a window returned pages.
-    evicted: tokens that have left the window.
+    seconds: since the request. tokens: tokens written, those of a plan included. grown: how many of them were
+        written by steps with trees (prompts excluded). steps: steps of the base after the prompts. proposed:
+        drafted tokens; None if unknown. accepted: accepted drafts; None if unknown. held: maximum bytes that
+        the method held so far: KV pages, and the drafter with its own. evictions: how often a window returned
+        pages. evicted: tokens that have left the window.
     """
 
     seconds: float

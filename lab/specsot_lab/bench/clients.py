@@ -27,9 +27,11 @@ Spread = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """What one client heard of one request. texts: when text came. tokens: those of the answer.
+    """What one client received of one request.
 
-    error: what the request ended with instead of an answer.
+    begun, ended: when the request was sent, and when its last event came, in seconds of one clock. texts:
+        when text came. tokens: those of the answer, headings left out. error: what the request ended with
+        instead of an answer; None: it was answered.
     """
 
     begun: float
@@ -59,7 +61,10 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """Requests of so many clients at once, and the seconds all of them took together."""
+    """Requests of so many clients at once.
+
+    clients: their number. seconds: that all requests took together. heard: the times of each request.
+    """
 
     clients: int
     seconds: float

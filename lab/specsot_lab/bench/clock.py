@@ -26,9 +26,10 @@ TURNS = 7  # measurements, of which the median is told
 
 @dataclass(slots=True)
 class StepClock:
-    """Wall seconds of steps by phase; rows and seconds of each step; tokens that all of them wrote.
+    """Times of steps.
 
-    fed, first: seconds of steps with prompts in them, and the tokens that these wrote.
+    seconds: wall seconds by phase. tokens: that all steps wrote. fed: seconds of steps with prompts in them.
+        first: tokens that such steps wrote. rows: rows of each step. each: seconds of each step.
     """
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])

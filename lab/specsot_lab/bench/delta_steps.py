@@ -112,6 +112,7 @@ class TimedSequence:
         """Return the milliseconds that a prompt's rows first .. last - 1 take."""
 
         def run() -> None:
+            """Compute the prompt in parts of `wide` rows."""
             for at in range(first, last, self._wide):
                 self.run(at, min(self._wide, last - at))
 

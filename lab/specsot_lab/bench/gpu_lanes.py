@@ -82,7 +82,9 @@ class LoadedRange:
 
 @dataclass(frozen=True, slots=True)
 class LaneRun:
-    """A run. seconds: between results, of all lanes together; tokens: what the first lane wrote."""
+    """One run. seconds: between results, of all lanes together. tokens: token ids that the first
+    lane wrote.
+    """
 
     seconds: list[float]
     tokens: list[int]
@@ -90,7 +92,11 @@ class LaneRun:
 
 @dataclass(slots=True)
 class Lane:
-    """A sequence that is always in flight, with a tree of so many nodes in every frame."""
+    """A sequence that is always in flight, with a tree in every frame.
+
+    sequence: its id. text: rows of its prompt. rows: nodes of each tree. committed: tokens that are certain.
+        draft_round: number of its next tree. keep: accepted nodes of the tree before. tokens: that it wrote.
+    """
 
     sequence: int
     text: int

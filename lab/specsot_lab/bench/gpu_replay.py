@@ -80,7 +80,7 @@ class Replay(Proposer):
         return self._inner.free_pages
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """Return the rows that the head has still to read for these sequences."""
+        """Return the number of rows that the head must compute before trees of these sequences can grow."""
         return self._inner.due_rows(sequences)
 
     def open(self, sequence: DraftSequence) -> None:
@@ -100,7 +100,7 @@ class Replay(Proposer):
         return self._inner.follows(sequence)
 
     def catch_up(self) -> None:
-        """Let the head read what it has not read yet."""
+        """Let the head compute outstanding rows, at a time when no sequence waits for a tree."""
         self._inner.catch_up()
 
     def propose(
@@ -254,7 +254,12 @@ def _offsets_of(tree: ReplayedTree, draw: Draw) -> Ints:
 
 
 class DrawnTrees(NamedTuple):
-    """Of these texts' trees what is added to a root's token, [trees, n]. sent: the same on a device."""
+    """What was drawn for the trees of some sequences.
+
+    texts: ids of the sequences. tree: the shape of all trees. draws: which guesses are right, for each tree.
+        offsets: [trees, candidates] what is added to a root's token. sent: the same on a device; None: not
+        sent yet.
+    """
 
     texts: tuple[int, ...]
     tree: ReplayedTree
@@ -301,11 +306,13 @@ class ReplayedChoice:
 
     @property
     def taken(self) -> bool:
-        """Return whether the choice was taken."""
+        """Return what the head's choice says of whether it was taken."""
         return self.chosen.taken
 
     def take(self) -> Flags | None:
-        """Return the flags of the choice, as the head does."""
+        """Wait for the device and return [trees, candidates] flags of the selected candidates; None if no
+        step used these trees.
+        """
         return self.chosen.take()
 
 

@@ -113,6 +113,7 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
         )
 
     def step() -> object:
+        """Choose, build and verify without checks."""
         best = KERNELS.organize_draft_results(*on_device, nodes)
         arrays = KERNELS.build_trees(given[0], *best, given[-1], k, TreeMaskMode.QLEN_ONLY, total)
         drafts = arrays.draft_tokens.view(BATCH, nodes)
@@ -122,6 +123,7 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
     organize, build, verify = public_names
 
     def public_step() -> object:
+        """Choose, build and verify with checks, as a caller does."""
         best = organize(*on_device, nodes)
         arrays = build(given[0], *best, given[-1], k, steps, nodes, 1, total)
         return verify(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)

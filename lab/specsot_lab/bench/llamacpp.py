@@ -62,9 +62,12 @@ Way = Callable[[str], PairedAnswer]  # answers a question
 
 @dataclass(frozen=True, slots=True)
 class PeerTask:
-    """peer: Python of the environment that has xllamacpp. gguf: what llama.cpp reads, a chat model with
-    ChatML. fleet: the same model, as SpecSoT reads it. kinds: precisions. seconds: no round begins that would
-    end later.
+    """What is compared with llama.cpp.
+
+    peer: Python of the environment that has xllamacpp. gguf: file that llama.cpp reads, a chat model with
+        ChatML. fleet: the same model, as SpecSoT reads it. kinds: precisions of SpecSoT. ways: names of our
+        ways to write. threads: of each side. tokens: of a direct answer; a plan gets four times as many.
+        rounds: a question each. seconds: no round begins that would end later.
     """
 
     peer: str

@@ -42,10 +42,11 @@ PER_CLIENT = 4  # requests at least, or the beginning and the end would be most 
 
 @dataclass(frozen=True, slots=True)
 class LoadTest:
-    """clients: how many at once, one level after the other. requests: of each level, but at least four a
-    client. tokens: of each answer.
+    """What is asked of a fleet.
 
-    wanted: the fleet; its master, if it names one, is asked instead.
+    clients: how many at once, one level after the other. requests: of each level, but at least PER_CLIENT for
+        each client. tokens: of each answer. mode: how answers are planned. wanted: the fleet; its master, if
+        it names one, is asked instead.
     """
 
     clients: tuple[int, ...]

@@ -49,9 +49,11 @@ OFF_TOPIC = "Write a long letter to my landlord about a broken window."
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """fleet: settings of the fleet; rival: none is opened, Transformers generates. asked: of every request,
-    which is a direct answer unless it says otherwise. stage: set if no fleet is opened, but a loop in one
-    thread writes with stages of this kind.
+    """One side of a comparison.
+
+    fleet: settings of the fleet that is opened for it. asked: options of every request, which is a direct
+        answer unless they say otherwise. rival: Transformers generates, and no fleet is opened. stage: kind
+        of the stages with which a loop in one thread writes; None: a fleet writes.
     """
 
     fleet: Settings = field(default_factory=dict[str, Any])
@@ -200,7 +202,12 @@ DEMO = (
 
 @dataclass(frozen=True, slots=True)
 class PairOptions:
-    """samples: pairs of each row. lengths: tokens of a direct answer, a row for each."""
+    """What is measured.
+
+    table: name of the benchmark. wanted: the fleet, before a side's settings. models: directories and
+        precision. questions: one for each pair, from the first on again if there are more pairs. contrasts:
+        the comparisons. samples: pairs of each row. lengths: tokens of a direct answer, a row for each.
+    """
 
     table: str
     wanted: FleetOptions
@@ -298,7 +305,11 @@ async def measured(
 
 @dataclass(frozen=True, slots=True)
 class PairedAnswer:
-    """whole: tokens of the merged answer over wall time; branches: over their phase alone. steps: in all."""
+    """One answer of a pair.
+
+    text: what was written. whole: tokens of the merged answer over wall time. branches: the same over the
+        branches' phase alone; None without branches. steps: of the whole answer; None if unknown.
+    """
 
     text: str
     whole: Sample

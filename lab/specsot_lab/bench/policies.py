@@ -70,11 +70,14 @@ class ReadingOptions:
 
     @property
     def settings(self) -> Row:
+        """Return the settings of the reading, by name."""
         numbers = {name: getattr(self.weights, name) for name in ("base", *NUMBERS, "device")}
         return numbers | {"text": self.text, "length": self.length, "pieces": self.pieces}
 
     def load(self) -> tuple[Decoder, list[tuple[int, ...]]]:
-        """The model, and the pieces. Raises ModelError, InvalidRequest."""
+        """Return the model, and the pieces of the text as token ids. Raises ModelError, InvalidRequest for a
+        length or text that gives no piece.
+        """
         decoder = load_decoder(self.weights)
         most = decoder.config.max_positions
         if not SKIPPED < self.length <= most:

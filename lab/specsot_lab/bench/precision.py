@@ -54,6 +54,7 @@ class Precision:
 
     @property
     def name(self) -> str:
+        """Return the name of the precision, such as "int8, head fp8"."""
         held = self.quantization or self.dtype
         rows = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
         head = self.draft_quantization and f"head {self.draft_quantization}"

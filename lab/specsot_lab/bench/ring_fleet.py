@@ -43,7 +43,11 @@ from specsot_worker.stage_provider import StageRunner
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One frame's way. seconds: of each stage; elapsed: from stage 0 and back to it. alone: with no other."""
+    """One frame's way through the ring.
+
+    rows: tokens of the frame. elapsed: seconds from stage 0 and back to it. seconds: of each stage's
+        computation. alone: no other frame was in flight meanwhile.
+    """
 
     rows: int
     elapsed: float
@@ -102,7 +106,11 @@ SILENCE = 60.0  # seconds without news, after which there will be none
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A ring to be set up. base: the model's directory. hop: what hidden rows travel in."""
+    """A ring to be set up.
+
+    base: the model's directory. stages: number of workers. worker: makes a worker. drafter: makes the
+        drafter; None: no drafter. hop: data type in which hidden rows travel.
+    """
 
     base: Path
     stages: int
@@ -113,7 +121,9 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What lies between two hosts. delay: seconds of each direction; rate: bytes a second, None: no limit."""
+    """What lies between two hosts. delay: seconds of each direction. rate: bytes a second of each direction;
+    None: no limit.
+    """
 
     delay: float = 0.0
     rate: float | None = None
@@ -121,7 +131,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class BranchJob:
-    """Branches of one prefix, written side by side until each has so many tokens behind its first one."""
+    """Branches of one prefix, written side by side.
+
+    prefix: token ids that all share. suffixes: token ids of each branch after the prefix. tokens: that each
+        branch writes after its first one. drafted: branches may be drafted for.
+    """
 
     prefix: Sequence[int]
     suffixes: Sequence[Sequence[int]]
@@ -131,10 +145,11 @@ class BranchJob:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a job came to, from the first moment that all branches have begun until the last has enough.
+    """What came of a job, from the moment when all branches have begun until the last has enough tokens.
 
-    texts: tokens of every branch, the first one included. tokens: of all, within `seconds`. steps: trees of
-    each branch, within them. queued: seconds that frames waited at each stage. carried: bytes over all hops.
+    texts: tokens of every branch, the first one included. tokens: of all, within `seconds`. draft_rounds:
+        trees of each branch. steps: frames within them. queued: seconds that frames waited at each stage.
+        carried: bytes over all hops.
     """
 
     texts: tuple[tuple[int, ...], ...]
@@ -191,15 +206,19 @@ class RingFleet:
 
     @property
     def at_work(self) -> int:
-        """Return 0: no request of a master is running, since there is none."""
+        """Return the number of requests that a new epoch would interrupt: always 0."""
         return 0
 
     def fitting(self, ring: RingState) -> int:
-        """Return how many requests fit a ring, which is asked for by the fleet; always 0 here."""
+        """Return how many of the known requests would fit a ring like this one: always 0, since there are no
+        requests of a master.
+        """
         return self.at_work
 
     def final_rows(self) -> dict[int, int]:
-        """Return the last KV rows by sequence, which is asked for by the fleet; always empty here."""
+        """Return, by sequence id, for how many leading tokens the KV on every stage is final: always nothing,
+        since no KV is handed over.
+        """
         return {}
 
     @property

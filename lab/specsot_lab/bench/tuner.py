@@ -51,7 +51,11 @@ METHODS = (
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one answer took: seconds of CPU and by the clock, tokens, steps."""
+    """What one answer took.
+
+    cpu: seconds of this process's processor time. wall: seconds by the clock. tokens: of the answer. steps:
+        forward passes of the base.
+    """
 
     cpu: float
     wall: float

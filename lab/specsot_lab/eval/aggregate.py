@@ -21,11 +21,12 @@ Pair = tuple[Record, Record]  # direct, and with a plan
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """One category, by the questions that were answered both ways, and the turns that were.
+    """One category, by the questions that were answered both ways, and the turns that both answers have.
 
-    direct_quality, sot_quality: means of the task's own score, None if the task has none.
-    direct_seconds, sot_seconds: means of the seconds that a question took.
-    planned: share of the answers in mode sot that had a plan of two points or more.
+    task, category: their names. questions: their number. direct_quality, sot_quality: means of the task's own
+        score; None if the task has none. direct_seconds, sot_seconds: mean seconds of a question.
+        direct_speed, sot_speed: tokens per second. planned: fraction of the turns in mode sot that had a plan
+        of two points or more.
     """
 
     task: str

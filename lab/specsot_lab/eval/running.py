@@ -94,7 +94,9 @@ Draw = Callable[[Sequence[CategoryRow], Path, TextIO], None]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One prompt in one mode. options: of this request. name: of its record; "": the mode."""
+    """One prompt in one mode. prompt: what is asked. mode: how it is answered. name: of its record; empty:
+    the mode. options: of this request alone.
+    """
 
     prompt: Prompt
     mode: Mode

@@ -31,8 +31,11 @@ LEAST_FOUND = 0.1  # share of the prompts for several points that must; fewer ar
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A labelled prompt. planned: whether it asks for several points. rule: what the rules say, None where
-    none holds. score: None where the model gave none."""
+    """A labelled prompt.
+
+    category: its name. planned: whether it asks for several points. rule: what the router's rules say; None
+        where none holds. score: the model's; None if the model gave none.
+    """
 
     category: str
     planned: bool

@@ -36,7 +36,12 @@ MEASURED_ANCHORS = 64  # blocks of a row that are drafted at once when a head is
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """What of a head is not learned. block: rows of one, its anchor included. mask: id of all others."""
+    """What of a block head is not learned.
+
+    sizes: widths and counts. taps: layers of the base whose inputs the head reads. layers: of the head.
+        block: rows of a block, its anchor included. mask: token id that all rows but the anchor have. causal:
+        rows of a block see only those before them.
+    """
 
     sizes: HeadSizes
     taps: tuple[int, ...]

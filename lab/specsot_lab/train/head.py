@@ -365,8 +365,12 @@ IGNORED = {"d2t", "t2d", "embed_tokens.weight"}
 
 @dataclass(frozen=True, slots=True)
 class HeadFormat:
-    """What of a head is not learned. drafted: its vocabulary, ascending ids of the base. mask: P-EAGLE's, the
-    id that stands for tokens that are not known yet. depth: how many tokens that one learns to draft.
+    """What of a head is not learned.
+
+    sizes: widths and counts. taps: layers of the base whose inputs the head reads. drafted:
+        [draft_vocab_size] ascending ids of the base that the head drafts. layers: 1 for EAGLE-3, more for
+        P-EAGLE. mask: P-EAGLE's token id that stands for tokens that are not known yet; None: EAGLE-3. depth:
+        tokens that a P-EAGLE head learns to draft; None: not stored.
     """
 
     sizes: HeadSizes

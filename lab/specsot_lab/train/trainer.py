@@ -100,11 +100,11 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ChainAcceptance:
-    """Chains over texts that the base wrote.
+    """Acceptance of greedy chains over texts that the base wrote.
 
-    tested:   by depth, drafts that verification reached: all before them were accepted.
+    tested: by depth, drafts that verification reached, since all before them were accepted.
     accepted: by depth, those that were right.
-    steps:     chains; each commits its accepted drafts and one token more.
+    steps: number of chains; each commits its accepted drafts and one token more.
     """
 
     tested: tuple[int, ...]
@@ -173,7 +173,11 @@ def _learned_segments(learned: Bools) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Where a run stood. loss: mean over the steps since the measurement before; None at the begin."""
+    """One measurement of a run.
+
+    step: optimiser steps done. loss: mean over the steps since the measurement before; None at the beginning.
+        seconds: since the run began. acceptance: of greedy chains over the held-out rows.
+    """
 
     step: int
     loss: float | None

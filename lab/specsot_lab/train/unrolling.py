@@ -146,7 +146,9 @@ def _next(q: Tensor, kv_layer: Tensor, visible: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class UnrolledBatch:
-    """tokens: [batch, length] ids; learned: which of them are to be guessed."""
+    """Rows to learn from, padded. tokens: [batch, length] token ids. learned: [batch, length] which of them
+    are to be guessed.
+    """
 
     tokens: Tensor
     learned: Tensor
@@ -261,7 +263,9 @@ class Unrolling:
 
 @dataclass(frozen=True, slots=True)
 class _Targets:
-    """rows: [batch, length] positions; chances: for each of them [draft vocabulary]."""
+    """What the base says. rows: [batch, length] positions that count. chances: for each of them
+    [draft_vocab_size] probabilities.
+    """
 
     rows: Tensor
     chances: Tensor
