@@ -16,7 +16,7 @@ from specsot.checkpoint.config import read_config
 from specsot_drafter.heads.eagle import MIN_LAYERS, TAPS_FIELD
 from specsot_lab.train import head as head_files
 from specsot_lab.train.block import LearningBlockHead, block_format, write_block_head
-from specsot_lab.train.head import LearningHead, begin, begin_small, frame_new
+from specsot_lab.train.head import LearningHead, initialise, initialise_small, new_format
 from specsot_lab.train.settings import HeadPlan
 
 
@@ -67,8 +67,8 @@ def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1, poison: i
 def write_dflash(directory: Path, base: Path, causal: bool = False, seed: int = 4) -> Path:
     """A random DFlash head for this base."""
     config, plan = read_config(base), HeadPlan("dflash", layers=2, causal_head=causal, taps=(1, 2))
-    head = LearningBlockHead(block_format(config, plan, depth=5, mask=config.vocab - 1))
-    begin_small(head, head.norm, None, seed)
+    head = LearningBlockHead(block_format(config, plan, depth=5, mask_id=config.vocab - 1))
+    initialise_small(head, head.norm, None, seed)
     write_block_head(directory, head, config, torch.float32)
     return directory
 
@@ -77,9 +77,9 @@ def write_p_eagle(directory: Path, base: Path, seed: int = 4, depth: int | None 
     """A random P-EAGLE head for this base."""
     config, plan = read_config(base), HeadPlan("p-eagle", taps=(2, 3))
     drafted = torch.arange(0, config.vocab, 2)
-    frame = replace(frame_new(config, drafted, plan), layers=2, mask=config.vocab - 1, depth=depth)
+    frame = replace(new_format(config, drafted, plan), layers=2, mask=config.vocab - 1, depth=depth)
     head = LearningHead(frame.sizes, frame.layers, frame.mask)
-    begin(head, _draws(seed)(config.vocab // 2, config.hidden, scale=1.0), None, seed)
+    initialise(head, _draws(seed)(config.vocab // 2, config.hidden, scale=1.0), None, seed)
     head_files.write_head(directory, head, frame, config, torch.float32)
     return directory
 

@@ -37,6 +37,9 @@ def python_size(text: str) -> int:
 
 
 def _size_of(node: ast.AST) -> int:
+    """Return what one node of the syntax tree counts: statements 1, assignments the number of names,
+    docstrings and expressions 0.
+    """
     match node:
         case ast.Expr(value=ast.Constant(value=str())):
             return 0  # a docstring
@@ -51,6 +54,7 @@ def _size_of(node: ast.AST) -> int:
 
 
 def _names_in(target: ast.expr) -> int:
+    """Return how many names an assignment's target has: `a, (b, c)` -> 3."""
     match target:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             return sum(map(_names_in, parts))
@@ -70,7 +74,10 @@ def table_size(value: Any) -> int:
 
 
 def over_budget(sizes: Mapping[str, int], budgets: Mapping[str, Budget]) -> list[str]:
-    """Return a line for each room that has more than its budget, or none."""
+    """Return a line for each room that has more than its budget or none at all; no lines if all is well.
+
+    sizes: statements by room. budgets: by room.
+    """
     lines: list[str] = []
     how = 'raise it in this commit: python tools/house.py budgets --write --reason "..."'
     for room, size in sorted(sizes.items()):
@@ -83,26 +90,32 @@ def over_budget(sizes: Mapping[str, int], budgets: Mapping[str, Budget]) -> list
 
 
 def renewed(sizes: Mapping[str, int], budgets: Mapping[str, Budget], reason: str | None) -> dict[str, Budget]:
-    """Return the budgets for these sizes. Raise ValueError if a room needs more and no reason is given."""
-    found: dict[str, Budget] = {}
+    """Return the budgets for these sizes; a room that shrank gets less.
+
+    sizes: statements by room. budgets: the present ones. reason: why rooms need more; None: none may.
+    Raises ValueError if a room needs more and no reason is given.
+    """
+    new_budgets: dict[str, Budget] = {}
     for room, size in sizes.items():
-        before, roomy = budgets.get(room, Budget(0)), Budget(int(size * (1 + MARGIN)))
-        if size <= before.statements:
-            found[room] = Budget(min(before.statements, roomy.statements), before.reasons)
+        old, with_margin = budgets.get(room, Budget(0)), Budget(int(size * (1 + MARGIN)))
+        if size <= old.statements:
+            new_budgets[room] = Budget(min(old.statements, with_margin.statements), old.reasons)
         elif reason:
-            said = before.reasons if reason in before.reasons[-1:] else (*before.reasons, reason)
-            found[room] = Budget(roomy.statements, said)
+            reasons = old.reasons if reason in old.reasons[-1:] else (*old.reasons, reason)
+            new_budgets[room] = Budget(with_margin.statements, reasons)
         else:
             raise ValueError(f"{room} needs a larger budget: give the --reason")
-    return found
+    return new_budgets
 
 
 def parse_budgets(text: str) -> dict[str, Budget]:
+    """Return the budgets in the text of a TOML file, by room."""
     read = tomllib.loads(text)
     return {room: Budget(table["statements"], tuple(table["reasons"])) for room, table in read.items()}
 
 
 def written_budgets(budgets: Mapping[str, Budget]) -> str:
+    """Return the text of the TOML file with these budgets, sorted by room."""
     tables: list[str] = []
     for room, budget in sorted(budgets.items()):
         reasons = "".join(f"    {json.dumps(reason, ensure_ascii=False)},\n" for reason in budget.reasons)

@@ -32,18 +32,21 @@ _PATTERNS = {
 
 
 def dialect_in(text: str) -> Counter[str]:
-    """Return how often each group of words stands in a text, parts of names included (`told_rows`)."""
+    """Return how often each group of words occurs in a text, parts of names included (`told_rows`)."""
     return Counter({name: len(pattern.findall(text)) for name, pattern in _PATTERNS.items()})
 
 
 def dialect_report(texts: Mapping[str, list[str]]) -> str:
-    """Return a line for each room that has such words, most first, then a line for each group of words."""
+    """Return a line for each room that has such words, most first, then a line for each group of words.
+
+    texts: the files' texts by room.
+    """
     rooms = {
         room: sum((dialect_in(text) for text in listed), Counter[str]()) for room, listed in texts.items()
     }
     total = sum(rooms.values(), Counter[str]())
     lines = [f"{'room':44} {'words':>6}  most of them"]
-    for room, counts in sorted(rooms.items(), key=lambda one: (-one[1].total(), one[0])):
+    for room, counts in sorted(rooms.items(), key=lambda item: (-item[1].total(), item[0])):
         often = ", ".join(f"{name} {count}" for name, count in counts.most_common(3) if count)
         lines.append(f"{room:44} {counts.total():6}  {often}")
     lines += ["", *(f"{name:44} {count:6}" for name, count in total.most_common())]

@@ -53,10 +53,11 @@ class House:
 
     @staticmethod
     def read(root: Path) -> House:
+        """Return the files of a work tree. root: of the repository."""
         command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z", "*.py", "*.toml"]
-        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
-        there = [path for path in listed if (root / path).is_file() and not path.startswith(GENERATED)]
-        texts = {path: (root / path).read_text(encoding="utf-8") for path in there}
+        listed_paths = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
+        paths = [path for path in listed_paths if (root / path).is_file() and not path.startswith(GENERATED)]
+        texts = {path: (root / path).read_text(encoding="utf-8") for path in paths}
         tables = {
             path: text
             for path, text in texts.items()
@@ -66,12 +67,12 @@ class House:
 
     @property
     def modules(self) -> dict[str, str]:
-        """Dotted name -> path, of the product and the lab."""
+        """Return the path of each module of the product and the lab, by dotted name."""
         return {name: path for path in self.files if (name := module_of(path))}
 
 
 def module_of(path: str) -> str | None:
-    """The dotted name of a file below an import root."""
+    """Return the dotted name of a file below an import root; None for any other file."""
     for root in ROOTS:
         if path.startswith(root + "/"):
             below = path.removeprefix(root + "/")
@@ -83,7 +84,7 @@ def module_of(path: str) -> str | None:
 
 
 def edges_of(house: House) -> dict[str, set[str]]:
-    """Module -> what it imports, lazily or for types too."""
+    """Return for each module which modules it imports, lazily or for types too."""
     modules = house.modules
     edges: dict[str, set[str]] = {}
     for module, path in modules.items():
@@ -93,7 +94,9 @@ def edges_of(house: House) -> dict[str, set[str]]:
 
 
 def imports_of(text: str) -> list[ast.stmt]:
-    """Its import statements, lazy ones too. Only they are parsed: the whole tree takes two seconds."""
+    """Return a file's import statements, lazy ones too. Only they are parsed, since the whole tree takes two
+    seconds.
+    """
     try:
         return [node for found in IMPORT.findall(text) for node in ast.parse(found).body]
     except SyntaxError:  # words of a docstring
@@ -101,6 +104,7 @@ def imports_of(text: str) -> list[ast.stmt]:
 
 
 def targets(node: ast.AST, modules: dict[str, str]) -> Iterator[str]:
+    """Yield the modules of the house that a statement imports; none for other statements."""
     match node:
         case ast.ImportFrom(module=str(module)):
             for alias in node.names:
@@ -113,7 +117,9 @@ def targets(node: ast.AST, modules: dict[str, str]) -> Iterator[str]:
 
 
 def circles(house: House) -> list[list[str]]:
-    """Strongly connected sets of more than one module (Tarjan), largest first."""
+    """Return the strongly connected sets of more than one module (Tarjan), largest first; none if imports go
+    in no circle.
+    """
     edges = edges_of(house)
     number: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -121,6 +127,7 @@ def circles(house: House) -> list[list[str]]:
     found: list[list[str]] = []
 
     def visit(module: str) -> None:
+        """Number a module and all that it reaches, and record the sets that are complete."""
         number[module] = low[module] = len(number)
         stack.append(module)
         for target in sorted(edges.get(module, ())):
@@ -130,9 +137,9 @@ def circles(house: House) -> list[list[str]]:
             elif target in stack:
                 low[module] = min(low[module], number[target])
         if low[module] == number[module]:
-            at = stack.index(module)
-            found.append(stack[at:])
-            del stack[at:]
+            start = stack.index(module)
+            found.append(stack[start:])
+            del stack[start:]
 
     for module in sorted(edges):
         if module not in number:
@@ -141,17 +148,19 @@ def circles(house: House) -> list[list[str]]:
 
 
 def way_round(house: House, ring: list[str]) -> list[str]:
-    """One shortest way round a circle, for people."""
+    """Return one shortest way round a circle, first module last again. ring: a set as `circles`
+    returns it.
+    """
     edges = edges_of(house)
     start = ring[0]
-    ways = [[start]]
-    while ways:
-        way = ways.pop(0)
-        for target in sorted(edges[way[-1]] & set(ring)):
+    paths = [[start]]
+    while paths:
+        path = paths.pop(0)
+        for target in sorted(edges[path[-1]] & set(ring)):
             if target == start:
-                return [*way, start]
-            if target not in way:
-                ways.append([*way, target])
+                return [*path, start]
+            if target not in path:
+                paths.append([*path, target])
     return ring
 
 
@@ -159,14 +168,18 @@ def way_round(house: House, ring: list[str]) -> list[str]:
 
 
 def room_of(path: str) -> str:
-    """`shared/specsot/core/tree.py` -> `shared/specsot/core`: folders one below the package are rooms."""
+    """Return the room of a file: folders one below the package are rooms. `shared/specsot/core/tree.py` ->
+    `shared/specsot/core`.
+    """
     parts = path.split("/")
     depth = 3 if parts[0] == "services" else 2
     return "/".join(parts[: min(depth + 1, len(parts) - 1)])
 
 
 def sizes(house: House) -> str:
-    """Files, lines, median, p90 and longest file, classes: per room, for the product and the laboratory."""
+    """Return a table of files, lines, median, p90 and longest file, and classes: per room, for product, lab
+    and tests; then the import circles.
+    """
     product = {p: t for p, t in house.files.items() if p.startswith(ROOTS) and not p.startswith("lab/")}
     lab = {path: text for path, text in house.files.items() if path.startswith("lab/")}
     rooms = sorted({room_of(path) for path in product | lab})
@@ -191,6 +204,7 @@ def sizes(house: House) -> str:
 
 
 def row(name: str, texts: dict[str, str]) -> str:
+    """Return one line of that table. name: of the room. texts: of its files, by path."""
     lines = [text.count("\n") for text in texts.values()]
     classes = sum(
         isinstance(node, ast.ClassDef) for text in texts.values() for node in ast.walk(ast.parse(text))
@@ -206,7 +220,7 @@ def row(name: str, texts: dict[str, str]) -> str:
 
 
 def room_sizes(house: House) -> dict[str, int]:
-    """Statements by room: of the product, the lab and the tools; tests have no budget."""
+    """Return the statements by room: of the product, the lab and the tools; tests have no budget."""
     found: dict[str, int] = {}
     for path, text in (house.files | house.tables).items():
         if not path.startswith("tests/"):
@@ -217,12 +231,13 @@ def room_sizes(house: House) -> dict[str, int]:
 
 
 def read_budgets(root: Path) -> dict[str, Budget] | None:
-    """None if the tree has no file of budgets."""
+    """Return the budgets by room; None if the tree has no file of budgets. root: of the repository."""
     page = root / BUDGETS
     return parse_budgets(page.read_text(encoding="utf-8")) if page.is_file() else None
 
 
 def budget_report(sizes: dict[str, int], budgets: dict[str, Budget]) -> str:
+    """Return a table of each room's statements and budget; a room without budget has 0."""
     rows = [f"{'room':44} {'now':>6} {'budget':>6}"]
     for room, size in sorted(sizes.items()):
         allowed = budgets[room].statements if room in budgets else 0
@@ -231,6 +246,11 @@ def budget_report(sizes: dict[str, int], budgets: dict[str, Budget]) -> str:
 
 
 def write_budgets(root: Path, sizes: dict[str, int], reason: str | None) -> int:
+    """Write the budgets that are needed now; return 2, after a line, if a reason is needed and missing, else
+    0.
+
+    root: of the repository. sizes: statements by room. reason: why rooms need more, or None.
+    """
     try:
         budgets = renewed(sizes, read_budgets(root) or {}, reason)
     except ValueError as error:
@@ -242,7 +262,7 @@ def write_budgets(root: Path, sizes: dict[str, int], reason: str | None) -> int:
 
 
 def words(house: House) -> str:
-    """The dialect's words by room, of the product alone."""
+    """Return the report of the dialect's words by room, of the product alone."""
     rooms: dict[str, list[str]] = {}
     for path, text in house.files.items():
         if path.startswith(ROOTS) and not path.startswith("lab/"):
@@ -250,45 +270,56 @@ def words(house: House) -> str:
     return dialect_report(rooms)
 
 
-def features(house: House, told: str) -> str:
-    """A row for each feature of a page like docs/results/house.toml, largest first; then files of none."""
-    named = tomllib.loads(told)["feature"]
-    found: dict[str, list[str]] = {one["name"]: [] for one in named}
+def features(house: House, page_text: str) -> str:
+    """Return a row for each feature, largest first; then the files that belong to none.
+
+    page_text: text of a page like docs/results/house.toml.
+    """
+    feature_tables = tomllib.loads(page_text)["feature"]
+    found: dict[str, list[str]] = {feature["name"]: [] for feature in feature_tables}
     homeless = list[str]()
     for path in house.modules.values():
         root = next(root for root in ROOTS if path.startswith(root + "/"))
         below = path.removeprefix(root + "/")
-        fits = (one["name"] for one in named if any(fnmatchcase(below, each) for each in one["files"]))
-        found.get(next(fits, ""), homeless).append(path)
+        matching = (
+            feature["name"]
+            for feature in feature_tables
+            if any(fnmatchcase(below, pattern) for pattern in feature["files"])
+        )
+        found.get(next(matching, ""), homeless).append(path)
     lines = {name: sum(house.files[path].count("\n") for path in paths) for name, paths in found.items()}
-    told_rows = sorted(named, key=lambda one: -lines[one["name"]])
+    sorted_features = sorted(feature_tables, key=lambda feature: -lines[feature["name"]])
     rows = [
-        f"| {name} | {len(found[name])} | {lines[name]:,} | {one['asked']} | {one['without']} |"
-        for one in told_rows
-        for name in [one["name"]]
+        f"| {name} | {len(found[name])} | {lines[name]:,} | {feature['asked']} | {feature['without']} |"
+        for feature in sorted_features
+        for name in [feature["name"]]
     ]
     head = "| feature | files | lines | asked for by | without it |\n|---|---|---|---|---|"
     return "\n".join([head, *rows, *(f"{path} is of no feature" for path in homeless)])
 
 
-def main(given_words: list[str] | None = None, root: Path | None = None) -> int:
+def main(arguments: list[str] | None = None, root: Path | None = None) -> int:
+    """Run the command; return the exit status.
+
+    arguments: of the command line; None: those of this process. root: of the repository; None: this one.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("verb", choices=["sizes", "features", "budgets", "words", "gate"])
     parser.add_argument("--write", action="store_true", help="budgets: write those that are needed now")
     parser.add_argument("--reason", help="budgets --write: why rooms need more, in one line")
-    given = parser.parse_args(given_words)
+    options = parser.parse_args(arguments)
     root = root or Path(__file__).resolve().parents[1]
     house = House.read(root)
-    match given.verb:
+    match options.verb:
         case "sizes":
             print(sizes(house))
         case "features":
             page = root / "docs" / "results" / "house.toml"
             print(features(house, page.read_text(encoding="utf-8")))
-        case "budgets" if given.write:
-            return write_budgets(root, room_sizes(house), given.reason)
+        case "budgets" if options.write:
+            return write_budgets(root, room_sizes(house), options.reason)
         case "budgets":
             print(budget_report(room_sizes(house), read_budgets(root) or {}))
         case "words":
@@ -299,21 +330,21 @@ def main(given_words: list[str] | None = None, root: Path | None = None) -> int:
 
 
 def gate(house: House, root: Path) -> int:
-    """Print what is wrong, and warnings. Return 1 if something is wrong."""
-    found = [" -> ".join(way_round(house, ring)) for ring in circles(house)]
+    """Print what is wrong, and warnings; return 1 if something is wrong, else 0. root: of the repository."""
+    problems = [" -> ".join(way_round(house, ring)) for ring in circles(house)]
     budgets = read_budgets(root)
     if budgets is not None:
-        found += over_budget(room_sizes(house), budgets)
+        problems += over_budget(room_sizes(house), budgets)
     warnings = [f"{path} has more than {MOST_LINES} lines" for path in too_long(house)]
     if (lines := core_lines(root)) > CORE_LINES:
         warnings.append(f"the core path in {WALK} has {lines:,} lines, more than {CORE_LINES:,}")
-    for line in (*found, *(f"warning: {one}" for one in warnings)):
+    for line in (*problems, *(f"warning: {warning}" for warning in warnings)):
         print(line)
-    return bool(found)
+    return bool(problems)
 
 
 def core_lines(root: Path) -> int:
-    """Lines of the files that docs/walk.md lists as the core; 0 if the tree has no such page."""
+    """Return the lines of the files that docs/walk.md lists as the core; 0 if the tree has no such page."""
     page = root / WALK
     if not page.is_file():
         return 0
@@ -323,7 +354,7 @@ def core_lines(root: Path) -> int:
 
 
 def too_long(house: House) -> list[str]:
-    """Paths, by name."""
+    """Return the paths of modules with more than MOST_LINES lines, sorted."""
     return sorted(path for path in house.modules.values() if house.files[path].count("\n") > MOST_LINES)
 
 

@@ -39,7 +39,10 @@ WORDS = (
 
 
 def read(path: Path, count: Callable[[str], int]) -> Iterator[tuple[str, float]]:
-    """Questions, and how many tokens their direct answers have."""
+    """Yield questions, and how many tokens their direct answers have.
+
+    path: JSON lines: conversations, or records of `specsot eval`. count: counts the tokens of a text.
+    """
     for line in path.read_text().splitlines():
         row = json.loads(line)
         if "messages" in row:
@@ -49,6 +52,7 @@ def read(path: Path, count: Callable[[str], int]) -> Iterator[tuple[str, float]]
 
 
 def counting(tokenizer: Path) -> Callable[[str], int]:
+    """Return a function that counts the tokens of a text. tokenizer: its tokenizer.json."""
     from tokenizers import Tokenizer
 
     known = Tokenizer.from_file(str(tokenizer))
@@ -56,15 +60,23 @@ def counting(tokenizer: Path) -> Callable[[str], int]:
 
 
 def features(question: str, kinds: Sequence[str]) -> list[float]:
-    """Its class by the router, its length, and words that tell of its form."""
+    """Return the features of a question: its class by the router, its length, and words that tell of its
+    form.
+
+    question: plain text. kinds: all classes.
+    """
     low, kind = question.lower(), decide_question(question).reason
     about = [math.log(len(low.split()) + 1), math.log(len(low) + 1), float(points_asked(question) or 0)]
     marks = [low.rstrip().endswith("?"), "\n" in low, *(re.search(words, low) for words in WORDS)]
-    return [*(float(one == kind) for one in kinds), *about, *(float(bool(mark)) for mark in marks)]
+    return [*(float(reason == kind) for reason in kinds), *about, *(float(bool(mark)) for mark in marks)]
 
 
 def ridge(known: Any, lengths: Any) -> Callable[[Any], Any]:
-    """Of the logarithm, from standardised features."""
+    """Return a function that predicts lengths [n] from features [n, num_features], by ridge regression on
+    their logarithm.
+
+    known: [n, num_features] features to learn from. lengths: [n] tokens.
+    """
     middle, wide, logs = known.mean(0), known.std(0) + 1e-6, np.log(lengths)
     scaled = (known - middle) / wide
     square = scaled.T @ scaled + STRENGTH * np.eye(scaled.shape[1])
@@ -72,38 +84,42 @@ def ridge(known: Any, lengths: Any) -> Callable[[Any], Any]:
     return lambda asked: np.exp((asked - middle) / wide @ weights + logs.mean())
 
 
-def shares(found: Sequence[tuple[str, float]], limit: int) -> dict[str, float]:
-    """By way of foretelling."""
-    lengths = np.array([length for _, length in found])
-    kinds = [decide_question(question).reason for question, _ in found]
+def shares(questions_and_lengths: Sequence[tuple[str, float]], limit: int) -> dict[str, float]:
+    """Return, by way of forecasting, the fraction of answers that are near the forecast.
+
+    questions_and_lengths: all answers. limit: tokens at which answers were cut.
+    """
+    lengths = np.array([length for _, length in questions_and_lengths])
+    kinds = [decide_question(question).reason for question, _ in questions_and_lengths]
     names = sorted(set(kinds))
-    plain = np.array([features(question, names) for question, _ in found])
+    plain = np.array([features(question, names) for question, _ in questions_and_lengths])
     near = defaultdict[str, list[float]](list)
     for turn in range(HALVES):
-        order = np.random.default_rng(turn).permutation(len(found))
-        learned, told = order[: len(found) // 2], order[len(found) // 2 :]
-        foretold: dict[str, Any] = {}
+        order = np.random.default_rng(turn).permutation(len(questions_and_lengths))
+        learned, tested = order[: len(questions_and_lengths) // 2], order[len(questions_and_lengths) // 2 :]
+        forecasts: dict[str, Any] = {}
         for name, choose in (("median", median), ("likeliest", likeliest)):
             of_all = choose(lengths[learned].tolist())
             classes = {kind: [float(lengths[at]) for at in learned if kinds[at] == kind] for kind in names}
             by_class = [
-                choose(classes[k]) if len(classes[k := kinds[at]]) >= FEWEST else of_all for at in told
+                choose(classes[k]) if len(classes[k := kinds[at]]) >= FEWEST else of_all for at in tested
             ]
-            foretold[f"{name} of all"] = of_all
-            foretold[f"{name} of the class"] = np.array(by_class)
+            forecasts[f"{name} of all"] = of_all
+            forecasts[f"{name} of the class"] = np.array(by_class)
         line = ridge(plain[learned], lengths[learned])
-        foretold["a line over its words"] = np.minimum(line(plain[told]), limit)
+        forecasts["a line over its words"] = np.minimum(line(plain[tested]), limit)
         scaled = (plain - plain[learned].mean(0)) / (plain[learned].std(0) + 1e-6)
         scaled /= np.linalg.norm(scaled, axis=1, keepdims=True)
-        alike = np.argsort(-scaled[told] @ scaled[learned].T, axis=1)[:, :ALIKE]
-        among = [likeliest(each.tolist()) for each in lengths[learned][alike]]
-        foretold[f"likeliest of {ALIKE} with words like its own"] = np.array(among)
-        for way, each in foretold.items():
-            near[way].append(float((abs(lengths[told] / each - 1) <= NEAR).mean()))
-    return {way: float(np.mean(each)) for way, each in near.items()}
+        alike = np.argsort(-scaled[tested] @ scaled[learned].T, axis=1)[:, :ALIKE]
+        among = [likeliest(forecast.tolist()) for forecast in lengths[learned][alike]]
+        forecasts[f"likeliest of {ALIKE} with words like its own"] = np.array(among)
+        for way, forecast in forecasts.items():
+            near[way].append(float((abs(lengths[tested] / forecast - 1) <= NEAR).mean()))
+    return {way: float(np.mean(forecast)) for way, forecast in near.items()}
 
 
 def main() -> None:
+    """Read the command line and print the fractions."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

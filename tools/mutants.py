@@ -67,6 +67,9 @@ Change = tuple[str, int, int, int, str]  # operator, line, first and last column
 
 
 def sources(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of every file that may be changed, generated ones left out. root: of the
+    work tree.
+    """
     for home in HOMES:
         for path in sorted((root / home).rglob("*.py")):
             if "/v1/" not in path.as_posix():
@@ -74,10 +77,15 @@ def sources(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def functions_of(text: str) -> dict[int, str]:
-    """The qualified name of what each line belongs to; lines of no function or class are left out."""
+    """Return, by line number from 1, the qualified name of the function or class that the line belongs to;
+    other lines are left out.
+    """
     found: dict[int, str] = {}
 
     def visit(node: ast.AST, names: tuple[str, ...]) -> None:
+        """Record the lines of a node and of all nodes within it. names: of the classes and functions around
+        it.
+        """
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names = (*names, node.name)
             found.update(dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), ".".join(names)))
@@ -89,7 +97,7 @@ def functions_of(text: str) -> dict[int, str]:
 
 
 def edits_of(text: str) -> Iterator[Edit]:
-    """Every change of one line; docstrings, texts for people, logs, imports and assertions stay."""
+    """Yield every change of one line; docstrings, texts for people, logs, imports and assertions stay."""
     lines, waiting = text.splitlines(), [ast.parse(text)]
     while waiting:
         node = waiting.pop()
@@ -101,6 +109,7 @@ def edits_of(text: str) -> Iterator[Edit]:
 
 
 def is_silent(node: ast.AST) -> bool:
+    """Return whether nothing within this node is changed."""
     match node:
         case (
             ast.Import() | ast.ImportFrom() | ast.Assert() | ast.JoinedStr() | ast.Expr(value=ast.Constant())
@@ -113,6 +122,7 @@ def is_silent(node: ast.AST) -> bool:
 
 
 def changes(node: ast.AST, lines: list[str]) -> Iterator[Change]:
+    """Yield the changes of one node, inner nodes left out. lines: of the file."""
     match node:
         case ast.Constant(value=bool() as value):
             yield from instead("boolean", node, str(not value))
@@ -141,6 +151,7 @@ def changes(node: ast.AST, lines: list[str]) -> Iterator[Change]:
 
 
 def instead(operator: str, node: ast.expr | ast.stmt, new: str) -> Iterator[Change]:
+    """Yield the change that replaces a node of one line by `new`; nothing for a node of several lines."""
     if node.lineno == node.end_lineno:
         yield operator, node.lineno, node.col_offset, node.end_col_offset or 0, new
 
@@ -148,7 +159,11 @@ def instead(operator: str, node: ast.expr | ast.stmt, new: str) -> Iterator[Chan
 def between(
     operator: str, left: ast.expr, right: ast.expr, sign: type[ast.AST], lines: list[str]
 ) -> Iterator[Change]:
-    """The sign between two operands of one line."""
+    """Yield the change of the sign between two operands of one line; nothing for other signs or several
+    lines.
+
+    operator: its name. left, right: the operands. sign: class of the sign's node. lines: of the file.
+    """
     if sign in SIGNS and left.end_lineno == right.lineno:
         old, new = SIGNS[sign]
         at = lines[right.lineno - 1].find(old, left.end_col_offset or 0, right.col_offset)
@@ -160,7 +175,11 @@ def between(
 
 
 def sample(count: int, seed: int) -> list[Mutant]:
-    """A file by its lines, of its operators one, each as likely, then where."""
+    """Return mutants: a file is drawn by its number of lines, then one of its operators, each as likely, then
+    the place.
+
+    count: how many. seed: of the draws.
+    """
     rng, files = random.Random(seed), dict(sources(ROOT))
     files = {path: text for path, text in files.items() if any(edits_of(text))}
     chosen = rng.choices([*files], [text.count("\n") for text in files.values()], k=count)
@@ -168,9 +187,10 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
 
 def draw(number: int, path: str, text: str, rng: random.Random) -> Mutant:
+    """Return one mutant of a file. number: its id. path, text: of the file. rng: draws operator and place."""
     edits = sorted(edits_of(text))
     operator = rng.choice(sorted({operator for operator, _, _ in edits}))
-    _, line, new = rng.choice([one for one in edits if one[0] == operator])
+    _, line, new = rng.choice([edit for edit in edits if edit[0] == operator])
     return Mutant(number, operator, path, functions_of(text).get(line, ""), text.splitlines()[line - 1], new)
 
 
@@ -178,19 +198,30 @@ def draw(number: int, path: str, text: str, rng: random.Random) -> Mutant:
 
 
 def find(mutant: Mutant, files: dict[str, str]) -> tuple[str, int] | None:
-    """Its file and line (0-based): the same text in the same function, else in one place only."""
-    same = [
+    """Return the mutant's file and line (from 0): the same text in the same function, else in one place only;
+    None if there is no such place.
+
+    files: texts by path.
+    """
+    equal_lines = [
         (path, number)
         for path, text in files.items()
         for number, line in enumerate(text.splitlines())
         if line.strip() == mutant.old.strip()
     ]
-    near = [(path, n) for path, n in same if functions_of(files[path]).get(n + 1, "") == mutant.function]
-    here = [one for one in near if one[0] == mutant.path] or near or same
-    return here[0] if len(here) == 1 or near else None
+    in_function = [
+        (path, n) for path, n in equal_lines if functions_of(files[path]).get(n + 1, "") == mutant.function
+    ]
+    candidates = (
+        [candidate for candidate in in_function if candidate[0] == mutant.path] or in_function or equal_lines
+    )
+    return candidates[0] if len(candidates) == 1 or in_function else None
 
 
 def judge(mutant: Mutant, tests: list[str]) -> Mutant:
+    """Return the mutant with its result: "lost", "caught" with the test, or "survived". tests: what to run
+    after the test that caught it last.
+    """
     files = dict(sources(COPY))
     place = find(mutant, files)
     if place is None:
@@ -208,51 +239,61 @@ def judge(mutant: Mutant, tests: list[str]) -> Mutant:
 
 
 def first_failure(tests: list[str]) -> str | None:
-    """The test that fails first; None: all pass. It runs with COPY's modules before the installed ones."""
-    way = os.pathsep.join(str(COPY / home) for home in HOMES)
+    """Return the test that fails first, or why the tests did not end; None if all pass.
+
+    It runs with COPY's modules before the installed ones. tests: arguments of pytest.
+    """
+    python_path = os.pathsep.join(str(COPY / home) for home in HOMES)
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", *tests]
     try:
-        said = subprocess.run(
+        finished = subprocess.run(
             command,
             cwd=COPY,
-            env=os.environ | {"PYTHONPATH": way},
+            env=os.environ | {"PYTHONPATH": python_path},
             capture_output=True,
             text=True,
             timeout=LIMIT,
         )
     except subprocess.TimeoutExpired:
         return f"hangs: not done after {LIMIT} s"
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said.stdout, re.MULTILINE)
-    if failed or said.returncode in (0, NO_SUCH_TEST):
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", finished.stdout, re.MULTILINE)
+    if failed or finished.returncode in (0, NO_SUCH_TEST):
         return failed[1] if failed else None
-    return f"pytest ends with {said.returncode}"
+    return f"pytest ends with {finished.returncode}"
 
 
 def judge_all(only: set[int], tests: list[str]) -> None:
+    """Judge mutants in a work tree of its own, and write each result at once. only: ids; empty: all. tests:
+    arguments of pytest.
+    """
     git("worktree", "add", "--quiet", "--detach", "--force", str(COPY), "HEAD")
     try:
         for mutant in [one for one in read() if not only or one.id in only]:
-            told = judge(mutant, tests)
-            write([told if one.id == told.id else one for one in read()])
-            print(told.id, told.verdict, told.by, flush=True)
+            judged = judge(mutant, tests)
+            write([judged if one.id == judged.id else one for one in read()])
+            print(judged.id, judged.verdict, judged.by, flush=True)
     finally:
         git("worktree", "remove", "--force", str(COPY))
 
 
 def git(*words: str) -> None:
+    """Run git in the repository. Raises CalledProcessError if it fails."""
     subprocess.run(["git", *words], cwd=ROOT, check=True)
 
 
 def read() -> list[Mutant]:
+    """Return the stored mutants."""
     return [Mutant(**one) for one in json.loads(KEPT.read_text())["mutants"]]
 
 
 def write(mutants: list[Mutant], **about: object) -> None:
+    """Store the mutants. about: further entries of the file, which replace present ones."""
     kept = json.loads(KEPT.read_text()) | about | {"mutants": [*map(asdict, mutants)]}
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def main() -> int:
+    """Run the command; return 1 if mutants are lost, else 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

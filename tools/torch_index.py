@@ -32,8 +32,11 @@ LIBRARIES = (
 def pip_options(
     environment: Mapping[str, str], platform: str, has_driver: bool, reaches: Callable[[str], bool]
 ) -> str:
-    """Options for pip, in one line. Empty where a GPU may be used, where somebody chose an index, and where
-    the index cannot be reached. reaches: whether an address answers; only asked where that matters.
+    """Return options for pip, in one line; empty where a GPU may be used, where an index was chosen, and
+    where the index cannot be reached.
+
+    environment: variables of this process. platform: as sys.platform. has_driver: whether an NVIDIA driver is
+        installed. reaches: returns whether an address answers; only called if that matters.
     """
     chosen = any(environment.get(name) for name in CHOSEN)
     if has_driver or chosen or platform != "linux" or not reaches(INDEX):
@@ -42,13 +45,16 @@ def pip_options(
 
 
 def has_nvidia_driver(root: Path, which: Callable[[str], str | None] = shutil.which) -> bool:
-    """Whether an NVIDIA driver is installed. root: of the file system."""
+    """Return whether an NVIDIA driver is installed.
+
+    root: of the file system. which: finds a program by its name.
+    """
     library = any((root / folder / LIBRARY).exists() for folder in LIBRARIES)
     return library or any((root / path).exists() for path in DRIVER) or which("nvidia-smi") is not None
 
 
 def answers(address: str) -> bool:
-    """Whether a server is there that has the index."""
+    """Return whether a server at this address has the index."""
     try:
         with urllib.request.urlopen(f"{address}/torch/", timeout=TIMEOUT):
             return True

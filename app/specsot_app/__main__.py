@@ -6,9 +6,14 @@ from specsot.service.runtime_env import interruptible
 
 
 def main() -> int:
-    """Run the command; return its exit status."""
+    """Run the command with this process's arguments; return its exit status.
+
+    The command is imported inside `interruptible`, so that Ctrl-C during the slow imports also ends the
+    process with one line.
+    """
 
     def run() -> int:
+        """Import the command and run it with this process's arguments; return its exit status."""
         from specsot_app.cli import main
 
         return main()

@@ -31,10 +31,11 @@ from specsot_app.core.ask import (
 )
 from specsot_app.core.device_choice import AUTO
 from specsot_app.fleet.devices import with_device
-from specsot_app.fleet.opening import FleetClient, Opener, hear, open_fleet, with_demo
+from specsot_app.fleet.opening import FleetClient, Opener, final_view, open_fleet, with_demo
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.runtime import BackgroundLoop
 
+# The options of a fleet that `from_pretrained` accepts: all but those that connect to a running master.
 OF_PYTHON = Offer(without=("kind", "master", "client"))
 # Names of options in other systems: our name, and a function that converts their value to ours.
 OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
@@ -48,6 +49,7 @@ OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     # The first so many samples of a data set.
     "num_samples": ("samples", same),
 }
+# Names of the options that only `generate` accepts.
 OF_REQUESTS_ALONE = frozenset(OPTIONS) - {entry.keyword for entry in entries_of(FleetOptions, OF_PYTHON)}
 # Accepted without effect, since branches are always scheduled.
 IGNORED = ("use_scheduling",)
@@ -58,10 +60,12 @@ class SpecSoT:
 
     Make it with `from_pretrained` (a fleet in this process) or `connect` (a master that is already running).
     Close it, or use it in `with` or `async with`.
+
+    options: the fleet to open. opener: opens it; tests pass one that returns a fake.
     """
 
-    def __init__(self, wanted: FleetOptions, opener: Opener = open_fleet) -> None:
-        self._wanted = wanted
+    def __init__(self, options: FleetOptions, opener: Opener = open_fleet) -> None:
+        self._options = options
         self._opener = opener
         self._background: BackgroundLoop | None = None
         # This future belongs to the background loop.
@@ -96,15 +100,17 @@ class SpecSoT:
             if OTHER_NAMES.get(name, (name, same))[0] in OF_REQUESTS_ALONE:
                 raise InvalidRequest(f"{name} is an option of generate, not of from_pretrained", field=name)
         given = translate({"model": model, "draft_model": draft_model} | options)
-        wanted = with_device(with_demo(fleet_of({"device": AUTO} | given), sys.stderr), sys.stderr)
-        models_of(wanted)
-        return cls(wanted)
+        fleet_options = with_device(with_demo(fleet_of({"device": AUTO} | given), sys.stderr), sys.stderr)
+        models_of(fleet_options)
+        return cls(fleet_options)
 
     @classmethod
     def connect(cls, master: str, tls_ca: str | Path | None = None, token: str | None = None) -> SpecSoT:
-        """Return the model behind a master at host:port.
+        """Return the model behind a master that is already running. Nothing is sent yet.
 
-        tls_ca: use TLS, and verify the master's certificate with this PEM file. token: sent with every call.
+        master: its address, host:port.
+        tls_ca: PEM file with the CA that verifies the master's certificate; None connects without TLS.
+        token: bearer token that is sent with every call; None sends none.
         """
         client = ClientOptions(None if tls_ca is None else Path(tls_ca), token=token)
         return cls(FleetOptions(master=master, client=client))
@@ -134,7 +140,10 @@ class SpecSoT:
         return self._answer(self._ask(prompt, options))
 
     def generate_sync(self, prompt: str | Turns, **options: Any) -> Answer:
-        """Return what `generate` returns, for a caller without an event loop."""
+        """Return what `generate` returns, for a caller without an event loop; the caller's thread waits.
+
+        prompt, options: as for `generate`.
+        """
         return self._loop().run(self._gather(self._ask(prompt, options)))
 
     def stream(self, prompt: str | Turns, **options: Any) -> AsyncIterator[Event]:
@@ -143,6 +152,8 @@ class SpecSoT:
 
         The generator belongs to the caller's event loop. If one such generator is used within another, a loop
         that ends closes both at once, and reports that it cannot.
+
+        prompt, options: as for `generate`.
         """
         return self._loop().iterate(self._events(self._ask(prompt, options)))
 
@@ -151,22 +162,24 @@ class SpecSoT:
         """Return the model's own tokenizer, as Transformers loads it. Raises Unavailable for a
         remote fleet.
         """
-        if self._wanted.master is not None:
+        if self._options.master is not None:
             raise Unavailable("the tokenizer is with the master")
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
-            folder = models_of(self._wanted).base
+            folder = models_of(self._options).base
             self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         return self._tokenizer
 
     def __await__(self) -> Generator[Any, Any, SpecSoT]:
-        """Start the fleet now."""
+        """Open the fleet now, unless it is open, and return this model. Raises what opening raises."""
         yield from self._loop().await_(self._fleet()).__await__()
         return self
 
     def close(self) -> None:
-        """End the fleet and its thread. Closing twice is allowed."""
+        """End the fleet and its thread, and wait for both. Closing twice is allowed; later calls raise
+        Unavailable.
+        """
         background = self._background
         self._background = None
         self._closed = True
@@ -176,12 +189,15 @@ class SpecSoT:
             background.stop()
 
     def __enter__(self) -> SpecSoT:
+        """Return this model; the fleet is opened by the first question."""
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the model, whether or not an exception is passing; the exception is not suppressed."""
         self.close()
 
     async def __aenter__(self) -> SpecSoT:
+        """Open the fleet and return this model. If opening fails, close the model and raise the error."""
         try:
             return await self
         except BaseException:
@@ -191,11 +207,15 @@ class SpecSoT:
     async def __aexit__(
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the model on another thread, so that the caller's event loop stays free; exceptions are not
+        suppressed.
+        """
         await asyncio.to_thread(self.close)
 
     def _loop(self) -> BackgroundLoop:
-        """Return the background loop, started at its first use. Raises Unavailable after `close`, or in a
-        forked process.
+        """Return the background loop, started at its first use.
+
+        Raises Unavailable after `close`, or in a process that was forked from the one that started the loop.
         """
         if self._closed:
             raise Unavailable("this model is closed")
@@ -207,36 +227,50 @@ class SpecSoT:
         return self._background
 
     def _ask(self, prompt: str | Turns | None, options: dict[str, Any]) -> Ask:
-        """Return the request. Raises InvalidRequest."""
-        ours = translate(options)
-        said = ours.pop("prompt", prompt)
-        if said is None:
+        """Return the request that a caller describes.
+
+        prompt: the question or messages; None if `options` has it under another name. options: as given to
+            `generate`, perhaps under the names of other systems.
+        Raises InvalidRequest for a missing prompt, an unknown option or an impossible value.
+        """
+        translated = translate(options)
+        question = translated.pop("prompt", prompt)
+        if question is None:
             raise InvalidRequest("prompt must be given", field="prompt")
-        return ask_of(said, **request_with(self._wanted.preset, ours))
+        return ask_of(question, **request_with(self._options.preset, translated))
 
     async def _answer(self, ask: Ask) -> Answer:
-        """Return the answer to a request."""
+        """Return the answer to a request, which the background loop computes. Raises Unavailable and what the
+        fleet raises.
+
+        ask: the request.
+        """
         return await self._loop().await_(self._gather(ask))
 
     def _generate_as_seeds(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Return (output_ids [1, tokens] as a torch tensor, stats), as the seeds' `generate` did.
+        """Return (output_ids [1, num_tokens] as a torch tensor of int64, statistics), as the seeds'
+        `generate` did.
 
         In the seeds, top_p 0 and repetition_penalty 0 meant none. The output_ids of a planned answer include
         its headings; of a remote fleet's, only what the model wrote.
+
+        options: as for `generate`, task_prompt included.
         """
         options |= {name: options.get(name) or None for name in ("top_p", "repetition_penalty")}
         answer = self._loop().run(self._gather(self._ask(None, options)))
         tokens = answer.tokens
-        if answer.branches and self._wanted.master is None:
+        if answer.branches and self._options.master is None:
             tokens = self.tokenizer.encode(answer.text, add_special_tokens=False)
         return row_of(tokens), stats_of(answer, len(tokens)) | {"peak_memory_mb": peak_memory() / (1 << 20)}
 
     async def _fleet(self) -> FleetClient:
-        """Return the fleet, which is opened once. If opening fails, every waiting caller gets the error, and
-        the next call retries.
+        """Return the fleet, which is opened once.
+
+        If opening fails, every waiting caller gets the error, and the next call tries again. Runs on the
+        background loop.
         """
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._opener(self._wanted))
+            self._opening = asyncio.ensure_future(self._opener(self._options))
         try:
             return await asyncio.shield(self._opening)
         except Exception:
@@ -244,33 +278,40 @@ class SpecSoT:
             raise
 
     async def _events(self, ask: Ask) -> AsyncGenerator[Event]:
-        """Yield the events of a request."""
+        """Yield the events of a request in order. Runs on the background loop; closing the generator cancels
+        the request.
+        """
         source = (await self._fleet()).generate(ask)
         async with aclosing(cast("AsyncGenerator[Numbered]", source)) as events:
             async for numbered in events:
                 yield numbered.event
 
     async def _gather(self, ask: Ask) -> Answer:
-        """Return the answer to a request."""
-        return answer_of(await hear(await self._fleet(), ask))
+        """Return the answer to a request. Runs on the background loop."""
+        return answer_of(await final_view(await self._fleet(), ask))
 
     async def _close(self) -> None:
-        """Close the fleet if it was opened."""
+        """Close the fleet if it was opened. Runs on the background loop."""
         if self._opening is not None:
             await (await self._opening).close()
 
 
 def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
-    """Return the options of a fleet. Raises InvalidRequest for an unknown option or an impossible value."""
+    """Return the options of a fleet.
+
+    options: values by keyword, under our names.
+    Raises InvalidRequest for an unknown option or an impossible value.
+    """
     return made_of(FleetOptions, options, OF_PYTHON)
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options under our names, without those that are None.
 
+    options: values by keyword, under our names or those in OTHER_NAMES; names in IGNORED are dropped.
     Raises InvalidRequest if two names of one option have different values.
     """
-    ours: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for given, value in options.items():
         name, meaning = OTHER_NAMES.get(given, (given, same))
         if given in IGNORED or value is None:
@@ -279,22 +320,22 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
             meant = meaning(value)
         except ValueError as error:
             raise InvalidRequest(f"{given}: {error}", field=given) from None
-        if name in ours and ours[name] != meant:
+        if name in result and result[name] != meant:
             raise InvalidRequest(f"{given} is another name of {name}, which is given too", field=given)
-        ours[name] = meant
-    return ours
+        result[name] = meant
+    return result
 
 
 def row_of(tokens: Sequence[int]) -> Any:
-    """Return token ids as the seeds returned them: a LongTensor [1, tokens]."""
+    """Return token ids as the seeds returned them: a torch.LongTensor [1, num_tokens]."""
     import torch
 
     return torch.tensor([list(tokens)], dtype=torch.long)
 
 
 def peak_memory() -> int:
-    """Return the peak bytes of the GPUs that this process computes on, else of the process, since
-    it began.
+    """Return the peak bytes of memory since the process began: of the GPUs that it computes on, else of its
+    main memory.
     """
     import torch
 

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
+# Exit status after unusable arguments, options or models.
 WRONG_INPUT = 2
+# Exit status after any other known error.
 FAILED = 1
 
 # What `specsot --help` shows, without importing any of them.
@@ -69,6 +71,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "version": "Print the versions of SpecSoT, Python and torch, for a bug report.",
     },
 }
+# The line of help of each benchmark, by the name that follows `specsot bench`.
 BENCHES: Mapping[str, str] = {
     "quick": "All families of methods side by side, with short answers; minutes on two cores.",
     "full": "All methods, up to 2,000 tokens: tables, plots, recommended settings.",
@@ -87,6 +90,7 @@ BENCHES: Mapping[str, str] = {
 }
 # Commands that have subcommands.
 GROUPS = ("bench",)
+# Names of the subcommands, which the words of an error message may mean.
 WORDS = (
     *("infer", "chat", "demo", "serve", "join", "status", "info", "rebalance", "health", "plan", "verify"),
     *("train", "eval"),
@@ -101,7 +105,14 @@ ABOUT = (
 
 
 class Group(click.Group):
-    """A group of subcommands, each imported when it is used."""
+    """A group of subcommands, each imported when it is used.
+
+    name: name of the group, such as "bench".
+    about: one line of help.
+    listed: for each heading of the help, its subcommands with one line of help each.
+    prefix: what precedes a subcommand's name in an entry point's path: "bench" for "bench.load"; empty for
+        the whole command.
+    """
 
     def __init__(
         self, name: str, about: str, listed: Mapping[str, Mapping[str, str]], prefix: str = ""
@@ -115,13 +126,22 @@ class Group(click.Group):
             add_version(self, "specsot")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all subcommands, those that are known here first."""
+        """Return the names of all subcommands: first those of `listed`, then installed entry points below the
+        prefix.
+
+        ctx: click's context, which is not used.
+        """
         known = [name for names in self._listed.values() for name in names]
-        below = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
-        return list(dict.fromkeys((*known, *below)))
+        found = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
+        return list(dict.fromkeys((*known, *found)))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a subcommand, importing its module; None if there is no such command."""
+        """Return a subcommand, importing its module; None if there is no such command.
+
+        A known command that is not installed is returned as a command that fails with what to install.
+
+        ctx: click's context. cmd_name: name of the subcommand, without the group's name.
+        """
         if cmd_name not in self.list_commands(ctx):
             return None
         path = f"{self._prefix}.{cmd_name}" if self._prefix else cmd_name
@@ -137,32 +157,43 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand of the arguments; for an unknown one, fail and suggest the most
-        similar name.
+        """Return (name, subcommand, its arguments) as click does; for an unknown name, fail with a usage
+        error that suggests the most similar name.
+
+        ctx: click's context. args: the words after the group's name; the first one names the subcommand.
         """
         name = args[0]
         known = self.get_command(ctx, name) is not None
         if not (known or name.startswith("-") or ctx.resilient_parsing):  # Completion must not print errors.
-            near = get_close_matches(name, self.list_commands(ctx), 1)
-            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+            similar = get_close_matches(name, self.list_commands(ctx), 1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {similar[0]!r}?" if similar else ""))
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names with their line of the list, so that no command is imported for its help."""
+        """Return the completions of a partly typed word: the subcommands that begin with it, then the group's
+        own options.
+
+        Help lines come from `listed`, so that no command is imported for its help.
+
+        ctx: click's context. incomplete: the typed beginning of a word; empty matches every name.
+        """
         about = {name: line for names in self._listed.values() for name, line in names.items()}
-        fit = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        named = [CompletionItem(name, help=about.get(name)) for name in fit]
+        matching = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        named = [CompletionItem(name, help=about.get(name)) for name in matching]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of subcommands under their headings."""
+        """Write the list of subcommands under their headings.
+
+        ctx: click's context, which is not used. formatter: receives one section for each heading of `listed`.
+        """
         for heading, names in self._listed.items():
             with formatter.section(heading):
                 write_list(formatter, list(names.items()), COLUMN // 2)
 
 
 def specsot() -> Group:
-    """Return the whole command."""
+    """Return a new `specsot` command with all its subcommands."""
     return Group("specsot", ABOUT, COMMANDS)
 
 
@@ -186,11 +217,11 @@ SHELLS = (
 
 
 @command(CompletionOptions, examples=SHELLS)
-def completion(given: CompletionOptions) -> int:
+def completion(options: CompletionOptions) -> int:
     """Print a completion script for bash, zsh or fish."""
-    known = get_completion_class(given.shell)
-    assert known is not None
-    source = known(specsot(), {}, "specsot", COMPLETE).source()
+    shell_class = get_completion_class(options.shell)
+    assert shell_class is not None
+    source = shell_class(specsot(), {}, "specsot", COMPLETE).source()
     print(source.replace('string split ","', 'string split -m1 ","'))  # fish: help may have commas
     return 0
 
@@ -211,42 +242,59 @@ def version() -> int:
 
 
 def main(arguments: Sequence[str] | None = None, only: click.Command | None = None) -> int:
-    """Run one command; return the exit status.
+    """Run one command; return the exit status, for which see `run`.
 
-    arguments: without the program's name; None takes the process's. only: the arguments are those of this
-        command, without its name.
+    arguments: the words after the program's name; None takes those of this process.
+    only: the command to run, whose name is then not among `arguments`; None: the whole `specsot` command.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     set_runtime_defaults()
     with warnings.catch_warnings():
         warnings.simplefilter("always", InactiveOption)
         warnings.showwarning = Warnings(warnings.showwarning)
-        return run(given, only)
+        return run(words, only)
 
 
 class Warnings:
-    """Shows a warning of an inactive option as one line, once; other warnings are shown by `others`."""
+    """Shows a warning of an inactive option as one line on stderr, once for each message.
 
-    def __init__(self, others: Callable[..., None]) -> None:
-        self._others = others
+    show_other: shows every other warning; it is what `warnings.showwarning` was before.
+    """
+
+    def __init__(self, show_other: Callable[..., None]) -> None:
+        self._show_other = show_other
         self._shown = set[str]()
 
     def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
+        """Show one warning, as `warnings.showwarning` is called.
+
+        message: the warning. category: its class; anything but InactiveOption goes to `show_other`. where,
+            further: file name, line number and so on, as the warnings module passes them.
+        """
         if not issubclass(category, InactiveOption):
-            self._others(message, category, *where, **further)
+            self._show_other(message, category, *where, **further)
         elif str(message) not in self._shown:
             self._shown.add(str(message))
             print(f"specsot: {message}", file=sys.stderr)
 
 
-def run(given: list[str], only: click.Command | None = None) -> int:
-    """Run one command; return the exit status, and print errors in one line."""
+def run(words: list[str], only: click.Command | None = None) -> int:
+    """Run one command; return the exit status, and print an error as one line on stderr.
+
+    The status is what the command returns, 0 if it returns nothing, WRONG_INPUT for unusable arguments or
+    models, INTERRUPTED after Ctrl-C or a cancelled call, and FAILED for other known errors. An unknown
+    exception is passed on. If the environment variable COMPLETE is set, completions for the shell are printed
+    instead.
+
+    words: the command's arguments.
+    only: the command to run; None: the whole `specsot` command.
+    """
     try:
         command = only or specsot()
         # A shell's completion script asks for completions.
         if COMPLETE in os.environ:
             return shell_complete(command, {}, "specsot", COMPLETE, os.environ[COMPLETE])
-        done: Any = command(args=given, prog_name="specsot", standalone_mode=False)
+        result: Any = command(args=words, prog_name="specsot", standalone_mode=False)
     # click turns KeyboardInterrupt into Abort.
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -260,65 +308,85 @@ def run(given: list[str], only: click.Command | None = None) -> int:
     except SpecsotError as error:
         return complain(error, FAILED)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return complain(f"{where}{error.strerror or error}", FAILED)
+        file_prefix = f"{error.filename}: " if error.filename else ""
+        return complain(f"{file_prefix}{error.strerror or error}", FAILED)
     except click.ClickException as error:
         return complain(wording(error), WRONG_INPUT)
-    return done if isinstance(done, int) else 0
+    return result if isinstance(result, int) else 0
 
 
 def complain(error: object, status: int) -> int:
-    """Print an error, and return the exit status."""
+    """Print an error as one line on stderr, and return `status`.
+
+    error: what is printed after "specsot: ". status: the exit status to return.
+    """
     print(f"specsot: {error}", file=sys.stderr)
     return status
 
 
+# Group of entry points with which distributions add commands.
 GROUP = "specsot.commands"
 # Entry points of this distribution, in specsot_bench.
 BENCH = ("verify", "bench.quick", "bench.full")
+# Paths of the commands that the lab's distribution provides.
 LAB = ("train", "eval", *(path for name in BENCHES if (path := f"bench.{name}") not in BENCH))
+# Settings with which a command that is not installed accepts any arguments.
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def command_of(path: str) -> click.Command:
-    """Return the command with this path. If it is not installed, return a command that says what to
-    install.
+    """Return the command with this path, such as "train" or "bench.load".
+
+    If the command is not installed, return a command that fails and says what to install.
     """
-    point = _points().get(path)
-    return (_load(point) if point else None) or _refusing(path)
+    entry_point = _points().get(path)
+    return (_load(entry_point) if entry_point else None) or _refusing(path)
 
 
 def paths_below(group: str) -> Iterator[str]:
-    """Yield paths of the commands of a group, those that are known here first."""
+    """Yield the paths of a group's commands: first those that are known here, then other installed ones.
+
+    group: name of the group: "bench" yields "bench.quick", "bench.load" and so on.
+    """
     yield from dict.fromkeys(path for path in (*BENCH, *LAB, *_points()) if path.startswith(f"{group}."))
 
 
 @cache
 def _points() -> dict[str, EntryPoint]:
-    """Return the installed entry points by name."""
+    """Return the installed entry points of the group `specsot.commands`, by name. The result is cached."""
     # Imported here, since a health probe needs no entry points and must be quick.
     from importlib.metadata import entry_points
 
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return {entry_point.name: entry_point for entry_point in entry_points(group=GROUP)}
 
 
-def _load(point: EntryPoint) -> click.Command | None:
-    """Load a command; None if its distribution is still registered but its files are gone."""
+def _load(entry_point: EntryPoint) -> click.Command | None:
+    """Import the command of an entry point; None if its distribution is still registered but its files are
+    gone.
+
+    Raises ModuleNotFoundError if the command's own imports are missing.
+    """
     try:
-        return point.load()
+        return entry_point.load()
     except ModuleNotFoundError as error:
-        if error.name != point.module.partition(".")[0]:
+        if error.name != entry_point.module.partition(".")[0]:
             raise
         return None
 
 
 def _refusing(path: str) -> click.Command:
-    """Return a command that fails with what to install."""
+    """Return a command that accepts any arguments and fails with InvalidRequest, which says what to install.
+
+    path: path of the command, such as "bench.load"; it decides between a new install and the lab's install.
+    """
     missing = "a new install: pip install ." if path in BENCH else "the lab: pip install ./lab"
-    said = f"`specsot {path.replace('.', ' ')}` needs {missing}, in SpecSoT's repository"
+    message = f"`specsot {path.replace('.', ' ')}` needs {missing}, in SpecSoT's repository"
 
     def refuse() -> int:
-        raise InvalidRequest(said)
+        """Raise InvalidRequest with what to install."""
+        raise InvalidRequest(message)
 
     name = path.rpartition(".")[2]
-    return click.Command(name, callback=refuse, help=said, context_settings=ANYTHING, add_help_option=False)
+    return click.Command(
+        name, callback=refuse, help=message, context_settings=ANYTHING, add_help_option=False
+    )

@@ -23,36 +23,41 @@ new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 
 
 def run_until_signal(
-    work: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLoop] = new_loop
+    coroutine: Coroutine[Any, Any, T], make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop
 ) -> T:
-    """Run the coroutine and return its result. Raises KeyboardInterrupt if a signal ended it. loop: makes the
-    event loop.
+    """Run the coroutine on a new event loop and return its result.
+
+    coroutine: what to run; Ctrl-C and the first SIGTERM cancel it. make_loop: makes the event loop.
+    Raises KeyboardInterrupt if a signal ended the coroutine, and what the coroutine raises.
     """
     try:
-        with asyncio.Runner(loop_factory=loop) as runner:
-            return runner.run(guarded(work))
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            return runner.run(guarded(coroutine))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
 
-async def guarded(work: Coroutine[Any, Any, T]) -> T:
-    """Run the work; the first SIGTERM cancels it, and later ones are ignored so that they do not interrupt
-    the cleanup.
+async def guarded(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the coroutine's result; the first SIGTERM cancels it, and later ones are ignored so that they do
+    not interrupt the cleanup.
 
     The command `timeout` sends the signal twice.
-    """
-    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
 
-    def end() -> None:
+    coroutine: what to run.
+    """
+    task, loop = asyncio.ensure_future(coroutine), asyncio.get_running_loop()
+
+    def cancel_once() -> None:
+        """Cancel the coroutine, and ignore every further SIGTERM."""
         loop.add_signal_handler(signal.SIGTERM, lambda: None)
         task.cancel()
 
-    loop.add_signal_handler(signal.SIGTERM, end)
+    loop.add_signal_handler(signal.SIGTERM, cancel_once)
     return await task
 
 
 class BackgroundLoop:
-    """An event loop on a daemon thread, which starts at once. Stop it once."""
+    """An event loop on a daemon thread, which starts at once. Call `stop` once, from another thread."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -61,39 +66,51 @@ class BackgroundLoop:
 
     @property
     def gone(self) -> bool:
-        """Return whether this process was forked from the one that started the thread: threads are not
-        forked.
+        """Return whether the loop's thread does not run.
+
+        This is so after `stop`, and in a process that was forked from the one that started the thread:
+        threads are not forked.
         """
         return not self._thread.is_alive()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start the work, and return its future."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start the coroutine on the loop without waiting, and return its future; cancelling the future
+        cancels the coroutine.
+        """
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the work's result, for a caller without an event loop. Ctrl-C cancels the work."""
-        future = self.start(work)
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Wait for the coroutine, and return its result, for a caller without an event loop.
+
+        Ctrl-C, or any other exception in the waiting thread, cancels the coroutine. Raises what the coroutine
+        raises.
+        """
+        future = self.start(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
-    async def await_(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the work's result, for a caller on another loop; cancelling the caller cancels the work."""
-        return await asyncio.wrap_future(self.start(work))
+    async def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the coroutine's result, for a caller on another loop; cancelling the caller cancels the
+        coroutine.
+        """
+        return await asyncio.wrap_future(self.start(coroutine))
 
-    async def iterate(self, source: AsyncGenerator[T]) -> AsyncIterator[T]:
+    async def iterate(self, generator: AsyncGenerator[T]) -> AsyncIterator[T]:
         """Yield what an async generator yields on the background loop, item by item, so that a slow reader
-        slows the source down.
+        slows the generator down.
+
+        generator: runs on the background loop; it is closed when this iterator ends, is closed or fails.
         """
         # A cancelled step may still run for a while; the lock lets `_end` wait for it.
-        free = asyncio.Lock()
+        step_lock = asyncio.Lock()
         try:
-            while (item := await self.await_(step(source, free))) is not ENDED:
+            while (item := await self.await_(step(generator, step_lock))) is not ENDED:
                 yield cast("T", item)
         finally:
-            await self.await_(_end(source, free))
+            await self.await_(_end(generator, step_lock))
 
     def stop(self) -> None:
         """Cancel what still runs on the loop, as `asyncio.run` would, then stop the loop and wait for its
@@ -106,14 +123,15 @@ class BackgroundLoop:
 
 
 async def _end_all() -> None:
-    """Cancel all other tasks and wait for them.
+    """Cancel all other tasks of this loop, wait for them, and close its async generators; their errors are
+    dropped.
 
     A live display that is still drawn when the interpreter ends would hold a lock.
     """
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
@@ -121,25 +139,37 @@ async def _end_all() -> None:
 ENDED = object()
 
 
-async def step(source: AsyncGenerator[T], free: asyncio.Lock) -> object:
-    """Return the next item, or ENDED."""
-    async with free:
-        return await anext(source, ENDED)
+async def step(generator: AsyncGenerator[T], step_lock: asyncio.Lock) -> object:
+    """Return the generator's next item, or ENDED if it has none.
+
+    generator: the generator to advance. step_lock: held meanwhile, so that `_end` can wait for a step that
+        was cancelled but still runs.
+    """
+    async with step_lock:
+        return await anext(generator, ENDED)
 
 
-async def _end(source: AsyncGenerator[Any], free: asyncio.Lock) -> None:
-    """Close the generator once no step runs."""
-    async with free:
-        await source.aclose()
+async def _end(generator: AsyncGenerator[Any], step_lock: asyncio.Lock) -> None:
+    """Close the generator once no `step` holds the lock.
+
+    generator: the generator to close. step_lock: the lock of its steps.
+    """
+    async with step_lock:
+        await generator.aclose()
 
 
 def _make_stderr_logger(*names: object) -> structlog.PrintLogger:
-    """Return a logger that writes to stderr."""
+    """Return a logger that writes to stderr. names: the logger's names, which structlog passes and which are
+    not used.
+    """
     return structlog.PrintLogger(sys.stderr)
 
 
 def log_to_stderr() -> None:
-    """Write log lines to stderr, unless this process has configured its logs: stdout is for answers."""
+    """Write log lines of level info and above to stderr, since stdout is for answers.
+
+    Does nothing if this process has configured its logs already.
+    """
     if not structlog.is_configured():
         _configure_logs(logging.INFO)
 
@@ -151,7 +181,10 @@ def quiet_logs() -> None:
 
 
 def _configure_logs(level: int) -> None:
-    """Configure logs of at least this level, written to stderr."""
+    """Configure structlog to write lines of at least this level to stderr.
+
+    level: a level of the logging module, such as logging.INFO.
+    """
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level), logger_factory=_make_stderr_logger
     )
@@ -161,7 +194,10 @@ def _configure_logs(level: int) -> None:
 
 @contextmanager
 def no_import_warnings() -> Generator[None]:
-    """Silence warnings while libraries are imported: they concern kernels that this process does not call."""
+    """Silence warnings of the logging module within the context, while libraries are imported.
+
+    The warnings concern kernels that this process does not call.
+    """
     logging.disable(logging.WARNING)
     try:
         yield

@@ -22,20 +22,27 @@ MORE = 4  # workers, two of which stand by
 
 
 def docker(*words: str) -> Act:
+    """Return an act that runs docker with these words."""
     return command("docker", *words)
 
 
 def command(*words: str) -> Act:
+    """Return an act that runs a command and waits for it. Raises CalledProcessError if it fails."""
+
     async def act() -> None:
+        """Run the command on another thread."""
         await asyncio.to_thread(subprocess.run, words, check=True, stdout=subprocess.DEVNULL)
 
     return act
 
 
 def crash() -> Act:
-    """End its process from outside, as a fault would: compose starts it again, unlike after `docker kill`."""
+    """Return an act that ends the victim's process from outside, as a fault would: compose starts it again,
+    unlike after `docker kill`.
+    """
 
     async def act() -> None:
+        """Find the process id, and kill it."""
         look = ["docker", "inspect", "--format", "{{.State.Pid}}", VICTIM]
         number = (await asyncio.to_thread(subprocess.check_output, look, text=True)).strip()
         await asyncio.to_thread(subprocess.run, ["kill", "-9", number], check=True)
@@ -44,6 +51,7 @@ def crash() -> Act:
 
 
 def trials() -> list[Trial]:
+    """Return the trials with as many workers as the ring needs."""
     return [
         Trial("docker stop, then start", broken(("stop",), ("start",))),
         Trial("its process is killed; compose starts it again", (Step("kill -9", crash()),)),
@@ -57,7 +65,7 @@ def trials() -> list[Trial]:
 
 
 def scaled(client: list[str]) -> list[Trial]:
-    """With MORE workers."""
+    """Return the trials with MORE workers. client: the `specsot` command, as it reaches the master."""
     again = Step("docker start", docker("start", VICTIM), r"master.*ring complete")
     anew = Step("specsot rebalance", command(*client, "rebalance"))
     return [
@@ -67,13 +75,17 @@ def scaled(client: list[str]) -> list[Trial]:
 
 
 def broken(how: tuple[str, ...], healed: tuple[str, ...]) -> tuple[Step, ...]:
-    """One worker, until the master has missed it."""
+    """Return the steps that break the victim, and heal it once the master has missed it. how, healed: words
+    of docker, without the container's name.
+    """
     first = Step(" ".join(("docker", *how)), docker(*how, VICTIM))
     return first, Step(" ".join(("docker", *healed)), docker(*healed, VICTIM), LOST)
 
 
 async def main(client: list[str]) -> int:
-    """client: the `specsot` command, as it reaches the master."""
+    """Run all trials; return 0 if all answers were the same, else 1. client: the `specsot` command, as it
+    reaches the master.
+    """
     voices = Voices()
     follow = ["docker-compose", "logs", "--follow", "--no-color", "--tail", "0"]
     logs = await asyncio.create_subprocess_exec(*follow, stdout=PIPE, stderr=STDOUT)

@@ -21,7 +21,9 @@ MTU = 1500
 
 @contextmanager
 def far_hosts() -> Generator[tuple[int, int]]:
-    """FAR_HOSTS; the ends of the line between them."""
+    """Yield the file descriptors of both ends of the line between FAR_HOSTS, whose namespaces exist within
+    the context.
+    """
     spaces = [f"specsot-{host}" for host in FAR_HOSTS]
     ends: list[int] = []
     try:
@@ -39,7 +41,11 @@ def far_hosts() -> Generator[tuple[int, int]]:
 
 
 def _plug_in(space: str, address: str) -> int:
-    """A device that stays ours when it moves to the namespace, where it has the same name."""
+    """Return the file descriptor of a new device, which stays ours when the device moves to the namespace,
+    where it has the namespace's name.
+
+    space: the namespace. address: of the device there.
+    """
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, ATTACH, struct.pack("16sH", space.encode(), TUN_FLAGS))
     ip("link", "set", space, "netns", space)
@@ -50,10 +56,15 @@ def _plug_in(space: str, address: str) -> int:
 
 @contextmanager
 def delayed(ends: tuple[int, int], seconds: float) -> Generator[None]:
-    """Packets travel for so long, each way, while the loop runs. Its timers must be exact."""
+    """Within the context, carry packets between the ends with a delay each way, while the event loop runs.
+    Its timers must be exact.
+
+    ends: file descriptors. seconds: of one way.
+    """
     loop = asyncio.get_running_loop()
 
     def carry(here: int, there: int) -> None:
+        """Read a packet from one end, and deliver it to the other after the delay."""
         try:
             packet = os.read(here, MTU)
         except OSError:  # its namespace is gone: another script of this folder has begun
@@ -71,5 +82,6 @@ def delayed(ends: tuple[int, int], seconds: float) -> Generator[None]:
 
 
 def _deliver(end: int, packet: bytes) -> None:
+    """Write a packet to an end; it is lost if the device is full or gone."""
     with suppress(OSError):  # the device is gone, or full: a line may lose packets
         os.write(end, packet)

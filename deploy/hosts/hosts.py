@@ -30,12 +30,15 @@ STAGES = 3
 
 
 def ip(*words: str) -> None:
+    """Run iproute2's `ip` with these words. Raises CalledProcessError if it fails."""
     subprocess.run(["ip", *words], check=True)
 
 
 @contextmanager
 def network() -> Generator[None]:
-    """Four namespaces with one address each, all plugged into one switch, which is a namespace too."""
+    """Within the context there are four namespaces with one address each, all connected to one switch, which
+    is a namespace too.
+    """
     spaces = [SWITCH, *(f"specsot-{host}" for host in HOSTS)]
     try:
         for space in spaces:
@@ -53,7 +56,7 @@ def network() -> Generator[None]:
 
 
 def remove(space: str) -> None:
-    """With everything that still runs in it."""
+    """Remove a namespace with everything that still runs in it; a missing one is no error."""
     running = subprocess.run(["ip", "netns", "pids", space], check=False, capture_output=True, text=True)
     for process in running.stdout.split():
         with suppress(ProcessLookupError):
@@ -62,6 +65,7 @@ def remove(space: str) -> None:
 
 
 def plug_in(host: str, address: str) -> None:
+    """Connect a host's namespace to the switch. address: of the host."""
     space = f"specsot-{host}"
     ip("link", "add", f"to-{host}", "netns", SWITCH, "type", "veth", "peer", "name", "eth0", "netns", space)
     ip("-n", SWITCH, "link", "set", f"to-{host}", "master", "bridge", "up")
@@ -70,16 +74,17 @@ def plug_in(host: str, address: str) -> None:
 
 
 def cable(host: str, state: str) -> Act:
-    """Pull a host's cable, or plug it in again."""
+    """Return an act that pulls a host's cable (`state` "down"), or plugs it in again ("up")."""
 
     async def act() -> None:
+        """Set the state of the switch's end."""
         ip("-n", SWITCH, "link", "set", f"to-{host}", state)
 
     return act
 
 
 class Hosts:
-    """The processes on the hosts, by name."""
+    """The processes on the hosts, by name, and the lines that they write."""
 
     def __init__(self) -> None:
         self.voices = Voices()
@@ -88,9 +93,10 @@ class Hosts:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, name: str, host: str, *command: str) -> None:
-        """A service under a name of ours, listened to. Its own name is in its lines if it is `serve`.
+        """Start a service and listen to it. `serve` names the services in its own lines, so that its lines
+        get no name.
 
-        host: empty for this machine itself.
+        name: what we call it. host: where it runs; empty for this machine itself. command: its command line.
         """
         self._commands[name] = host, command
         process = await asyncio.create_subprocess_exec(
@@ -107,15 +113,19 @@ class Hosts:
         self._tasks.append(asyncio.create_task(self.voices.listen(process, own)))
 
     def tell(self, name: str, number: signal.Signals) -> Act:
+        """Return an act that sends a signal to a process. name: of the process. number: the signal."""
+
         async def act() -> None:
+            """Send the signal."""
             self._running[name].send_signal(number)
 
         return act
 
     def again(self, name: str) -> Act:
-        """The same command once more."""
+        """Return an act that waits until a process has ended, and runs its command once more."""
 
         async def act() -> None:
+            """Wait, and start the command."""
             await self._running[name].wait()
             host, command = self._commands[name]
             await self.start(name, host, *command)
@@ -123,6 +133,7 @@ class Hosts:
         return act
 
     async def end(self) -> None:
+        """Ask all processes to end, frozen ones too, and wait for them."""
         for process in self._running.values():
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
@@ -131,11 +142,14 @@ class Hosts:
 
 
 def on(host: str) -> list[str]:
+    """Return the words that run a command on a host, with this environment's programs."""
     return ["ip", "netns", "exec", f"specsot-{host}", "env", f"PATH={BIN}:{os.environ['PATH']}"]
 
 
 def asked_for(line: str) -> tuple[str, str, list[str]] | None:
-    """Name, host and command of a line such as "on 10.77.0.2: specsot-worker ... --name worker-0 ..."."""
+    """Return name, host and command of a line such as "on 10.77.0.2: specsot-worker ... --name worker-0 ...";
+    None for any other line.
+    """
     if not line.startswith("on "):
         return None
     address, _, command = line.removeprefix("on ").partition(": ")
@@ -145,9 +159,11 @@ def asked_for(line: str) -> tuple[str, str, list[str]] | None:
 
 
 async def serve(hosts: Hosts, master: str, stages: Iterable[str], *tls_files: str) -> None:
-    """A fleet, started as a person would: what `specsot serve` prints is typed on the other hosts.
+    """Start a fleet as a person would: what `specsot serve` prints is typed on the other hosts. Return once
+    it is ready.
 
-    master: its host. stages: the host of each.
+    hosts: starts the processes. master: its host. stages: the host of each. tls_files: further flags of
+        `specsot serve`.
     """
     devices = ",".join(f"{ADDRESSES[host]}#cpu" for host in stages)
     words = ("--devices", devices, "--fleet-listen", f"{ADDRESSES[master]}:50060", *tls_files)
@@ -161,11 +177,12 @@ async def serve(hosts: Hosts, master: str, stages: Iterable[str], *tls_files: st
 
 
 def missed(name: str) -> str:
-    """What the master says then."""
+    """Return the pattern of the master's line that this member was lost."""
     return rf"master +\| .*member lost.*{name}"
 
 
 def trials(hosts: Hosts) -> list[Trial]:
+    """Return the trials of a fleet without standby workers."""
     return [
         Trial("a worker's cable is pulled, and plugged in again", cut("b")),
         Trial("a worker's cable is pulled until the answer is written", cut("b", WRITTEN)),
@@ -179,24 +196,30 @@ def trials(hosts: Hosts) -> list[Trial]:
 
 
 def cut(host: str, until: str | None = None) -> tuple[Step, ...]:
-    """until: what a service says before the cable is plugged in again; None: at once."""
+    """Return the steps that pull a host's cable and plug it in again. until: pattern of a line before the
+    cable is plugged in again; None: at once.
+    """
     return Step(f"cable of {host} out", cable(host, "down")), Step("in again", cable(host, "up"), until)
 
 
 def killed(hosts: Hosts, name: str) -> tuple[Step, ...]:
+    """Return the steps that kill a process, and start it again once the master has missed it."""
     kill, again = hosts.tell(name, signal.SIGKILL), hosts.again(name)
     return Step(f"SIGKILL to {name}", kill), Step("started again", again, missed(name))
 
 
 def frozen(hosts: Hosts, name: str) -> tuple[Step, ...]:
+    """Return the steps that freeze a process until the answer is written."""
     stop, go_on = hosts.tell(name, signal.SIGSTOP), hosts.tell(name, signal.SIGCONT)
     return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT", go_on, WRITTEN)
 
 
 def stalled(hosts: Hosts, name: str) -> tuple[Step, ...]:
+    """Return the steps that freeze a process for a second."""
     stop, go_on = hosts.tell(name, signal.SIGSTOP), hosts.tell(name, signal.SIGCONT)
 
     async def later() -> None:
+        """Let the process continue after a second."""
         await asyncio.sleep(1)
         await go_on()
 
@@ -204,6 +227,9 @@ def stalled(hosts: Hosts, name: str) -> tuple[Step, ...]:
 
 
 async def main(tls_files: list[str]) -> int:
+    """Run all trials; return 0 if all answers were the same, else 1. tls_files: empty, or the folder of
+    certificates.
+    """
     hosts, self = Hosts(), asyncio.current_task()
     assert self is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
@@ -223,18 +249,21 @@ async def main(tls_files: list[str]) -> int:
 
 
 async def stand_by(hosts: Hosts, *tls_files: str) -> None:
-    """A worker more than the ring needs, on the last host, without layers of its own."""
+    """Start a worker more than the ring needs, on the last host, without layers of its own. tls_files: its
+    flags.
+    """
     place = ("--name", "spare", "--listen", f"{HOSTS['d']}:50053", "--master", f"{HOSTS['a']}:50060")
     await hosts.start("spare", "d", "specsot-worker", "--model", "models/demo/base", *place, *tls_files)
 
 
 def certified(folder: str) -> list[str]:
+    """Return the flags of a worker's TLS files. folder: of the certificates."""
     own = f"{folder}/worker"
     return ["--tls-ca", f"{own}/ca.pem", "--tls-cert", f"{own}/own.pem", "--tls-key", f"{own}/own.key"]
 
 
 def shown(folder: str) -> list[str]:
-    """What a client trusts and shows, as variables."""
+    """Return, as variables, what a client trusts and shows. folder: of the certificates."""
     return [f"SPECSOT_TLS_CA={folder}/ca.pem", f"SPECSOT_TOKEN_FILE={folder}/token"]
 
 

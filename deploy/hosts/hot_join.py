@@ -33,27 +33,29 @@ class Answer:
     tokens: tuple[int, ...]
 
     def pace(self, since: float, until: float) -> float:
-        """Tokens a second between two moments; of one text not a number."""
+        """Return the tokens a second between two moments; not a number for fewer than two events."""
         within = [(at, count) for at, count in zip(self.times, self.tokens) if since <= at <= until]
         took = within[-1][0] - within[0][0] if within else 0.0
         return sum(count for _, count in within[1:]) / took if took else math.nan
 
     def until(self, moment: float) -> int:
-        """Tokens by then."""
+        """Return the number of tokens that came by this moment."""
         return sum(count for at, count in zip(self.times, self.tokens) if at <= moment)
 
     def next(self, moment: float) -> float:
-        """When the first text after it came."""
+        """Return when the first text after this moment came. Raises StopIteration if none came."""
         return next(at for at in self.times if at > moment)
 
     def longest_gap(self, since: float, until: float) -> float:
-        """Seconds without text; a gap counts where it begins."""
+        """Return the longest time without text, in seconds; a gap counts if it begins within [since, until];
+        0 without gaps.
+        """
         gaps = (late - soon for soon, late in pairwise(self.times) if since <= soon <= until)
         return max(gaps, default=0.0)
 
 
 async def ask(given: argparse.Namespace, begun: asyncio.Event) -> Answer:
-    """By a client of its own; `begun` is set in the middle."""
+    """Return the answer that a client of its own gets; `begun` is set after --before events."""
     words = ("--mode", "direct", "--ignore-eos", "--seed", "1", "--max-new-tokens", str(given.tokens))
     asked = await asyncio.create_subprocess_exec(
         *(str(BIN / "specsot"), "infer", "--master", MASTER, "--json", *words, QUESTION),
@@ -76,13 +78,18 @@ async def ask(given: argparse.Namespace, begun: asyncio.Event) -> Answer:
 
 
 async def worker(hosts: Hosts, given: argparse.Namespace, name: str, *command: str) -> None:
+    """Start a worker or drafter. name: of the member. command: its program with the first arguments."""
     held = ("--quantization", given.quantization) if given.quantization else ("--dtype", "fp32")
     place = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER, "--kv-memory", "256M")
     await hosts.start(name, "", *command, *place, *held)
 
 
 async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
-    """Whether both answers are the same."""
+    """Let a second machine join while an answer is written, print how it went, and return whether both
+    answers are the same.
+
+    hosts: starts the processes. given: the options. cache: folder in which the second machine keeps layers.
+    """
     shared, voices = ("--model", given.model), hosts.voices
     leader = (str(BIN / "specsot-master"), *shared, "--listen", MASTER)
     await hosts.start("master", "", *leader, *(() if given.head else ("--drafter", "none")))
@@ -131,7 +138,11 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
 
 
 def moment(hosts: Hosts, pattern: str, since: int, until: float) -> float:
-    """When a service said so, while the answer was written."""
+    """Return when a service first wrote a line with this pattern. since: number of earlier lines. until: time
+    at which the answer ended.
+
+    Ends this script if no such line came before that.
+    """
     lines = zip(hosts.voices.lines[since:], hosts.voices.times[since:])
     found = next((at for line, at in lines if re.search(pattern, line)), math.inf)
     if found > until:
@@ -140,11 +151,12 @@ def moment(hosts: Hosts, pattern: str, since: int, until: float) -> float:
 
 
 async def main(given: argparse.Namespace) -> int:
-    """Exit status: whether all texts were the same."""
+    """Measure --times times; return 0 if all answers were the same, else 1."""
     return max([await once(given) for _ in range(given.times)])
 
 
 async def once(given: argparse.Namespace) -> int:
+    """Measure once with processes of its own; return 0 if both answers are the same, else 1."""
     hosts = Hosts()
     try:
         with tempfile.TemporaryDirectory() as cache:
@@ -157,6 +169,7 @@ async def once(given: argparse.Namespace) -> int:
 
 
 def read() -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/demo/base")
     parser.add_argument("--head", help="of a drafter; otherwise nobody drafts")

@@ -37,23 +37,34 @@ class Machines:
     homes: Path
 
     def specsot(self, host: str, *words: str, code: str | None = None) -> list[str]:
-        """The command there. code: Python that stands in its place."""
+        """Return the words that run `specsot` on a host. words: its arguments. code: Python that runs instead
+        of it.
+        """
         command = ["specsot"] if code is None else ["python", "-c", code]
         own = [f"XDG_STATE_HOME={self.homes / host}", f"XDG_CACHE_HOME={self.homes / host}"]
         return ["env", *own[: 1 if host == "a" else 2], *command, *words]
 
     async def share(self, *words: str) -> None:
+        """Start `specsot serve --share` on the first machine. words: further arguments."""
         where = ("--fleet-listen", SHARED, "--dtype", "fp32", "--http-port", "8000")
         await self.hosts.start("serve", "a", *self.specsot("a", "serve", "--share", *where, *words))
 
     async def code(self, since: int = 0) -> str:
+        """Return the newest code that the first machine printed. since: number of earlier lines, which do not
+        count.
+        """
         return (await self.heard("^on the next machine: ", since)).split()[-1]
 
     async def heard(self, pattern: str, since: int = 0) -> str:
+        """Return the first line with this pattern; wait for it at most LIMIT seconds. since: number of
+        earlier lines, which do not count.
+        """
         return await asyncio.wait_for(self.hosts.voices.until(pattern, since), LIMIT)
 
     async def refused(self, host: str, written: str, code: str | None = None) -> str:
-        """What a machine is told that may not join, and its exit status."""
+        """Return what a machine prints that may not join, and its exit status. written: the code to join.
+        code: Python that runs instead of `specsot`.
+        """
         words = [*on(host), *self.specsot(host, "join", written, code=code)]
         tried = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
         told, _ = await asyncio.wait_for(tried.communicate(), LIMIT)
@@ -61,17 +72,18 @@ class Machines:
 
 
 def mistyped(code: str) -> str:
-    """The same fleet, another secret."""
+    """Return the code of the same fleet with another secret."""
     return code[:-4] + ("AAAA" if code[-4:] != "AAAA" else "BBBB")
 
 
 def of_others(code: str) -> str:
-    """Another fleet's."""
+    """Return the code of another fleet at the same address."""
     address, _, told = code.rpartition("/")
     return f"{address}/{'A' if told[0] != 'A' else 'B'}{told[1:]}"
 
 
 async def refusals(machines: Machines) -> Rows:
+    """Return, in words, what was tried with wrong codes and versions, and what came of it."""
     code = await machines.code()
     rows = [("the code is mistyped", await machines.refused("b", mistyped(code)))]
     rows += [("the code of another fleet", await machines.refused("b", of_others(code)))]
@@ -81,7 +93,9 @@ async def refusals(machines: Machines) -> Rows:
 
 
 async def fetching(machines: Machines) -> Rows:
-    """b joins over a slow line, and its cable is pulled while its layers come; then c shows the same code."""
+    """Return what came of it when b joins over a slow line, and its cable is pulled while its layers come;
+    then c shows the same code.
+    """
     code, hosts = await machines.code(), machines.hosts
     ip("netns", "exec", SWITCH, "tc", "qdisc", "add", "dev", "to-b", "root", "tbf", *SLOW)
     await hosts.start("joined", "b", *machines.specsot("b", "join", code))
@@ -101,6 +115,9 @@ async def fetching(machines: Machines) -> Rows:
 
 
 async def main(given: argparse.Namespace, words: list[str]) -> int:
+    """Run everything, print it, and return 0 if the answers were the same, else 1. given: parsed options.
+    words: further arguments of `specsot serve`.
+    """
     hosts, self = Hosts(), asyncio.current_task()
     assert self is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)

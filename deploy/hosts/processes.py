@@ -24,7 +24,9 @@ Who = Callable[[], str]  # the name of a member, once a trial needs it
 
 
 def trials(hosts: Hosts, standby: bool) -> list[Trial]:
-    """Of each member; who is gone comes back once the answer is written, so that nothing waits for it."""
+    """Return the trials of each member; a member that is gone comes back once the answer is written, so that
+    nothing waits for it. standby: a further worker is registered.
+    """
     beside = ", another one stands by" if standby else ""
     parts: list[tuple[str, Who]] = [
         ("the first stage", running(hosts, 0)),
@@ -51,9 +53,12 @@ def trials(hosts: Hosts, standby: bool) -> list[Trial]:
 
 
 def running(hosts: Hosts, stage: int) -> Who:
-    """Whoever runs a stage now, by what the master said last."""
+    """Return a function that returns the name of the worker that runs a stage now, by the master's newest
+    line. stage: its number; -1: the last one.
+    """
 
     def look() -> str:
+        """Return the worker's name."""
         said = next(line for line in reversed(hosts.voices.lines) if "ring complete" in line)
         stages = re.search(r"stages='?([^']*)'?", said)
         assert stages is not None
@@ -63,14 +68,18 @@ def running(hosts: Hosts, stage: int) -> Who:
 
 
 def broken(hosts: Hosts, who: Who, how: signal.Signals) -> tuple[Step, ...]:
-    """Killed and started again, or frozen until the answer is written."""
+    """Return the steps that kill a member and start it again, or freeze it until the answer is written. who:
+    returns its name. how: SIGKILL or SIGSTOP.
+    """
     victims: list[str] = []
 
     async def harm() -> None:
+        """Find the member, and send it the signal."""
         victims.append(who())
         await hosts.tell(victims[0], how)()
 
     async def heal() -> None:
+        """Start the member again, or let it continue."""
         name = victims[0]
         await (hosts.again(name) if how is signal.SIGKILL else hosts.tell(name, signal.SIGCONT))()
 
@@ -78,7 +87,10 @@ def broken(hosts: Hosts, who: Who, how: signal.Signals) -> tuple[Step, ...]:
 
 
 def stalled(hosts: Hosts, who: Who) -> tuple[Step, ...]:
+    """Return the step that freezes a member for STALL seconds. who: returns its name."""
+
     async def stand_still() -> None:
+        """Freeze the member, wait, and let it continue."""
         name = who()
         await hosts.tell(name, signal.SIGSTOP)()
         await asyncio.sleep(STALL)
@@ -88,6 +100,7 @@ def stalled(hosts: Hosts, who: Who) -> tuple[Step, ...]:
 
 
 async def serve(hosts: Hosts, given: argparse.Namespace) -> None:
+    """Start master, workers and drafter, and wait until the ring is complete. given: the options."""
     master = ("--listen", MASTER, "--workers", str(STAGES))
     await start(hosts, "master", given, *master, "--drafter", "eagle" if given.head else "none")
     for number in range(STAGES):
@@ -98,18 +111,22 @@ async def serve(hosts: Hosts, given: argparse.Namespace) -> None:
 
 
 async def member(hosts: Hosts, name: str, given: argparse.Namespace, *more: str) -> None:
+    """Start a worker or the drafter. name: of the member. more: further arguments."""
     place = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER)
     await start(hosts, name, given, *place, "--kv-memory", "256M", "--dtype", "fp32", *more)
 
 
 async def start(hosts: Hosts, name: str, given: argparse.Namespace, *words: str) -> None:
-    """By the same interpreter; each process has a core, as there are fewer than members."""
+    """Start a service by the same interpreter; each process computes with one thread, as there are fewer
+    cores than members. words: its arguments.
+    """
     kind = "worker" if name == "spare" else name.partition("-")[0]
     command = ("env", "OMP_NUM_THREADS=1", str(BIN / f"specsot-{kind}"), "--model", given.model, *words)
     await hosts.start(name, "", *command)
 
 
 async def main(given: argparse.Namespace) -> int:
+    """Run all trials that were chosen; return 0 if all answers were the same, else 1."""
     hosts, self = Hosts(), asyncio.current_task()
     assert self is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
@@ -129,6 +146,7 @@ async def main(given: argparse.Namespace) -> int:
 
 
 def read() -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/demo/base")
     parser.add_argument("--head", default="models/demo/eagle3", help="empty: nobody drafts")

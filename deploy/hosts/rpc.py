@@ -43,7 +43,9 @@ PEER = "llama.cpp"
 
 
 async def json_of(*command: str) -> Any:
-    """What a command on the near host writes last."""
+    """Return what a command on the near host writes last, parsed as JSON. Ends this script if the command
+    fails.
+    """
     began = await asyncio.create_subprocess_exec(
         *on("near"), *command, stdin=DEVNULL, stdout=PIPE, limit=1 << 24
     )
@@ -54,7 +56,9 @@ async def json_of(*command: str) -> Any:
 
 
 async def peer(given: argparse.Namespace) -> list[float]:
-    """llama.cpp's tokens a second while it writes one text, prompts not counted."""
+    """Return llama.cpp's tokens a second in each round while it writes one text, prompts not counted. given:
+    the options.
+    """
     hosts, layers = Hosts(), read_config(resolve_model(given.model)).layers
     await hosts.start(
         "rpc",
@@ -80,7 +84,9 @@ async def peer(given: argparse.Namespace) -> list[float]:
 
 
 async def ours(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Statistics of whole requests, prompts included, by way; the ways take turns."""
+    """Return the statistics of whole requests, prompts included, by way; the ways take turns. given: the
+    options.
+    """
     hosts, found = Hosts(), {way: list[dict[str, Any]]() for way in WAYS}
     model = ("--model", given.model, "--draft-model", given.draft_model, "--quantization", given.quantization)
     try:
@@ -101,7 +107,11 @@ async def ours(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 
 
 def rows_of(rtt: float, before: Sequence[float], found: Mapping[str, Sequence[Any]], after: Sequence[float]):
-    """One row a way."""
+    """Return one row for each way.
+
+    rtt: milliseconds. before, after: llama.cpp's tokens a second before and after our runs. found: our
+        statistics by way.
+    """
     theirs = [*before, *after]
     rates = {
         PEER: theirs,
@@ -133,6 +143,9 @@ COLUMNS = (
 
 
 async def main(given: argparse.Namespace, ends: tuple[int, int]) -> None:
+    """Measure every distance, and print a table after each. given: the options. ends: of the line between the
+    hosts.
+    """
     rows: list[dict[str, Any]] = []
     for rtt in given.rtt:
         with delayed(ends, rtt / 2000):
@@ -141,6 +154,7 @@ async def main(given: argparse.Namespace, ends: tuple[int, int]) -> None:
 
 
 def read() -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -29,7 +29,9 @@ Act = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do, once a service has said `after`; None: at once. name: in words."""
+    """One thing that is done during a trial. name: in words. act: what to do. after: pattern of a service's
+    line to wait for; None: at once.
+    """
 
     name: str
     act: Act
@@ -38,7 +40,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """harmless: no member may be missed for it."""
+    """What happens while an answer is written. name: in words. steps: in order. harmless: no member may be
+    missed for it.
+    """
 
     name: str
     steps: tuple[Step, ...] = ()
@@ -47,9 +51,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """text None: there was no answer, and `error` says why. Seconds count from the first event.
-
-    silence: the longest time without one.
+    """How an answer ended. text: the answer; None: there was none. seconds: from the first event. silence:
+    the longest time without an event, in seconds. error: why there was no answer; else empty.
     """
 
     text: str | None
@@ -60,9 +63,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """said: lines of the services while the trial ran, and ours where a step was taken.
-
-    at: when each came, in seconds since the first step. harmless: see Trial.
+    """One trial. trial: its name. outcome: of the answer. said: lines of the services while the trial ran,
+    and ours where a step was taken. at: when each line came, in seconds since the first step. harmless: see
+    `Trial`.
     """
 
     trial: str
@@ -73,18 +76,21 @@ class Report:
 
     @property
     def alarmed(self) -> bool:
-        """A member was missed that only stood still for a moment."""
+        """Return whether a member was missed that only stood still for a moment."""
         return self.harmless and self._first("member lost") is not None
 
     @property
     def late(self) -> bool:
-        """The answer was written before anything broke: a client may read long after the master wrote."""
+        """Return whether the answer was written before anything broke: a client may read long after the
+        master wrote.
+        """
         broke = self._first(TAKEN)
         missed = self._first("member lost")
         written = self._first(WRITTEN)
         return broke is not None and (written is None or written < max(broke, missed or 0))
 
     def _first(self, pattern: str) -> int | None:
+        """Return the number of the first line with the pattern; None if there is none."""
         return next((number for number, line in enumerate(self.said) if re.search(pattern, line)), None)
 
 
@@ -100,18 +106,21 @@ class Voices:
     _heard: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def listen(self, process: Process, name: str | None = None) -> None:
-        """To one process until it ends; name: of a service whose lines do not tell it."""
+        """Record a process's lines until it ends. name: of a service whose lines do not have it; None: they
+        do.
+        """
         async for line in lines_of(process):
             async with self._heard:
                 self.say(f"{name} | {line}" if name else line)
                 self._heard.notify_all()
 
     def say(self, line: str) -> None:
+        """Record a line with the present time."""
         self.lines.append(line)
         self.times.append(time.monotonic())
 
     async def until(self, pattern: str, since: int) -> str:
-        """The first line behind the first `since` ones that has the pattern."""
+        """Return the first line after the first `since` ones that has the pattern; wait for it if need be."""
         async with self._heard:
             while True:
                 found = [line for line in self.lines[since:] if re.search(pattern, line)]
@@ -128,9 +137,11 @@ async def run(
     stages: int | None = None,
     asking: Sequence[str] = ASKING,
 ) -> bool:
-    """Whether all answers are the same. specsot: the command, as a client runs it.
+    """Run all trials, print them, and return whether all answers are the same.
 
-    members: how many the ring has when it is whole, and how many stages; every trial begins with such a one.
+    trials: what happens while an answer is written. specsot: the command, as a client runs it. voices: the
+        services' lines. members: how many have joined when the ring is complete. stages: how many of them
+        have layers; None: any number. asking: arguments of `specsot infer`.
     """
     reports: list[Report] = []
     for trial in (Trial("nothing"), *trials):
@@ -144,7 +155,9 @@ async def run(
 
 
 async def until_whole(specsot: Sequence[str], members: int, stages: int | None = None) -> None:
-    """Look again and again; a look takes its time."""
+    """Wait until the fleet is complete, by asking its master again and again. The arguments are those of
+    `run`.
+    """
     while True:
         look = await asyncio.create_subprocess_exec(
             *specsot, "info", "--master", MASTER, "--json", stdout=PIPE, stderr=DEVNULL
@@ -155,7 +168,9 @@ async def until_whole(specsot: Sequence[str], members: int, stages: int | None =
 
 
 def is_whole(info: dict[str, Any], members: int, stages: int | None) -> bool:
-    """Whether all have joined, and as many of them as there are stages have layers."""
+    """Return whether all members have joined, and as many of them as there are stages have layers. info: as
+    `specsot info --json` prints it.
+    """
     running = [one for one in info["members"] if one["layers"] is not None and one["kind"] == "worker"]
     enough = stages is None or len(running) == stages
     return len(info["members"]) == members and enough and not info["waiting_for"]
@@ -164,7 +179,9 @@ def is_whole(info: dict[str, Any], members: int, stages: int | None) -> bool:
 async def attempt(
     trial: Trial, specsot: Sequence[str], voices: Voices, asking: Sequence[str] = ASKING
 ) -> Report:
-    """Ask, and take the trial's steps in the midst of the answer."""
+    """Ask, take the trial's steps while the answer is written, and return the report. The arguments are those
+    of `run`.
+    """
     since, midst = len(voices.lines), asyncio.Event()
     steps = asyncio.create_task(take(trial, midst, voices, since))
     outcome = await ask(specsot, midst, asking)
@@ -179,6 +196,9 @@ async def attempt(
 
 
 async def take(trial: Trial, midst: asyncio.Event, voices: Voices, since: int) -> None:
+    """Take the trial's steps once `midst` is set, each after the line that it waits for. since: number of
+    earlier lines, which do not count.
+    """
     await midst.wait()
     for step in trial.steps:
         if step.after is not None:
@@ -188,7 +208,9 @@ async def take(trial: Trial, midst: asyncio.Event, voices: Voices, since: int) -
 
 
 async def ask(specsot: Sequence[str], midst: asyncio.Event, asking: Sequence[str]) -> Outcome:
-    """The question, by a client of its own; `midst` is set while the answer is written."""
+    """Return how the answer to the question ended, asked by a client of its own; `midst` is set while it is
+    written.
+    """
     asked = await asyncio.create_subprocess_exec(
         *specsot,
         "infer",
@@ -219,13 +241,16 @@ async def ask(specsot: Sequence[str], midst: asyncio.Event, asking: Sequence[str
 
 
 async def lines_of(process: Process) -> AsyncIterator[str]:
+    """Yield a process's lines without colours, until it ends."""
     assert process.stdout is not None
     async for raw in process.stdout:
         yield COLOURS.sub("", raw.decode(errors="replace")).rstrip()
 
 
 def outcome_of(last: str, seconds: float, silence: float) -> Outcome:
-    """By the last line that the client wrote."""
+    """Return the outcome by the last line that the client wrote. seconds: of the answer. silence: the longest
+    time without an event.
+    """
     try:
         event = json.loads(last)
     except ValueError:
@@ -236,7 +261,9 @@ def outcome_of(last: str, seconds: float, silence: float) -> Outcome:
 
 
 def same(first: Report, report: Report) -> bool:
-    """The undisturbed answer, although something broke while it was written."""
+    """Return whether the trial's answer is the undisturbed one, although something broke while it was
+    written.
+    """
     return (
         report.outcome.text is not None
         and report.outcome.text == first.outcome.text
@@ -245,6 +272,7 @@ def same(first: Report, report: Report) -> bool:
 
 
 def verdict(first: Report, report: Report) -> str:
+    """Return in words what became of the trial. first: the undisturbed report."""
     if report.outcome.error:
         return report.outcome.error
     if report.late:
@@ -255,14 +283,16 @@ def verdict(first: Report, report: Report) -> str:
 
 
 def shortened(report: Report) -> list[str]:
-    """Without what a service says again and again, each line with its seconds since the first step."""
+    """Return the lines of a report without repeated ones, each with its seconds since the first step."""
     words = [re.sub(r"\d\d:\d\d:\d\d ", "", line) for line in report.said]
     at = [f"{seconds:7.2f} " for seconds in report.at] or [""] * len(words)
     return [f"{at[number]}{line}" for number, line in enumerate(words) if line not in words[:number]]
 
 
 def told(first: Report, report: Report) -> list[str]:
-    """One trial: how it ended, and what each service said."""
+    """Return the lines about one trial: how it ended, and what each service wrote. first: the undisturbed
+    report.
+    """
     outcome = report.outcome
     ended = verdict(first, report)
     head = f"== {report.trial}: {ended}, {outcome.seconds:.1f} s, longest silence {outcome.silence:.1f} s"
@@ -270,7 +300,7 @@ def told(first: Report, report: Report) -> list[str]:
 
 
 def table(reports: Sequence[Report]) -> list[str]:
-    """All trials, in Markdown."""
+    """Return a table of all trials, in Markdown. reports: the undisturbed one first."""
     rows = [
         "| what happened while an answer was written | answer | seconds | longest silence |",
         "|---|---|---|---|",

@@ -20,7 +20,7 @@ from specsot_bench.reference_model import load_in_transformers
 from specsot_bench.results import Stopwatch
 
 Ids = tuple[int, ...]
-# Characters of an error message.
+# Characters. Longest part of an error message that is shown. Untuned.
 MAX_ERROR_CHARACTERS = 200
 
 
@@ -42,40 +42,45 @@ class HfOutput:
 
 
 class HfBaseline:
-    """A model that Transformers has loaded in another process; `small` may assist it. Close it after use."""
+    """A model that Transformers has loaded in another process. Close it after use.
+
+    model: its directory. dtype: data type of the weights. device: a torch device. assistant: directory of a
+        small model that may assist it; None: none.
+    """
 
     def __init__(
-        self, model: Path, dtype: torch.dtype, device: str = "cpu", small: Path | None = None
+        self, model: Path, dtype: torch.dtype, device: str = "cpu", assistant: Path | None = None
     ) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype, device, small))
+        context = multiprocessing.get_context("spawn")
+        self._process = ProcessPoolExecutor(1, context, _load, (model, dtype, device, assistant))
 
     def write(
-        self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None
+        self, prompt: Ids, max_new_tokens: int, assisted: bool = False, timeout: float | None = None
     ) -> HfOutput:
-        """Write exactly `count` tokens after a prompt; an end-of-sequence token counts as any other.
+        """Write exactly `max_new_tokens` tokens after a prompt; an end-of-sequence token counts as any other.
 
+        prompt: token ids. assisted: whether the small model drafts. timeout: seconds; None: no limit.
         Raises Unavailable if Transformers cannot load or write with these models, or its process died;
-        TimeoutError if the tokens were not written within so many seconds.
+        TimeoutError if the tokens were not written in time.
         """
         try:
-            told = self._process.submit(_write, prompt, count, assisted, seconds).result()
+            output = self._process.submit(_write, prompt, max_new_tokens, assisted, timeout).result()
         except BrokenProcessPool:
             raise Unavailable("the process of Transformers died") from None
-        if isinstance(told, str):
-            raise Unavailable(told)
-        if len(told.tokens) < count:
+        if isinstance(output, str):
+            raise Unavailable(output)
+        if len(output.tokens) < max_new_tokens:
             raise TimeoutError
-        return told
+        return output
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and wait for it."""
         self._process.shutdown()
 
 
 class TokenTimes:
-    """A streamer of `generate`: receives tokens as they are decided, the prompt first, and notes
-    the times.
+    """A streamer of `generate`: receives tokens as they are decided, the prompt first, and notes the times
+    since it was made.
     """
 
     def __init__(self) -> None:
@@ -85,7 +90,9 @@ class TokenTimes:
         self._prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """Note the time of some tokens."""
+        """Note the time of some tokens; the first call brings the prompt, which is not noted. value: token
+        ids.
+        """
         if self._prompt:
             self._prompt = False
             return
@@ -93,40 +100,49 @@ class TokenTimes:
         self.heard.append((self._watch.seconds, self._tokens))
 
     def end(self) -> None:
-        """Note the end, just before `generate` returns."""
+        """Note the end, just before `generate` returns, with the same number of tokens."""
         self.heard.append((self._watch.seconds, self._tokens))
 
 
 class HfModel:
-    """A model that is loaded in this process; `small` may assist it."""
+    """A model that is loaded in this process. model, assistant: models of Transformers; assistant None:
+    nothing can assist.
+    """
 
-    def __init__(self, model: Any, small: Any = None) -> None:
+    def __init__(self, model: Any, assistant: Any = None) -> None:
         self._model = model
-        self._small = small
+        self._small = assistant
 
     @torch.inference_mode()
     def write(
-        self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None
+        self, prompt: Ids, max_new_tokens: int, assisted: bool = False, timeout: float | None = None
     ) -> HfOutput:
-        """Write greedily; return fewer tokens if the time runs out."""
+        """Write greedily; return fewer tokens if the time runs out.
+
+        prompt: token ids. max_new_tokens: how many to write. assisted: whether the small model drafts.
+            timeout: seconds; None: no limit.
+        """
         ids = torch.tensor([prompt], device=self._model.device)
         steps = TokenTimes()
-        more = {"assistant_model": self._small} if assisted else {}
-        out = self._model.generate(
+        further_arguments = {"assistant_model": self._small} if assisted else {}
+        output = self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=count,
-            max_time=seconds,
+            max_new_tokens=max_new_tokens,
+            max_time=timeout,
             do_sample=False,
             pad_token_id=0,
             streamer=steps,
-            **more,
+            **further_arguments,
         )
-        return HfOutput(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
+        return HfOutput(tuple(output[0, len(prompt) :].tolist()), tuple(steps.heard))
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """Load a model without end tokens, so that all answers are equally long."""
+    """Return a model without end tokens, so that all answers are equally long.
+
+    folder: the model's directory. dtype: data type of its weights. device: a torch device.
+    """
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -139,27 +155,32 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 _held: list[HfModel | str] = []
 
 
-def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> None:
-    """Load the models in the child process."""
+def _load(model: Path, dtype: torch.dtype, device: str, assistant: Path | None) -> None:
+    """Load the models in the child process, and keep them, or the reason of a failure, in `_held`.
+
+    model: directory. dtype: data type. device: a torch device. assistant: directory of the small model, or
+        None.
+    """
     try:
-        _held.append(HfModel(_open(model, dtype, device), small and _open(small, dtype, device)))
+        _held.append(HfModel(_open(model, dtype, device), assistant and _open(assistant, dtype, device)))
     except Exception as error:
         _held.append(_error_text(error))
 
 
-def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> HfOutput | str:
-    """Write in the child process. An error is returned as a string, since not every exception can
-    be pickled.
+def _write(prompt: Ids, max_new_tokens: int, assisted: bool, timeout: float | None) -> HfOutput | str:
+    """Write in the child process. An error is returned as a string, since not every exception can be pickled.
+
+    The arguments are those of `HfModel.write`.
     """
-    (held,) = _held
-    if isinstance(held, str):
-        return held
+    (loaded,) = _held
+    if isinstance(loaded, str):
+        return loaded
     try:
-        return held.write(prompt, count, assisted, seconds)
+        return loaded.write(prompt, max_new_tokens, assisted, timeout)
     except Exception as error:
         return _error_text(error)
 
 
 def _error_text(error: Exception) -> str:
-    """Return an error in one line."""
+    """Return an error in one line of at most MAX_ERROR_CHARACTERS after its class."""
     return f"Transformers: {type(error).__name__}: {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"

@@ -16,45 +16,60 @@ from specsot.errors import InvalidRequest
 from specsot.params import HeadImportance, HeadPruning, HeadWindows, Pruning, Window
 from specsot_bench.core.aggregate import Perplexities, Runs
 from specsot_bench.core.aggregate import perplexity as perplexity_of
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_bench.runners import ModelSet
 from specsot_master.text import Text
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 
-# Rows of a KV page, and of a frame.
+# Tokens of a KV page.
 PAGE_ROWS = 256
+# Tokens of a frame.
 CHUNK = 256
 
+# Which earlier positions are attended to; None: all.
 Policy = Window | Pruning | HeadWindows | None
 
 
-def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first: int = 1) -> list[float]:
-    """Return the negative log-likelihood (nats) of each of `tokens` from position `first` on.
+def losses(
+    decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first_scored: int = 1
+) -> list[float]:
+    """Return the negative log-likelihood (nats) of each of `tokens` from position `first_scored` on.
 
-    Each token is predicted from the tokens before it, as far as the policy keeps them; `first` leaves out a
-    prompt.
+    Each token is predicted from the tokens before it, as far as the policy keeps them.
+
+    decoder: the whole model. tokens: token ids of the text. policy: which earlier positions are attended to;
+        None: all. first_scored: positions before it, such as a prompt, are read but not scored; at least 1.
     Raises InvalidRequest if no token is left to score, or if the text is longer than the model's context and
     the policy is no window.
     """
-    if not 0 < first < len(tokens):
-        raise InvalidRequest(f"first must be in [1, {len(tokens)}) for so many tokens, got {first}", "first")
+    if not 0 < first_scored < len(tokens):
+        raise InvalidRequest(
+            f"first must be in [1, {len(tokens)}) for so many tokens, got {first_scored}", "first"
+        )
     if not isinstance(policy, Window) and len(tokens) > decoder.config.max_positions:
         raise InvalidRequest(
             f"{len(tokens)} tokens, the model has {decoder.config.max_positions} positions", "tokens"
         )
-    found: list[float] = []
+    all_losses: list[float] = []
     for start, logits in _logits(decoder, tokens, policy):
         # After the text's last token there is no token to predict.
-        after = tokens[start + 1 : start + 1 + len(logits)]
-        targets = torch.tensor(after, dtype=torch.long, device=logits.device)
-        told = torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="none")
-        found += told.tolist()
-    return found[first - 1 :]
+        next_tokens = tokens[start + 1 : start + 1 + len(logits)]
+        targets = torch.tensor(next_tokens, dtype=torch.long, device=logits.device)
+        chunk_losses = torch.nn.functional.cross_entropy(
+            logits[: len(targets)].float(), targets, reduction="none"
+        )
+        all_losses += chunk_losses.tolist()
+    return all_losses[first_scored - 1 :]
 
 
 def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the start of every chunk of the text, and the logits [rows, V] after each of its tokens."""
+    """Yield the start of every chunk of the text, and the logits [chunk_tokens, vocab_size] after each of its
+    tokens.
+
+    decoder: the whole model. tokens: token ids. policy: a pruning policy also shortens chunks, so that each
+        begins where it prunes.
+    """
     stage = DecoderStage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
     opening = Opening(1, len(tokens), decodes=False, drafted=False, **_named(policy))
     start = number = 0
@@ -63,14 +78,14 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
         if isinstance(policy, Pruning):
             stop = min(stop, policy.due(start) + policy.prune_every)
         chunk = PromptChunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
-        passed = stage.run(Frame(1, number, () if start else (opening,), (chunk,)))
-        yield start, decoder.logits(cast("torch.Tensor", passed.hidden))
+        output = stage.run(Frame(1, number, () if start else (opening,), (chunk,)))
+        yield start, decoder.logits(cast("torch.Tensor", output.hidden))
         start = stop
         number = number + 1
 
 
 def _named(policy: Policy) -> dict[str, Any]:
-    """Return a policy as fields of an opening."""
+    """Return the fields of an opening that set a policy; without a policy, a window that is None."""
     match policy:
         case HeadPruning():
             pruning = Pruning(policy.keep_ratio, policy.prune_every, policy.skip_layers)
@@ -83,7 +98,7 @@ def _named(policy: Policy) -> dict[str, Any]:
             return {"window": policy}
 
 
-# Tokens. Length of the reference text that is read.
+# Tokens. Maximum length of the reference text that is read. Untuned.
 READ = 1536
 
 
@@ -91,13 +106,15 @@ class Scores:
     """Computes perplexities, and remembers them, since lossless methods write the same text."""
 
     def __init__(self, models: ModelSet, reference: str | None) -> None:
-        """Prepare the reference text; None reads none. Raises InvalidRequest for a text of fewer than two
-        tokens.
+        """Prepare the reference text.
+
+        models: has the base model. reference: the text; None reads none.
+        Raises InvalidRequest for a text of fewer than two tokens.
         """
         self._models = models
         # Windows could read farther, but all methods read the same tokens.
-        most = min(READ, read_config(models.base).max_positions)
-        self._reference = None if reference is None else Text(models.base).encode_bare(reference)[:most]
+        max_tokens = min(READ, read_config(models.base).max_positions)
+        self._reference = None if reference is None else Text(models.base).encode_bare(reference)[:max_tokens]
         if self._reference is not None and len(self._reference) < 2:
             raise InvalidRequest("text: it has fewer than two tokens", field="text")
         self._loss = cache(self._losses)
@@ -105,22 +122,32 @@ class Scores:
     @cached_property
     def _decoder(self) -> Decoder:
         """Return the base, loaded at its first use."""
-        return load_whole(self._models)
+        return load_decoder(self._models)
 
     def quality(self, runs: Runs) -> Perplexities:
         """Return the perplexities of a method.
 
         own: computed without a window, as far as the base's context reaches. reference: computed with the
-            method's window.
-        """
-        written = [one.text for one in runs.readings]
-        own = [self._loss((*prompt, *text), len(prompt), None) for prompt, text in zip(runs.prompts, written)]
-        sight = None if runs.method.rival else runs.method.window
-        read = None if self._reference is None else perplexity_of([self._loss(self._reference, 1, sight)])
-        return Perplexities(perplexity_of(own), read)
+            method's window; None without a reference text.
 
-    def _losses(self, tokens: tuple[int, ...], first: int, window: Window | None) -> tuple[float, ...]:
-        """Return the losses of a text; without a window, of as much as fits the context."""
-        most = self._decoder.config.max_positions
-        seen = tokens[:most] if window is None else tokens
-        return tuple(losses(self._decoder, seen, window, first))
+        runs: what the method wrote, with the prompts.
+        """
+        written_texts = [excerpt.text for excerpt in runs.readings]
+        own_losses = [
+            self._loss((*prompt, *text), len(prompt), None)
+            for prompt, text in zip(runs.prompts, written_texts)
+        ]
+        window = None if runs.method.rival else runs.method.window
+        reference_perplexity = (
+            None if self._reference is None else perplexity_of([self._loss(self._reference, 1, window)])
+        )
+        return Perplexities(perplexity_of(own_losses), reference_perplexity)
+
+    def _losses(self, tokens: tuple[int, ...], first_scored: int, window: Window | None) -> tuple[float, ...]:
+        """Return the losses of a text; without a window, of as much as fits the context.
+
+        tokens: token ids. first_scored: position of the first token that is scored. window: as for `losses`.
+        """
+        max_positions = self._decoder.config.max_positions
+        scored_tokens = tokens[:max_positions] if window is None else tokens
+        return tuple(losses(self._decoder, scored_tokens, window, first_scored))

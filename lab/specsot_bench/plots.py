@@ -17,58 +17,66 @@ PLAIN = "#444444"
 RIVAL = "#b0703c"
 SAME = "#3465a4"
 OTHER = "#5b9a3c"
+# What each colour means in the legend.
 MEANING = {
     PLAIN: "plain",
     RIVAL: "Transformers",
     SAME: "writes plain's text",
     OTHER: "may write another text",
 }
+# Dots per inch of a PNG.
 DPI = 110
 
 
 @contextmanager
 def picture(
-    file: Path, title: str, size: tuple[float, float], panels: int = 1, **shared: bool
+    file: Path, title: str, size: tuple[float, float], panels: int = 1, **shared_axes: bool
 ) -> Generator[list[Any]]:
-    """Draw panels side by side, with one legend of their labels, and write a PNG at the end of the context.
+    """Yield the panels of a picture, side by side; at the end of the context, add one legend of their labels
+    and write a PNG.
 
-    shared: `sharex` or `sharey`. Raises InvalidRequest if matplotlib is not installed.
+    file: the PNG. title: above the panels. size: inches (width, height). panels: their number. shared_axes:
+        `sharex=True` or `sharey=True`.
+    Raises InvalidRequest if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise InvalidRequest("plots need matplotlib: pip install 'specsot[bench]'", field="plots") from None
-    drawing: Any = Figure(figsize=size, layout="constrained")
-    axes = list(drawing.subplots(1, panels, squeeze=False, **shared)[0])
+    chart: Any = Figure(figsize=size, layout="constrained")
+    axes = list(chart.subplots(1, panels, squeeze=False, **shared_axes)[0])
     yield axes
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
-    drawing.suptitle(title)
+    chart.suptitle(title)
     labels = {label: handle for one in axes for handle, label in zip(*one.get_legend_handles_labels())}
     if labels:
-        below = {"loc": "outside lower center", "ncols": min(len(labels), 5), "frameon": False}
-        drawing.legend(labels.values(), labels.keys(), **below)
-    drawing.savefig(file, dpi=DPI, bbox_inches="tight")
+        legend_place = {"loc": "outside lower center", "ncols": min(len(labels), 5), "frameon": False}
+        chart.legend(labels.values(), labels.keys(), **legend_place)
+    chart.savefig(file, dpi=DPI, bbox_inches="tight")
 
 
 def bars(
     panel: Any,
     names: Sequence[str],
     values: Sequence[float],
-    texts: Sequence[str],
-    colours: Sequence[str] | str = SAME,
+    bar_labels: Sequence[str],
+    bar_colours: Sequence[str] | str = SAME,
     spread: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Draw a bar for each value, the first on top, with a text after it. spread: least and most of each
-    value.
+    """Draw a bar for each value, the first on top, with a label after it.
+
+    panel: matplotlib's axes. names: left of the bars. values: lengths of the bars. bar_labels: right of the
+        bars. bar_colours: one for all or one for each. spread: minimum and maximum of each value; empty draws
+        none.
     """
-    around = None
+    error_bars = None
     if spread:
-        around = [[max(value - low, 0) for value, (low, _) in zip(values, spread)],
+        error_bars = [[max(value - low, 0) for value, (low, _) in zip(values, spread)],
                   [max(high - value, 0) for value, (_, high) in zip(values, spread)]]  # fmt: skip
-    drawn = panel.barh(range(len(values)), values, xerr=around, color=colours, ecolor="#999999")
+    drawn_bars = panel.barh(range(len(values)), values, xerr=error_bars, color=bar_colours, ecolor="#999999")
     white = {"facecolor": "white", "linewidth": 0, "pad": 1}  # over the line of 1
-    panel.bar_label(drawn, texts, padding=4, fontsize=8, bbox=white)
+    panel.bar_label(drawn_bars, bar_labels, padding=4, fontsize=8, bbox=white)
     panel.set_yticks(range(len(values)), names)
     panel.margins(x=0.25)
     # Panels may share the axis, which must be inverted once.
@@ -77,22 +85,27 @@ def bars(
 
 
 def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
-    """Write `stem`-speed.png and `stem`-memory.png, with a panel for every length. Raises InvalidRequest."""
+    """Write `stem`-speed.png and `stem`-memory.png, with a panel for every length; nothing if no row was
+    measured.
+
+    rows: of a table. title: above the panels. stem: path without suffix.
+    Raises InvalidRequest if matplotlib is not installed.
+    """
     lengths = by_length([row for row in rows if "skipped" not in row])
-    most = max(map(len, lengths.values()), default=0)
-    size = 5.2 * len(lengths) + 2, 0.34 * most + 1.6
-    for what, fill in (("speed", _speeds), ("memory", _memory)) if lengths else ():
-        file = stem.with_name(f"{stem.name}-{what}.png")
+    max_rows = max(map(len, lengths.values()), default=0)
+    size = 5.2 * len(lengths) + 2, 0.34 * max_rows + 1.6
+    for kind, fill_panel in (("speed", _speeds), ("memory", _memory)) if lengths else ():
+        file = stem.with_name(f"{stem.name}-{kind}.png")
         with picture(file, title, size, len(lengths), sharex=True) as panels:
-            for panel, (tokens, some) in zip(panels, lengths.items()):
-                fill(panel, some)
+            for panel, (tokens, length_rows) in zip(panels, lengths.items()):
+                fill_panel(panel, length_rows)
                 panel.set_title(f"{tokens} tokens")
-            for colour, says in MEANING.items():
-                panels[0].plot([], [], "s", color=colour, label=says)
+            for colour, meaning in MEANING.items():
+                panels[0].plot([], [], "s", color=colour, label=meaning)
 
 
-def drawn(draw: Callable[[], object]) -> None:
-    """Draw; if matplotlib is missing, print a line instead."""
+def draw_if_possible(draw: Callable[[], object]) -> None:
+    """Call a function that draws; if matplotlib is missing, print a line instead."""
     try:
         draw()
     except InvalidRequest as error:
@@ -100,15 +113,15 @@ def drawn(draw: Callable[[], object]) -> None:
 
 
 def _speeds(panel: Any, rows: Sequence[Row]) -> None:
-    """Draw the speedups."""
-    texts = [f"{row['tokens_per_second']:.0f} tok/s" for row in rows]
-    _methods(panel, rows, "speedup", texts, [row["speedup_range"] for row in rows])
+    """Draw the speedup of each row, with its range. panel: matplotlib's axes. rows: of one length."""
+    bar_labels = [f"{row['tokens_per_second']:.0f} tok/s" for row in rows]
+    _methods(panel, rows, "speedup", bar_labels, [row["speedup_range"] for row in rows])
     panel.axvline(1, color=PLAIN, linewidth=0.8)
     panel.set_xlabel("speedup over plain decoding")
 
 
 def _memory(panel: Any, rows: Sequence[Row]) -> None:
-    """Draw the memory of each method."""
+    """Draw the memory of each row. panel: matplotlib's axes. rows: of one length."""
     _methods(panel, rows, "memory_mib", [f"{row['memory_mib']:.1f}" for row in rows])
     panel.set_xlabel("own memory, MiB")
 
@@ -117,17 +130,21 @@ def _methods(
     panel: Any,
     rows: Sequence[Row],
     key: str,
-    texts: Sequence[str],
+    bar_labels: Sequence[str],
     spread: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Draw a bar for each method."""
+    """Draw a bar for each method, in its colour.
+
+    panel: matplotlib's axes. rows: of one length. key: of the figure that is drawn. bar_labels: right of the
+        bars. spread: minimum and maximum of each figure; empty draws none.
+    """
     names = [row["method"] for row in rows]
     values = [row[key] for row in rows]
-    bars(panel, names, values, texts, list(map(_colour, rows)), spread)
+    bars(panel, names, values, bar_labels, list(map(_colour, rows)), spread)
 
 
 def _colour(row: Row) -> str:
-    """Return a method's colour."""
+    """Return a method's colour: one of the keys of MEANING."""
     if row["rival"]:
         return RIVAL
     if row["method"] == "plain":

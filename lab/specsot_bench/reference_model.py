@@ -26,8 +26,12 @@ from specsot_model.kv import KVPages
 from specsot_model.linear import check_device, check_quantization
 
 
-def load_whole(options: ModelOptions) -> Decoder:
-    """Load all layers. Raises ModelError, InvalidRequest."""
+def load_decoder(options: ModelOptions) -> Decoder:
+    """Return a model with all its layers, loaded as a worker does.
+
+    options: the model and its precision.
+    Raises ModelError, InvalidRequest.
+    """
     check_device(options.device)
     check_quantization(options.quantization, options.device)
     return Decoder.of(options)
@@ -38,16 +42,18 @@ GGUF_READ = ("llama", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3_t
 
 
 def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
-    """Load a model with Transformers. Raises ModelError with Transformers' own words.
+    """Return a model that Transformers has loaded. Raises ModelError with Transformers' own words.
 
     A GGUF file is read and dequantized by Transformers itself, but with our config: Transformers overlooks
     how Llama 3 scales rotary positions, and head sizes of Qwen3.
+
+    folder: the model's directory. dtype: data type of its weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    given: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
+    arguments: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
     reads_images = read_config(folder).text_of is not None
     try:
         with no_import_warnings():
@@ -56,10 +62,10 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
                 config = AutoConfig.from_pretrained(folder)
                 # Without this, the family's default is used, which the vocabulary may lack.
                 config.pad_token_id = None
-                given |= {"gguf_file": file.name, "config": config}
+                arguments |= {"gguf_file": file.name, "config": config}
                 folder = file.parent
             loader = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-            return loader.from_pretrained(folder, **given)
+            return loader.from_pretrained(folder, **arguments)
     # Transformers raises many kinds of exceptions, including assertions.
     except Exception as error:
         line = str(error).strip().partition("\n")[0]
@@ -67,69 +73,92 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _one_gguf(folder: Path) -> Path:
-    """Return the model's GGUF file. Raises ValueError if Transformers cannot read it."""
-    first, *others = {place.file for place in read_places(folder / POINTER).values()}
-    kind = read_config(folder).model_type
-    if others or kind not in GGUF_READ:
-        raise ValueError(f"it reads no GGUF files {'in several parts' if others else f'of {kind}'}")
-    return Path(first)
+    """Return the model's GGUF file. Raises ValueError if Transformers cannot read it: several parts, or
+    another family.
+    """
+    first_file, *other_files = {place.file for place in read_places(folder / POINTER).values()}
+    model_type = read_config(folder).model_type
+    if other_files or model_type not in GGUF_READ:
+        raise ValueError(
+            f"it reads no GGUF files {'in several parts' if other_files else f'of {model_type}'}"
+        )
+    return Path(first_file)
 
 
 def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return the hidden states [n, H] after the last layer, and the sum [n, Hd] over the taps, or None
-    without taps.
+    """Return the hidden states [num_tokens, hidden_size] after the last layer, and the sum [num_tokens,
+    head_hidden_size] over the taps, or None without taps.
+
+    base: the whole model. tokens: [num_tokens] token ids of one text. taps: by layer, the slice of the head's
+        weights that its input is multiplied with.
     """
-    rows = len(tokens)
-    plan = base.plan([RowSpan(rows, 0, rows, (0,))], rows, "packed")
-    places = torch.arange(rows, device=base.device)
+    num_tokens = len(tokens)
+    plan = base.plan([RowSpan(num_tokens, 0, num_tokens, (0,))], num_tokens, "packed")
+    positions = torch.arange(num_tokens, device=base.device)
     slices = {layer: base.hold_tap(part) for layer, part in taps.items()}
-    return base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
+    return base.forward(base.embed(tokens), positions, positions, plan, base.make_kv(1, num_tokens), slices)
 
 
-def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) -> tuple[Tensor, KVPages]:
-    """Return outputs [n, hidden] for features [n, hidden], and the KV in a page with room for `room` more
-    rows.
+def feed_head(
+    head: EagleHead, tokens: Tensor, features: Tensor, free_rows: int = 0
+) -> tuple[Tensor, KVPages]:
+    """Return the head's outputs [num_tokens, hidden_size], and its KV in one page.
+
+    head: the draft head. tokens: [num_tokens] token ids. features: [num_tokens, hidden_size] of the base.
+        free_rows: rows that stay free in the page.
     """
-    rows = len(tokens)
-    kv = head.make_kv(1, rows + room)
+    num_tokens = len(tokens)
+    kv = head.make_kv(1, num_tokens + free_rows)
     # Every row sees itself and all rows before it.
-    span = RowSpan(rows, 0, rows, (0,))
-    places = torch.arange(rows, device=head.device)
-    return head.forward(tokens, features, HeadRows(places, places, head.plan([span], rows + room), kv)), kv
+    row_span = RowSpan(num_tokens, 0, num_tokens, (0,))
+    positions = torch.arange(num_tokens, device=head.device)
+    return head.forward(
+        tokens, features, HeadRows(positions, positions, head.plan([row_span], num_tokens + free_rows), kv)
+    ), kv
 
 
-# (token ids, number of last rows) -> logits [rows, V]
+# Computes logits: (token ids of a text, number of last positions) -> [positions, vocab_size].
 Logits = Callable[[Sequence[int], int], Tensor]
 
 
 def of_transformers(model: Path, dtype: torch.dtype, device: str) -> Logits:
-    """Return the logits of a model that Transformers loads and runs. Raises ModelError."""
-    held = load_in_transformers(model, dtype).to(device).eval()
-    return lambda text, rows: held(torch.tensor([text], device=device), logits_to_keep=rows).logits[0]
+    """Return a function that computes logits with a model that Transformers loads and runs.
+
+    model: the model's directory. dtype: data type of its weights. device: a torch device.
+    Raises ModelError.
+    """
+    loaded = load_in_transformers(model, dtype).to(device).eval()
+    return lambda tokens, rows: loaded(torch.tensor([tokens], device=device), logits_to_keep=rows).logits[0]
 
 
 def of_base(base: Decoder) -> Logits:
-    """Return the logits of a model as SpecSoT reads a whole text, in one pass without drafts."""
-    return lambda text, rows: base.logits(
-        feed_base(base, torch.tensor(text, device=base.device), {})[0][-rows:]
+    """Return a function that computes logits as SpecSoT reads a whole text, in one pass without drafts. base:
+    the whole model.
+    """
+    return lambda tokens, rows: base.logits(
+        feed_base(base, torch.tensor(tokens, device=base.device), {})[0][-rows:]
     )
 
 
 @torch.inference_mode()
 def compare(
-    reference: Logits, prompt: Sequence[int], written: Sequence[int], ends: Collection[int] | None
+    reference: Logits, prompt: Sequence[int], answer: Sequence[int], ends: Collection[int] | None
 ) -> list[TokenDifference]:
     """Return every token that is not the reference's choice after the tokens before it.
 
     If there is none, greedy decoding by the reference writes exactly these tokens.
-    ends: one of these tokens must come next; None if the answer was cut off.
+
+    reference: computes logits. prompt, answer: token ids.
+    ends: one of these token ids must come next; None if the answer was cut off, so that nothing is required.
     """
-    logits = reference([*prompt, *written], len(written) + 1).float()
+    logits = reference([*prompt, *answer], len(answer) + 1).float()
     first, second = logits.topk(2).values.unbind(-1)
     choices = logits.argmax(-1).tolist()
     gaps = (first - second).tolist()
-    wrong = [at for at, token in enumerate(written) if choices[at] != token]
-    found = [TokenDifference(at, written[at], choices[at], gaps[at]) for at in wrong]
+    wrong_indices = [index for index, token in enumerate(answer) if choices[index] != token]
+    differences = [
+        TokenDifference(index, answer[index], choices[index], gaps[index]) for index in wrong_indices
+    ]
     if ends is not None and choices[-1] not in ends:
-        found.append(TokenDifference(len(written), None, choices[-1], gaps[-1]))
-    return found
+        differences.append(TokenDifference(len(answer), None, choices[-1], gaps[-1]))
+    return differences

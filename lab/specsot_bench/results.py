@@ -15,15 +15,16 @@ from pathlib import Path
 
 from specsot._version import __version__
 from specsot_bench.core.tables import Row
-from specsot_bench.plots import drawn
+from specsot_bench.plots import draw_if_possible
 
 Clock = Callable[[], float]
 
+# The clock of all measurements, in seconds.
 now: Clock = time.perf_counter
 
 
 class Stopwatch:
-    """Measures the seconds since it was made."""
+    """Measures the seconds since it was made. clock: returns seconds; tests pass their own."""
 
     def __init__(self, clock: Clock = now) -> None:
         self._clock = clock
@@ -36,7 +37,12 @@ class Stopwatch:
 
 
 def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) -> None:
-    """Write one JSON object; folders are created. Paths in it become strings."""
+    """Write one JSON object with what was measured, where and how; folders are created. Paths in it become
+    strings.
+
+    file: is replaced if it exists. bench: name of the benchmark. settings: of the run, by name. rows: the
+        figures of each row, by name.
+    """
     figures = {
         "bench": bench,
         "version": __version__,
@@ -59,7 +65,10 @@ def publish(
     """Print the page. If an output file is given, write the figures as JSON, and the page and plots beside
     it.
 
-    draw: called with the files' common stem; without matplotlib, a line is printed instead.
+    bench: name of the benchmark. settings: of the run, by name. rows: the figures of each row, by name. page:
+        Markdown. output: the JSON file; None: only print.
+    draw: called with the files' common path without suffix; None: no plots. Without matplotlib, a line is
+        printed instead.
     """
     print(page)
     if output is None:
@@ -67,11 +76,15 @@ def publish(
     write_results(output, bench, settings, rows)
     output.with_suffix(".md").write_text(page if page.endswith("\n") else f"{page}\n", encoding="utf-8")
     if draw is not None:
-        drawn(lambda: draw(output.with_suffix("")))
+        draw_if_possible(lambda: draw(output.with_suffix("")))
 
 
 def named(rows: Sequence[Row], *keys: str) -> list[Row]:
-    """Return the rows with names made of these keys: strings as they are, numbers after their key."""
+    """Return the rows, each with an entry "name" made of these keys: strings as they are, numbers after their
+    key.
+
+    rows: figures by name. keys: those that tell the rows apart; a row that lacks one leaves it out.
+    """
     return [
         {"name": ", ".join(_error_text(key, row[key]) for key in keys if key in row)} | dict(row)
         for row in rows
@@ -79,12 +92,14 @@ def named(rows: Sequence[Row], *keys: str) -> list[Row]:
 
 
 def _error_text(key: str, value: object) -> str:
-    """Return one part of a row's name."""
+    """Return one part of a row's name: a string as it is, ("rows", 4) -> "rows 4"."""
     return value if isinstance(value, str) else f"{key} {value}"
 
 
 def describe_machine() -> dict[str, object]:
-    """Return where the clients ran; a fleet of processes ran there, too."""
+    """Return processor, cores and Python version of this machine, where the clients ran; a fleet of processes
+    ran there, too.
+    """
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -36,6 +36,7 @@ from specsot_bench.plots import draw
 from specsot_bench.results import Clock, Stopwatch, now
 from specsot_bench.runners import PAGE_ROWS, ModelSet, Runners
 
+# The answers of all rounds, by method and requested length.
 Answers = dict[tuple[str, int], list[Recording]]
 
 # Tokens that each method writes before it is measured; a plan needs as many.
@@ -70,24 +71,34 @@ class TableRun:
     reference: str | None
     seconds: float = math.inf
 
-    def question(self, number: int) -> str:
+    def question(self, round_number: int) -> str:
         """Return the question of a round."""
-        return self.questions[number % len(self.questions)]
+        return self.questions[round_number % len(self.questions)]
 
 
-def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
-    """Return the models of a run; the demo model brings a head and a small model. Raises ModelError."""
-    named = [path and resolve_model(path) for path in (wanted.model, wanted.draft_model, small)]
-    if named[0] is None:
-        named = [path or small_pair() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
-    said: dict[str, Any] = {one.name: getattr(wanted, one.name) for one in fields(DraftModelOptions)}
-    said |= {"model": named[0], "head": named[1], "small": named[2]}
-    return ModelSet(**said)
+def models_of(options: FleetOptions, small_model: str | None) -> ModelSet:
+    """Return the models of a run; the demo model brings a head and a small model.
+
+    options: of the fleet. small_model: directory or name of the small language model; None: none.
+    Raises ModelError if a model is not found.
+    """
+    directories = [path and resolve_model(path) for path in (options.model, options.draft_model, small_model)]
+    if directories[0] is None:
+        directories = [
+            path or small_pair() / default_name
+            for path, default_name in zip(directories, ("base", "eagle3", "small"))
+        ]
+    fields_of_set: dict[str, Any] = {
+        field.name: getattr(options, field.name) for field in fields(DraftModelOptions)
+    }
+    fields_of_set |= {"model": directories[0], "head": directories[1], "small": directories[2]}
+    return ModelSet(**fields_of_set)
 
 
 def read_reference(file: Path | None) -> str:
-    """Return a text for perplexity: the file's, or passages of an encyclopedia. Raises InvalidRequest,
-    OSError.
+    """Return a text for perplexity: the file's, or passages of an encyclopedia without a file.
+
+    Raises InvalidRequest for a file that is not UTF-8, OSError.
     """
     if file is not None:
         try:
@@ -98,13 +109,16 @@ def read_reference(file: Path | None) -> str:
     return "\n".join(json.loads(line)["turns"][0].partition("\n")[2].strip() for line in lines)
 
 
-def measure(task: TableRun) -> tuple[Row, list[Row]]:
-    """Run everything; return the settings and the rows of the table."""
+def measure(table_run: TableRun) -> tuple[Row, list[Row]]:
+    """Run everything; return the settings and the rows of the table, those of skipped methods last.
+
+    table_run: what is measured.
+    """
     quiet_logs()
     # Made first, so that a text that cannot be used is reported at once.
-    scores = Scores(task.models, task.reference)
-    settings, answers, left_out = run_until_signal(_write(task))
-    return settings, _rows(task, answers, scores) + left_out
+    scores = Scores(table_run.models, table_run.reference)
+    settings, answers, left_out = run_until_signal(_write(table_run))
+    return settings, _rows(table_run, answers, scores) + left_out
 
 
 async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
@@ -115,12 +129,12 @@ async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
         failed = await _warm_up(task, runners)
         left_out = [row for method in task.course.methods for row in _left_out(task, runners, method, failed)]
         missing = {row["name"] for row in left_out}
-        wanted = [
+        to_write = [
             (method, tokens)
             for method in task.course.methods
-            for tokens in _asked(method, task.course.lengths_of(method), missing)
+            for tokens in _lengths_to_write(method, task.course.lengths_of(method), missing)
         ]
-        answers, broken = await write_rounds(task, runners, wanted)
+        answers, broken = await write_rounds(task, runners, to_write)
         left_out += unwritten(task.course, broken, missing)
         return _settings(task, runners), answers, left_out
 
@@ -130,50 +144,66 @@ class MethodWriter(Protocol):
 
     async def write(
         self, method: Method, question: str, tokens: int, seconds: float | None = None
-    ) -> Recording: ...
+    ) -> Recording:
+        """Return the answer to a question, written with a method.
+
+        method: how to write. question: plain text. tokens: of the answer. seconds: the limit; None: no limit.
+        """
+        ...
 
 
 async def write_rounds(
-    task: TableRun, writer: MethodWriter, wanted: Sequence[tuple[Method, int]], clock: Clock = now
+    task: TableRun, writer: MethodWriter, to_write: Sequence[tuple[Method, int]], clock: Clock = now
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
-    """Return all answers, and why there are none of a method that failed on any question or was not
-    reached.
+    """Return all answers, and why there are none of a method that failed on any question or was not reached.
+
+    table_run's methods are written in the order of `order`, so that a drifting machine affects all alike.
+
+    task: what is measured. writer: answers a question with a method. to_write: methods and numbers of tokens.
+        clock: returns seconds.
     """
-    answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
-    broken: dict[tuple[str, int], str] = {}
-    watch = Stopwatch(clock)
-    with counting_bar(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
-        for number in range(task.course.rounds):
-            if number and watch.seconds * (number + 1) / number > task.seconds:
+    answers: Answers = {(method.name, tokens): [] for method, tokens in to_write}
+    failures: dict[tuple[str, int], str] = {}
+    stopwatch = Stopwatch(clock)
+    with counting_bar(sys.stderr, "answers", len(to_write) * task.course.rounds) as advance:
+        for round_number in range(task.course.rounds):
+            if round_number and stopwatch.seconds * (round_number + 1) / round_number > task.seconds:
                 # The next round would not end in time, and half a round is no comparison.
                 break
-            for method, tokens in order(wanted, number):
+            for method, tokens in order(to_write, round_number):
                 key = method.name, tokens
-                left = None if number else _left(task, method, watch.seconds)
-                if left is not None and left < 0:
-                    broken[key] = "not reached in the time given"
-                if key not in broken:
-                    said = await _try(writer, method, task.question(number), tokens, left)
-                    if isinstance(said, str):
-                        broken[key] = said
+                seconds_left = None if round_number else _seconds_left(task, method, stopwatch.seconds)
+                if seconds_left is not None and seconds_left < 0:
+                    failures[key] = "not reached in the time given"
+                if key not in failures:
+                    recording = await _recording_or_reason(
+                        writer, method, task.question(round_number), tokens, seconds_left
+                    )
+                    if isinstance(recording, str):
+                        failures[key] = recording
                     else:
-                        answers[key].append(said)
-                count()
-    return {key: said for key, said in answers.items() if key not in broken}, broken
+                        answers[key].append(recording)
+                advance()
+    return {key: recording for key, recording in answers.items() if key not in failures}, failures
 
 
-def _left(task: TableRun, method: Method, passed: float) -> float | None:
-    """Return the seconds left for an answer; None if unlimited.
+def _seconds_left(task: TableRun, method: Method, seconds_passed: float) -> float | None:
+    """Return the seconds left for an answer, negative if the time is over; None if unlimited.
 
     The baseline is not limited, since without it there is nothing to compare with.
+
+    task: has the limit. method: that is next. seconds_passed: since the first answer began.
     """
-    return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - passed
+    return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - seconds_passed
 
 
-async def _try(
+async def _recording_or_reason(
     writer: MethodWriter, method: Method, question: str, tokens: int, seconds: float | None
 ) -> Recording | str:
-    """Return an answer, or why there is none. Raises SpecsotError if the baseline fails."""
+    """Return an answer, or why there is none. Raises SpecsotError if the baseline fails.
+
+    The arguments are those of `MethodWriter.write`, after the writer itself.
+    """
     try:
         return await writer.write(method, question, tokens, seconds)
     except TimeoutError:
@@ -184,49 +214,57 @@ async def _try(
         return f"cannot write: {error}"
 
 
-def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequence[int]:
+def _lengths_to_write(method: Method, lengths: Sequence[int], names_left_out: set[object]) -> Sequence[int]:
     """Return the lengths that are written.
 
     Shorter answers are prefixes of the longest one; but each length of a plan is written, since its branches
     share it.
+
+    method: that writes. lengths: at which it is measured, ascending. names_left_out: names of rows that are
+        not measured.
     """
-    left = [tokens for tokens in lengths if name_of(method, tokens) not in missing]
-    return left if method.planned else left[-1:]
+    remaining = [tokens for tokens in lengths if name_of(method, tokens) not in names_left_out]
+    return remaining if method.planned else remaining[-1:]
 
 
 async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
-    """Load every method and let it write once; return the methods that cannot, and why. Raises ModelError for
-    the baseline.
+    """Load every method and let it write once; return the methods that cannot, and why.
+
+    Raises ModelError if the baseline cannot.
     """
     failed: dict[str, str] = {}
-    with counting_bar(sys.stderr, "loading", len(task.course.methods)) as count:
+    with counting_bar(sys.stderr, "loading", len(task.course.methods)) as advance:
         for method in task.course.methods:
-            lacks = task.models.lacks(method)
+            reason = task.models.lacks(method)
             try:
-                if lacks is None:
+                if reason is None:
                     await runners.write(method, task.question(task.course.rounds), WARM)
             except SpecsotError as error:
-                lacks = f"cannot write: {error}"
-            if lacks:
-                failed[method.name] = lacks
-            count()
+                reason = f"cannot write: {error}"
+            if reason:
+                failed[method.name] = reason
+            advance()
     if PLAIN in failed:
         raise ModelError(f"plain decoding {failed[PLAIN]}")
     return failed
 
 
-def _left_out(task: TableRun, runners: Runners, method: Method, failed: dict[str, str]) -> list[Row]:
-    """Return the rows of a method that cannot be measured."""
-    found: list[Row] = []
+def _left_out(task: TableRun, runners: Runners, method: Method, failures: dict[str, str]) -> list[Row]:
+    """Return the rows of a method that cannot be measured, one for each length.
+
+    task: what is measured. runners: has the model's context. method: the method. failures: why a method
+        cannot write, by its name.
+    """
+    rows: list[Row] = []
     for tokens in task.course.lengths_of(method):
-        why = failed.get(method.name) or _too_long(task, runners, tokens)
-        if why:
-            found.append(skipped(method, tokens, why))
-    return found
+        reason = failures.get(method.name) or _why_too_long(task, runners, tokens)
+        if reason:
+            rows.append(skipped(method, tokens, reason))
+    return rows
 
 
-def _too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
-    """Return why a length is too long for the model's context, or None.
+def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
+    """Return why a length is too long for the model's context, or None if it is not.
 
     A window could write more, but there would be no baseline to compare it with.
     """
@@ -239,18 +277,21 @@ def _too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
 
 
 def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
-    """Return the measured rows, by length, then in the methods' order."""
+    """Return the measured rows, by length, then in the methods' order.
+
+    task: what was measured. answers: by method and requested length. scores: computes perplexities.
+    """
     runs = runs_of(answers, task.course)
-    with counting_bar(sys.stderr, "perplexity", len(runs)) as count:
-        found: list[Row] = []
-        for one in runs:
-            found.append(row_of(one, baseline_of(runs, one.tokens), scores.quality(one)))
-            count()
-    return found
+    with counting_bar(sys.stderr, "perplexity", len(runs)) as advance:
+        rows: list[Row] = []
+        for run in runs:
+            rows.append(row_of(run, baseline_of(runs, run.tokens), scores.quality(run)))
+            advance()
+    return rows
 
 
 def _settings(task: TableRun, runners: Runners) -> Row:
-    """Return the settings of the run."""
+    """Return the settings of the run, by name, as they are written to the results."""
     models = task.models
     return {
         "model": "demo" if is_small(models.base) else models.base.name,
@@ -271,19 +312,25 @@ def _settings(task: TableRun, runners: Runners) -> Row:
     }
 
 
-def publish(task: TableRun, name: str, output: Path | None = None) -> int:
-    """Measure, show and save. output: the JSON file; Markdown, LaTeX and plots are written beside it."""
-    settings, rows = measure(task)
+def publish(table_run: TableRun, name: str, output: Path | None = None) -> int:
+    """Measure, show and save; return the exit status 0.
+
+    table_run: what is measured. name: "quick" or "full". output: the JSON file; Markdown, LaTeX and plots are
+        written beside it; None: nothing is saved.
+    """
+    settings, rows = measure(table_run)
     title = f"specsot bench {name}, {settings['model']}"
-    page = page_of(title, _error_text(name, settings), rows, recommend(rows))
+    page = page_of(title, _description(name, settings), rows, recommend(rows))
     results.publish(name, settings, rows, page, output, lambda stem: draw(rows, title, stem))
     if output is not None:
         output.with_suffix(".tex").write_text(latex_of(title, rows), encoding="utf-8")
     return 0
 
 
-def _error_text(name: str, settings: Row) -> str:
-    """Return the paragraph that says what was measured on which machine."""
+def _description(name: str, settings: Row) -> str:
+    """Return the paragraph that says what was measured on which machine. name: of the benchmark. settings: of
+    the run.
+    """
     machine = results.describe_machine()
     return (
         f"`specsot bench {name}`: {settings['model']}, {precision_of(settings)}, {settings['device']}"
@@ -294,8 +341,8 @@ def _error_text(name: str, settings: Row) -> str:
 
 
 def precision_of(settings: Row) -> str:
-    """Return the precision, as far as it differs from the default."""
-    kept = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
+    """Return the precision in words, as far as it differs from the default. settings: of a run."""
+    kv_format = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
     drafts = settings.get("draft_quantization") or settings.get("draft_dtype")
-    told = settings["dtype"], settings.get("quantization"), kept, drafts and f"drafts {drafts}"
-    return ", ".join(str(one) for one in told if one)
+    parts = settings["dtype"], settings.get("quantization"), kv_format, drafts and f"drafts {drafts}"
+    return ", ".join(str(part) for part in parts if part)

@@ -24,7 +24,7 @@ from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker, Threads
-from specsot_app.fleet.opening import finish
+from specsot_app.fleet.opening import finished_answer
 from specsot_bench.core.aggregate import Recording, StepSample, committed_by, evicted_by
 from specsot_bench.core.methods import Method
 from specsot_bench.hf_baseline import HfBaseline
@@ -51,8 +51,10 @@ class StepRecorder(WorkerWatch):
     """Records the steps of a worker that has all layers; call `begin` before each request."""
 
     def __init__(self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = now) -> None:
-        """Record with a clock. row_bytes: KV bytes of a position in all layers. drafts: records the
-        drafter.
+        """Record with a clock.
+
+        row_bytes: KV bytes of a position in all layers. drafts: records the drafter; None: no drafter holds
+            memory. clock: returns seconds.
         """
         self._row_bytes = row_bytes
         self._drafts = drafts
@@ -77,37 +79,44 @@ class StepRecorder(WorkerWatch):
         return self._watch.seconds
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
-        """Note the page table of the stage."""
+        """Record the page table of the stage. configuration: of the ring, not used. stage: the stage that
+        computes.
+        """
         self._table = stage.table
 
     def computed(self, frame: Frame, seconds: float) -> None:
-        """Note memory and evictions after a frame. The page table is in the state that the frame left."""
+        """Record memory and evictions after a frame. The page table is in the state that the frame left.
+
+        frame: what was computed. seconds: its duration, which is not used.
+        """
         table = self._table
         assert table is not None
         self._pages = max(self._pages, table.count - table.free)
         for sequence in table.sequences:
-            gone = -table.column(sequence, 0)
-            self._evictions += gone > self._gone.get(sequence, 0)
-            self._gone[sequence] = gone
+            evicted_pages = -table.column(sequence, 0)
+            self._evictions += evicted_pages > self._gone.get(sequence, 0)
+            self._gone[sequence] = evicted_pages
         for segment in frame.segments:
             if segment.sequence in table.sequences:
                 window = table.policy(segment.sequence)
                 self._evicted[segment.sequence] = evicted_by(window, committed_by(segment))
 
     def returned(self, result: Result, now: float) -> None:
-        """Note the tokens of a result."""
-        trees = [outcome for outcome in result.outcomes if outcome.draft_round]
-        self._steps += bool(trees)
+        """Record the tokens of a result. now: the time of the result, which is not used, since the recorder
+        has its own clock.
+        """
+        tree_outcomes = [outcome for outcome in result.outcomes if outcome.draft_round]
+        self._steps += bool(tree_outcomes)
         self._proposed += result.drafted
-        self._accepted += sum(map(_drafts_in, trees))
-        self._grown += sum(len(outcome.tokens) for outcome in trees)
-        brought = sum(len(outcome.tokens) for outcome in result.outcomes)
-        self._tokens += brought
-        if brought:
+        self._accepted += sum(map(_drafts_in, tree_outcomes))
+        self._grown += sum(len(outcome.tokens) for outcome in tree_outcomes)
+        num_tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
+        self._tokens += num_tokens
+        if num_tokens:
             self.moments.append(self._moment())
 
     def _moment(self) -> StepSample:
-        """Return the sample of this step."""
+        """Return the sample of the step that has just ended."""
         assert self._table is not None
         pages = self._pages * self._table.page_rows * self._row_bytes
         return StepSample(
@@ -124,7 +133,7 @@ class StepRecorder(WorkerWatch):
 
 
 class DraftRecorder(DrafterWatch):
-    """Records a drafter's memory. weights: bytes of the draft model."""
+    """Records a drafter's memory. row_bytes: KV bytes of a position. weights: bytes of the draft model."""
 
     def __init__(self, row_bytes: int, weights: int) -> None:
         self._row_bytes = row_bytes
@@ -140,31 +149,35 @@ class DraftRecorder(DrafterWatch):
 
     @property
     def held(self) -> int:
-        """Return the largest number of bytes since `begin`."""
+        """Return the largest number of bytes since `begin`, weights included."""
         return self._weights + self._most * self._page_rows * self._row_bytes
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
-        """Note how many pages there are, and how to ask for the free ones."""
+        """Record how many pages there are, and how to ask for the free ones.
+
+        configuration: of the ring. free: returns the number of free pages.
+        """
         self._free = free
         self._count = configuration.pages
         self._page_rows = configuration.page_rows
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
-        """Note the pages in use."""
+        """Record the pages in use after drafting; the arguments are not used."""
         self._most = max(self._most, self._count - self._free())
 
 
 def _drafts_in(outcome: Outcome) -> int:
-    """Return the number of accepted drafts; the root is no draft."""
+    """Return the number of accepted drafts of an outcome; the root is no draft."""
     return max(len(outcome.accepted) - 1, 0)
 
 
 # Positions of a KV page, as in the services.
 PAGE_ROWS = 256
-# KV positions that a fleet has pages for; a small draft model, which needs fewer, has FEWER.
+# KV positions that a fleet has pages for. Untuned.
 ROWS = 8192
+# KV positions of a small draft model, which needs fewer. Untuned.
 FEWER = 4096
-# Bytes for a head's KV pages.
+# Bytes. Memory for a head's KV pages. Untuned.
 HEAD_MEMORY = 1 << 28
 
 
@@ -185,7 +198,7 @@ class ModelSet(DraftModelOptions):
         return {"eagle": self.head, "model": self.small}.get(drafter)
 
     def lacks(self, method: Method) -> str | None:
-        """Return what is missing for a method, or None."""
+        """Return what is missing for a method, or None if it can be measured."""
         if method.small and self.small is None:
             return "needs --small-model"
         if method.drafter == "eagle" and self.head is None:
@@ -194,10 +207,10 @@ class ModelSet(DraftModelOptions):
 
 
 class Runners:
-    """Opens what is needed when it is first needed, and closes all of it."""
+    """Opens what is needed when it is first needed, and closes all of it at the end of the context."""
 
     def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
-        """Prepare the shared weights. rows: KV positions that a fleet has pages for."""
+        """Prepare the shared weights. models: of the run. rows: KV positions that a fleet has pages for."""
         self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
@@ -213,44 +226,51 @@ class Runners:
         self._rival: HfBaseline | None = None
 
     async def __aenter__(self) -> Runners:
+        """Return these runners; nothing is opened yet."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Close all fleets and the process of Transformers."""
         await self._stack.aclose()
 
     @property
     def dtype(self) -> str:
-        """Return the data type of the base."""
+        """Return the data type of the base, such as "bfloat16"."""
         return str(self._numbers).removeprefix("torch.")
 
     def prompt(self, question: str) -> tuple[int, ...]:
-        """Return a question as the tokens of a direct request."""
+        """Return the token ids of a direct request with this question."""
         return self._prompts.chat((Message("user", question),))
 
     async def write(
         self, method: Method, question: str, tokens: int, seconds: float | None = None
     ) -> Recording:
-        """Return one answer of so many tokens, whatever end tokens come. Raises what writing raises.
+        """Return one answer of so many tokens, whatever end tokens come.
 
-        Raises TimeoutError after so many seconds, loading not counted; one step may still be running then.
+        method: how to write. question: plain text. tokens: of the answer. seconds: the limit, loading not
+            counted; None: no limit.
+        Raises TimeoutError after that time; one step may still be running then. Raises what writing raises.
         """
         if method.rival:
             return await self._written_elsewhere(method, question, tokens, seconds)
-        fleet, ledger = await self._fleet_of(method)
+        fleet, recorder = await self._fleet_of(method)
         limits = Limits(max_new_tokens=tokens)
         if method.planned:
-            said = Ask(prompt=question, mode="sot", limits=limits, seed=0, ignore_eos=True)
+            ask = Ask(prompt=question, mode="sot", limits=limits, seed=0, ignore_eos=True)
         else:
-            said = Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
-        ledger.begin()
+            ask = Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
+        recorder.begin()
         async with asyncio.timeout(seconds):
-            finished = await finish(fleet, replace(said, window=method.window))
-        took = ledger.seconds
+            finished = await finished_answer(fleet, replace(ask, window=method.window))
+        seconds_taken = recorder.seconds
         prompt = self.prompt(question)
-        return Recording(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
+        return Recording(tuple(recorder.moments), finished.tokens, seconds_taken, method.planned, prompt)
 
     async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
-        """Return the seconds until all questions, asked at once, have direct answers of so many tokens."""
+        """Return the seconds until all questions, asked at once, have direct answers of so many tokens.
+
+        method: how to write. questions: plain texts. tokens: of each answer.
+        """
         fleet, _ = await self._fleet_of(method)
         limits = Limits(max_new_tokens=tokens)
         began = now()
@@ -258,28 +278,33 @@ class Runners:
             Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
             for question in questions
         ]
-        await asyncio.gather(*(finish(fleet, ask) for ask in asks))
+        await asyncio.gather(*(finished_answer(fleet, ask) for ask in asks))
         return now() - began
 
     async def _written_elsewhere(
         self, method: Method, question: str, tokens: int, seconds: float | None
     ) -> Recording:
-        """Return Transformers' answer."""
+        """Return Transformers' answer, with the memory that its KV cache takes at each step. The arguments
+        are those of `write`.
+        """
         prompt = self.prompt(question)
         assisted = method.rival == "assisted"
-        told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
-        row = self._row_bytes(self.models.base)
-        extra = 0
+        output = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
+        row_bytes = self._row_bytes(self.models.base)
+        assistant_row_bytes = 0
         weights = 0
         if assisted and self.models.small is not None:
-            extra, whole = self._row_bytes(self.models.small), WeightForm(self._numbers.itemsize)
-            weights = drafter_bytes(open_weights(self.models.small), whole)
+            assistant_row_bytes, weight_form = (
+                self._row_bytes(self.models.small),
+                WeightForm(self._numbers.itemsize),
+            )
+            weights = drafter_bytes(open_weights(self.models.small), weight_form)
         moments = tuple(
-            StepSample(seconds, written, written - told.steps[0][1], step,
-                   held=(len(prompt) + written) * (row + extra) + weights)
-            for step, (seconds, written) in enumerate(told.steps[:-1])
+            StepSample(seconds, written, written - output.steps[0][1], step,
+                   held=(len(prompt) + written) * (row_bytes + assistant_row_bytes) + weights)
+            for step, (seconds, written) in enumerate(output.steps[:-1])
         )  # fmt: skip
-        return Recording(moments, told.tokens, told.seconds, prompt=prompt)
+        return Recording(moments, output.tokens, output.seconds, prompt=prompt)
 
     def _elsewhere(self) -> HfBaseline:
         """Return the process with Transformers, started at its first use."""
@@ -290,54 +315,73 @@ class Runners:
         return self._rival
 
     async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, StepRecorder]:
-        """Return the fleet of a method and its recorder."""
+        """Return the fleet of a method, opened at its first use, and its recorder."""
         key = method.drafter, method.options
         if key not in self._fleets:
             self._fleets[key] = await self._open(*key)
         return self._fleets[key]
 
     async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, StepRecorder]:
-        """Open a fleet that shares the base's weights."""
+        """Open a fleet that shares the base's weights, and return it with its recorder.
+
+        drafter: what drafts. options: how it drafts.
+        """
         models = self.models
         loop = asyncio.get_running_loop()
-        compute = self._threads.of(models.device)
-        source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
-        ledger = StepRecorder(self._row_bytes(models.base, models.kv_cache_dtype, self._packed), follower)
+        compute = self._threads.executor_of(models.device)
+        draft_loader, draft_recorder = await loop.run_in_executor(compute, self._drafter, drafter, options)
+        recorder = StepRecorder(
+            self._row_bytes(models.base, models.kv_cache_dtype, self._packed), draft_recorder
+        )
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-            return Worker(self._worker, dialer, compute, observer=ledger)
+            """Make the worker, which shares the base's weights. name: not used. dialer, compute: connection
+            and thread.
+            """
+            return Worker(self._worker, dialer, compute, observer=recorder)
 
         def drafting(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-            assert source is not None
-            return Drafter(source, dialer, compute, follower)
+            """Make the drafter. name: not used. dialer, compute: connection and thread."""
+            assert draft_loader is not None
+            return Drafter(draft_loader, dialer, compute, draft_recorder)
 
-        parts: dict[str, MemberMaker] = {"worker-0": worker}
-        if source:
-            parts["drafter"] = drafting
-        told = EmbeddedOptions(
-            replace(models, drafter=drafter, draft_model=models.drafts_with(drafter) if source else None),
+        members: dict[str, MemberMaker] = {"worker-0": worker}
+        if draft_loader:
+            members["drafter"] = drafting
+        embedded_options = EmbeddedOptions(
+            replace(
+                models, drafter=drafter, draft_model=models.drafts_with(drafter) if draft_loader else None
+            ),
             RingOptions(page_rows=PAGE_ROWS, conduct=EngineConfig(prefix_cache=False)),
         )
-        fleet = await EmbeddedFleet.start(told, parts, threads=self._threads)
+        fleet = await EmbeddedFleet.start(embedded_options, members, threads=self._threads)
         self._stack.push_async_callback(fleet.close)
-        return fleet, ledger
+        return fleet, recorder
 
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
     ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
-        """Load what drafts, and return it with its recorder; (None, None) if no model drafts."""
-        models = self.models
-        folder = self.models.drafts_with(drafter)
-        if folder is None:
-            return None, None
-        memory = FEWER * self._row_bytes(folder) if drafter == "model" else HEAD_MEMORY
-        drafts = replace(models, kv_memory=memory, drafter=drafter, draft_model=folder, drafting=options)
-        source = drafters.DraftLoader(drafts, "drafter")
-        weights = drafter_bytes(open_weights(folder), self._drafting)
-        return source, DraftRecorder(source.registration().row_bytes, weights)
+        """Load what drafts, and return its loader with its recorder; (None, None) if no model drafts.
 
-    def _row_bytes(self, folder: Path, kept: KvDtype = "auto", packed: bool = False) -> int:
-        """Return the KV bytes of one position in all layers."""
+        drafter: what drafts. options: how it drafts.
+        """
+        models = self.models
+        draft_folder = self.models.drafts_with(drafter)
+        if draft_folder is None:
+            return None, None
+        memory = FEWER * self._row_bytes(draft_folder) if drafter == "model" else HEAD_MEMORY
+        draft_options = replace(
+            models, kv_memory=memory, drafter=drafter, draft_model=draft_folder, drafting=options
+        )
+        draft_loader = drafters.DraftLoader(draft_options, "drafter")
+        weights = drafter_bytes(open_weights(draft_folder), self._drafting)
+        return draft_loader, DraftRecorder(draft_loader.registration().row_bytes, weights)
+
+    def _row_bytes(self, folder: Path, kv_dtype: KvDtype = "auto", packed: bool = False) -> int:
+        """Return the KV bytes of one position in all layers.
+
+        folder: of the model. kv_dtype: in which KV is kept. packed: whether the weights are packed.
+        """
         config = read_config(folder)
-        each = row_itemsize(config, self._numbers.itemsize, packed)
-        return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, each, kept)
+        itemsize = row_itemsize(config, self._numbers.itemsize, packed)
+        return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, itemsize, kv_dtype)

@@ -32,10 +32,13 @@ Made = TypeVar("Made")
 
 
 def _checked(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Return the same function, with InvalidArguments turned into InvalidRequest."""
+    """Return the function with the same arguments and result, with a kernel's InvalidArguments turned into
+    InvalidRequest.
+    """
 
     @wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Made:
+        """Call the function, and raise InvalidRequest where it raises InvalidArguments."""
         with as_invalid_request():
             return function(*given, **named)
 

@@ -39,7 +39,7 @@ from specsot_bench.core.methods import (
     full,
     linear,
     quick,
-    sight_of,
+    window_of,
     windowed,
 )
 from specsot_bench.core.tables import escape, markdown, pipes
@@ -143,7 +143,7 @@ def test_the_tables_have_what_the_seeds_had() -> None:
         "window 256", "tree V2 D=5 B=2 p=0.03, window 256"
     }  # fmt: skip
     assert all(method.options.tuner == "fixed" for method in full().methods if method.drafter == "model")
-    assert sight_of(256).recent == 252
+    assert window_of(256).recent == 252
 
 
 def test_lengths_chains_windows_and_families_are_as_asked() -> None:
@@ -170,7 +170,9 @@ def test_nothing_asked_for_is_the_usual_table_and_every_method_has_a_family() ->
 
 
 def test_a_reason_runs_over_the_last_columns_behind_all_names() -> None:
-    shown = pipes(("a", "what", "x", "y"), [["one", "two", "1", "2"], ["three", "four", "none", ""]], left=2)
+    shown = pipes(
+        ("a", "what", "x", "y"), [["one", "two", "1", "2"], ["three", "four", "none", ""]], num_text_columns=2
+    )
     assert shown.splitlines() == [
         "| a     | what | x | y |",
         "|-------|------|--:|--:|",

@@ -50,9 +50,9 @@ def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         hf_baseline._load(small_pair() / "base", torch.float32, "cpu", small_pair() / "small")
         rival = hf_baseline.HfBaseline(small_pair() / "base", torch.float32)
         for assisted in (False, True):
-            assert len(rival.write((1,), 4, assisted, seconds=600.0).tokens) == 4
+            assert len(rival.write((1,), 4, assisted, timeout=600.0).tokens) == 4
             with pytest.raises(TimeoutError):
-                rival.write((1,), 64, assisted, seconds=0.0)
+                rival.write((1,), 64, assisted, timeout=0.0)
 
 
 @pytest.mark.torch

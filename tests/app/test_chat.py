@@ -15,7 +15,7 @@ from specsot.params import Message
 from specsot_app.cli import main
 from specsot_app.commands.chat import converse
 from specsot_app.fleet.options import FleetOptions
-from specsot_app.terminal.chat import HELP, ChatHistory, fitting
+from specsot_app.terminal.chat import HELP, ChatHistory, wrapped_help
 from specsot_app.terminal.show import Streams
 from tests.app.talkative import TalkativeFleet
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_done_is_said_and_the_rest_is_done() -> None:
         "/system",
         "/exit",
     ]
-    said = Session(*lines, "never asked").err.replace(f"{fitting(HELP, 80)}\n", "")
+    said = Session(*lines, "never asked").err.replace(f"{wrapped_help(HELP, 80)}\n", "")
     assert said.splitlines() == [
         *["/mode takes one of auto, sot, direct"] * 2,
         "no command is called /stop it; /help tells all",

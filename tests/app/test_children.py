@@ -17,13 +17,13 @@ import pytest
 
 from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
-from specsot_app.commands.serve import closing
+from specsot_app.commands.serve import closing_lines
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions, Models, models_of
 from specsot_app.fleet.processes import (
     ChildProcess,
-    Lives,
     ProcessFleet,
+    ShortLives,
     free_port,
     keep_running,
     start,
@@ -98,14 +98,14 @@ class Dead:
     returncode, pid = 7, 0
 
     def __init__(self) -> None:
-        self.closing = asyncio.Event()
+        self.closing_lines = asyncio.Event()
         self.stdout = self._lines()
 
     async def wait(self) -> int:
         return self.returncode
 
     async def _lines(self) -> AsyncIterator[bytes]:
-        await self.closing.wait()
+        await self.closing_lines.wait()
         yield b"my last words"
 
 
@@ -117,7 +117,7 @@ async def test_who_gives_up_waiting_takes_no_words_from_who_waits_next() -> None
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.wait([first])
-    dead.closing.set()
+    dead.closing_lines.set()
     assert str(await child.wait_ended()) == "little-0: my last words"
 
 
@@ -154,11 +154,11 @@ async def test_a_member_that_cannot_be_helped_is_given_up(word: str, times: int)
 
 def test_a_member_is_given_up_that_dies_slowly_again_and_again_and_not_one_that_works_between() -> None:
     """Such as one whose weights do not fit, and take minutes to load until that is found out."""
-    loading, working = Lives(), Lives()
-    assert [loading.too_short(1, 900.0) for _ in range(3)] == [False, False, True]
+    loading, working = ShortLives(), ShortLives()
+    assert [loading.record_end(1, 900.0) for _ in range(3)] == [False, False, True]
     lives = [900.0, 900.0, 7200.0] * 5
-    assert not any(working.too_short(1, seconds) for seconds in lives)
-    assert not any(working.too_short(member, 1.0) for member in (2, 3, 4, 5))
+    assert not any(working.record_end(1, seconds) for seconds in lives)
+    assert not any(working.record_end(member, 1.0) for member in (2, 3, 4, 5))
 
 
 async def test_a_call_that_an_ending_child_cut_off_does_not_hide_why_it_ended() -> None:
@@ -265,7 +265,7 @@ def test_a_file_of_tokens_is_the_master_s_and_its_clients(tmp_path: Path) -> Non
     assert (config.token_file, config.fleet_listen) == (tokens, "127.0.0.1:20001")
     assert not any(str(tokens) in member.arguments for member in members)
     assert {read_worker(one.arguments).member.master for one in members[:2]} == {"127.0.0.1:20001"}
-    lines = closing("demo", serving, master.address, 8000)
+    lines = closing_lines("demo", serving, master.address, 8000)
     assert f"--token-file '{tokens}'" in next(line for line in lines if "terminal" in line)
     for line in (line for line in lines if "curl" in line):
         read = line.partition("Bearer $(")[2].partition(")")[0]
@@ -280,7 +280,7 @@ def test_a_file_of_tokens_is_the_master_s_and_its_clients(tmp_path: Path) -> Non
 def test_what_serve_prints_is_an_address_in_every_shell(host: str, shown: str) -> None:
     """Brackets are quoted, which zsh would take for a pattern; everywhere is here, too."""
     serving = Serving(host=host)
-    lines = "\n".join(closing("demo", serving, serving.reached(50050), 8000))
+    lines = "\n".join(closing_lines("demo", serving, serving.reached(50050), 8000))
     assert f"infer --master {shown.format(50050)} " in lines
     assert f"{shown.format(50050)} specsot.v1.Master/Generate" in lines
     page = shown.format("8000/v1/chat/completions")

@@ -46,7 +46,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_fetched_answers_with_the_head_that_is_shipped(cached: Path) -> None:
     out = Terminal()
     named = opening.with_demo(FleetOptions(), out)
-    assert (named.model, named.draft_model, out.lines) == (cached, demo.head(), [])
+    assert (named.model, named.draft_model, out.lines) == (cached, demo.head_folder(), [])
     assert read_threshold(cached.parent) is not None
     parts = read_parts(cached.parent)
     assert parts is not None

@@ -10,7 +10,7 @@ import pytest
 
 from specsot.errors import ModelError
 from specsot_app.core.device_choice import FoundGpu, FoundGpus, choose_device, visible_gpus
-from specsot_app.fleet.devices import announce, choose_for
+from specsot_app.fleet.devices import choose_for, print_choice
 from specsot_app.fleet.options import FleetOptions
 
 GIB = 1 << 30
@@ -133,7 +133,7 @@ def test_a_fleet_of_ones_own_takes_the_gpu() -> None:
 
 def test_the_line_is_printed_with_the_name_of_the_program() -> None:
     out = io.StringIO()
-    announce(choose_device(NONE), out)
+    print_choice(choose_device(NONE), out)
     assert out.getvalue() == "specsot: device cpu: no NVIDIA GPU is here\n"
 
 
@@ -146,7 +146,7 @@ def test_the_line_is_printed_with_the_name_of_the_program() -> None:
     ],
 )
 def test_nothing_is_looked_for_where_nothing_is_to_choose(options: FleetOptions, device: str) -> None:
-    made, choice = choose_for(options, find=unasked)
+    made, choice = choose_for(options, find_gpus_here=unasked)
     assert (made.device, choice) == (device, None)
 
 
@@ -154,7 +154,7 @@ def test_a_model_that_cannot_be_read_is_left_to_who_loads_it() -> None:
     def broken(_: FleetOptions) -> int:
         raise ModelError("no such directory")
 
-    made, _ = choose_for(AUTO, find=lambda: ONE, count=broken)
+    made, _ = choose_for(AUTO, find_gpus_here=lambda: ONE, count_bytes=broken)
     assert made.device == "cuda"
 
 

@@ -66,14 +66,14 @@ async def test_an_embedded_drafter_is_told_on_the_thread_that_verifies(demo_mode
     weights = DraftModelOptions(demo_model / "base", draft_model=demo_model / "eagle3")
     options = EmbeddedOptions(weights)
     parts = {
-        "worker-0": lambda name, *ways: Worker(StageLoader(options.of(name), name), *ways),
-        "drafter": lambda name, *ways: Near(DraftLoader(options.of(name), name), *ways),
+        "worker-0": lambda name, *ways: Worker(StageLoader(options.member_options(name), name), *ways),
+        "drafter": lambda name, *ways: Near(DraftLoader(options.member_options(name), name), *ways),
     }
     fleet = await EmbeddedFleet.start(options, parts, threads=threads)
     events = [one async for one in fleet.generate(ask_of(QUESTION, max_new_tokens=9))]
     await fleet.close()
     assert events
-    assert told == {threads.of(weights.device).submit(lambda: current_thread().name).result()}
+    assert told == {threads.executor_of(weights.device).submit(lambda: current_thread().name).result()}
 
 
 async def test_a_drafter_the_fleet_has_not_is_refused_naming_those_it_has():

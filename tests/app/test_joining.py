@@ -16,8 +16,8 @@ from cryptography import x509
 from specsot import __version__
 from specsot.errors import InvalidRequest, Refused, SpecsotError, Unavailable
 from specsot.transport.security import Tls, context_of
-from specsot_app.commands.join import JoinOptions, worker_of
-from specsot_app.commands.serve import keep
+from specsot_app.commands.join import JoinOptions, worker_service
+from specsot_app.commands.serve import run_fleet
 from specsot_app.core.device_map import FIRST_PORT
 from specsot_app.fleet.joining import (
     DOOR,
@@ -34,7 +34,7 @@ from specsot_app.fleet.joining import (
 )
 from specsot_app.fleet.options import FleetOptions, Models
 from specsot_app.fleet.processes import free_port
-from specsot_app.fleet.service_specs import Serving, inviting
+from specsot_app.fleet.service_specs import Serving, with_join_server
 
 FLAGS = ("--dtype", "bf16")
 
@@ -194,7 +194,7 @@ def test_the_worker_that_joins_has_a_command_line_that_workers_understand(tmp_pa
     from specsot_worker.config import read_config
 
     tls = Tls(tmp_path / "ca", tmp_path / "cert", tmp_path / "key")
-    joined = worker_of(
+    joined = worker_service(
         JoinOptions("code", kv_memory=1 << 20), JoinedFleet("a:50060", "127.0.0.1", FLAGS), tls
     )
     config = read_config(joined.arguments)
@@ -209,7 +209,7 @@ def test_the_worker_that_joins_has_a_command_line_that_workers_understand(tmp_pa
 def test_on_the_first_machine_a_port_is_taken_that_its_members_do_not_want(tmp_path: Path) -> None:
     tls = Tls(tmp_path / "ca", tmp_path / "cert", tmp_path / "key")
     place = JoinedFleet("127.0.0.1:50060", "127.0.0.1", FLAGS)
-    port = int(worker_of(JoinOptions("code"), place, tls).address.rpartition(":")[2])
+    port = int(worker_service(JoinOptions("code"), place, tls).address.rpartition(":")[2])
     assert port != FIRST_PORT  # which is free here, but not for long
 
 
@@ -217,7 +217,7 @@ async def test_nobody_is_invited_where_a_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Unavailable, match=f"cannot listen at 127.0.0.1:{port}: address already in use"):
-            await keep(FleetOptions(), Models(Path(), None), port, None, Serving(joining=1))
+            await run_fleet(FleetOptions(), Models(Path(), None), port, None, Serving(joining=1))
 
 
 async def test_a_second_endpoint_at_the_same_place_is_refused_in_words(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ async def test_a_second_endpoint_at_the_same_place_is_refused_in_words(tmp_path:
 
 
 def test_one_stage_is_left_to_those_who_join() -> None:
-    found = inviting(Serving(), None, "cpu", "10.0.0.1:50060")
+    found = with_join_server(Serving(), None, "cpu", "10.0.0.1:50060")
     assert (len(found.places), found.joining, found.private, found.fleet) == (1, 1, True, "10.0.0.1:50060")
-    assert inviting(Serving(), 4, "cpu", "10.0.0.1:1").joining == 3
+    assert with_join_server(Serving(), 4, "cpu", "10.0.0.1:1").joining == 3
     with pytest.raises(InvalidRequest, match="fewer than --stages"):
-        inviting(Serving(), 1, "cpu", "10.0.0.1:1")
+        with_join_server(Serving(), 1, "cpu", "10.0.0.1:1")

@@ -13,7 +13,14 @@ from specsot_app.core.device_map import HostDevice, check_stages, parse_devices,
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import open_embedded
 from specsot_app.fleet.options import FleetOptions, Models, local_hosts, models_of
-from specsot_app.fleet.service_specs import PRIVATE, Service, Serving, command_of, services_of, spread
+from specsot_app.fleet.service_specs import (
+    PRIVATE,
+    Service,
+    Serving,
+    command_of,
+    services_of,
+    with_member_server,
+)
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
 
@@ -88,19 +95,19 @@ def test_this_machine_is_told_from_others() -> None:
 )
 def test_what_is_missing_is_said(devices: str, here, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        spread(replace(PRIVATE, places=parse_devices(devices), here=frozenset(here)), None, False)
+        with_member_server(replace(PRIVATE, places=parse_devices(devices), here=frozenset(here)), None, False)
 
 
 def test_a_machine_without_stages_must_say_where_it_is_reached() -> None:
     serving = replace(PRIVATE, places=parse_devices("10.0.0.2#0"))
     with pytest.raises(InvalidRequest, match="no device is here: give --fleet-listen HOST:50060"):
-        spread(serving, None, True)
-    assert spread(serving, "10.0.0.9:7", True).fleet == "10.0.0.9:7"
+        with_member_server(serving, None, True)
+    assert with_member_server(serving, "10.0.0.9:7", True).fleet == "10.0.0.9:7"
 
 
 def test_a_fleet_of_this_machine_alone_needs_none_of_it() -> None:
     serving = replace(PRIVATE, places=parse_devices("127.0.0.1#0,127.0.0.1#1"), here=frozenset(["127.0.0.1"]))
-    assert spread(serving, None, False) == serving
+    assert with_member_server(serving, None, False) == serving
     master, *members = lineup(serving)
     assert master.arguments.count("--fleet-listen") == 0
     assert [given(one, "--device") for one in members] == ["cuda:0", "cuda:1", "cuda:1"]
@@ -108,12 +115,12 @@ def test_a_fleet_of_this_machine_alone_needs_none_of_it() -> None:
 
 
 def test_with_certificates_members_have_a_endpoint_of_their_own(tmp_path: Path) -> None:
-    assert spread(replace(PRIVATE, certificates=tmp_path), None, False).fleet == "127.0.0.1:50060"
+    assert with_member_server(replace(PRIVATE, certificates=tmp_path), None, False).fleet == "127.0.0.1:50060"
 
 
 def test_those_elsewhere_get_a_command_that_their_service_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     serving = replace(PRIVATE, places=TWO, here=HERE, members=("--insecure", "on"))
-    master, first, second, drafter = lineup(spread(serving, None, True))
+    master, first, second, drafter = lineup(with_member_server(serving, None, True))
     assert [one.host for one in (master, first, second, drafter)] == [None, None, "10.0.0.2", "10.0.0.2"]
     assert read_master([*master.arguments, "--insecure"]).fleet_listen == "10.0.0.1:50060"
     assert given(first, "--listen") == "10.0.0.1:50051"
@@ -130,7 +137,7 @@ def test_those_elsewhere_get_a_command_that_their_service_reads(monkeypatch: pyt
 
 
 def test_certificates_reach_every_service_by_its_role(tmp_path: Path) -> None:
-    serving = spread(replace(PRIVATE, places=TWO, here=HERE, certificates=tmp_path), None, False)
+    serving = with_member_server(replace(PRIVATE, places=TWO, here=HERE, certificates=tmp_path), None, False)
     for service in lineup(serving):
         role = service.module.removeprefix("specsot_")
         tls_files = [given(service, flag) for flag in ("--tls-ca", "--tls-cert", "--tls-key")]

@@ -66,7 +66,7 @@ def test_another_policy_wins_over_the_window_of_a_preset(policy: dict[str, Any])
 
 def test_in_python_a_preset_is_for_every_question() -> None:
     model = SpecSoT.from_pretrained(demo="small", preset="long", draft_tokens=7)
-    assert (model._wanted.drafting.depth, model._ask("What?", {}).window) == (7, Window(4, 1020))
+    assert (model._options.drafting.depth, model._ask("What?", {}).window) == (7, Window(4, 1020))
     assert model._ask("What?", {"recent": 64}).window == Window(4, 64)
     with pytest.raises(InvalidRequest, match="preset must be one of"):
         SpecSoT.from_pretrained(demo="small", preset="tiny")

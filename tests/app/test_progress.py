@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot_app.fleet.opening import adding_up
+from specsot_app.fleet.opening import summed_progress
 from specsot_app.terminal.show import counting_bar
 from tests.app.screen import Screen
 
@@ -30,7 +30,7 @@ def test_a_count_is_seen_at_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_layers_of_all_workers_add_up() -> None:
     heard: list[tuple[str, int, int]] = []
-    loaded = adding_up(lambda *news: heard.append(news), 8)
+    loaded = summed_progress(lambda *news: heard.append(news), 8)
     loaded("worker-0", 1)  # to measure it
     loaded("worker-0", 2)
     loaded("worker-1", 1)

@@ -89,4 +89,4 @@ def test_verify_compares_it_with_transformers(
 
 def whole_trees(cache: Path) -> FleetOptions:
     model = cache / "specsot" / demo.NAME
-    return FleetOptions(model=model, draft_model=demo.head(), dtype="fp32", tree="fixed", stages=2)
+    return FleetOptions(model=model, draft_model=demo.head_folder(), dtype="fp32", tree="fixed", stages=2)

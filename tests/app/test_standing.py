@@ -14,7 +14,7 @@ from rich.console import Console
 from specsot.core.info import Info, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo, StepsInfo
 from specsot.errors import Unavailable
 from specsot.members import Range
-from specsot_app.commands.status import settled
+from specsot_app.commands.status import is_complete
 from specsot_app.terminal.status_view import (
     CURVE_LENGTH,
     StatusView,
@@ -60,10 +60,10 @@ def test_every_fact_is_a_line() -> None:
 def test_a_rebalanced_ring_is_settled_when_the_newest_and_all_others_are_complete() -> None:
     formed = tuple(ReplicaInfo(n, 2, True, plan="a worker for all") for n in range(2))
     half = (formed[0], replace(formed[1], ready=False))
-    assert settled(replace(INFO, replicas=formed), 2)
-    assert not settled(replace(INFO, replicas=formed), 3), "that is the ring before"
-    assert not settled(replace(INFO, replicas=formed, ready=False), 2)
-    assert not settled(replace(INFO, replicas=half), 2)
+    assert is_complete(replace(INFO, replicas=formed), 2)
+    assert not is_complete(replace(INFO, replicas=formed), 3), "that is the ring before"
+    assert not is_complete(replace(INFO, replicas=formed, ready=False), 2)
+    assert not is_complete(replace(INFO, replicas=half), 2)
 
 
 def test_several_rings_are_told_apart() -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from specsot.params import Message
-from specsot_app.terminal.chat import HELP, ChatHistory, fitting, parse_line, read_messages, write_messages
+from specsot_app.terminal.chat import (
+    HELP,
+    ChatHistory,
+    parse_line,
+    read_messages,
+    wrapped_help,
+    write_messages,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_help_fits_its_screen_between_words() -> None:
-    lines = fitting(HELP, 60).splitlines()
+    lines = wrapped_help(HELP, 60).splitlines()
     assert max(map(len, lines)) <= 60
     assert " ".join(HELP.split()) == " ".join(" ".join(lines).split())
     assert lines[1].startswith(" " * 23)

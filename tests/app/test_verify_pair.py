@@ -26,7 +26,7 @@ from specsot_bench.core.verify_report import (
     as_json,
     choose_trial,
     lines_of,
-    think_of_trials,
+    settings_to_try,
 )
 from specsot_bench.verify.pair import QUESTIONS, choose_questions
 from tests.app.stories import StoryFleet
@@ -64,13 +64,13 @@ def test_a_head_fits_is_off_or_does_not_fit(fit: HeadFit, verdict: str) -> None:
 
 
 def test_what_is_tried() -> None:
-    trials = think_of_trials(Overrides(), (0, 4, 8), 8, 1e6)
+    trials = settings_to_try(Overrides(), (0, 4, 8), 8, 1e6)
     assert [as_flags(trial) for trial in trials] == [
         f"--drafter-rope-theta {theta}" for theta in ("10000", "1000000", "500000")
     ]  # no tap may leave the base
     own = Overrides(rope_theta=7.0)
-    assert as_flags(think_of_trials(own, (2, 4, 5), 8, 1e4)[0]) == "--aux-layers 1,3,4 --drafter-rope-theta 7"
-    assert all(trial.aux_layers is None for trial in think_of_trials(Overrides(), None, 8, 1e4))
+    assert as_flags(settings_to_try(own, (2, 4, 5), 8, 1e4)[0]) == "--aux-layers 1,3,4 --drafter-rope-theta 7"
+    assert all(trial.aux_layers is None for trial in settings_to_try(Overrides(), None, 8, 1e4))
 
 
 def test_only_a_setting_that_is_better_beyond_doubt_is_chosen() -> None:
@@ -138,13 +138,13 @@ def test_a_rounded_base_is_its_own_reference() -> None:
 def test_questions_come_from_a_file_or_are_our_own(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_text("Why?\n\n  And 睡眠?  \n", encoding="utf-8")
-    assert choose_questions(file, of_demo=True) == ("Why?", "And 睡眠?")
-    assert choose_questions(None, of_demo=False) == QUESTIONS
-    assert len(set(choose_questions(None, of_demo=True))) == len(QUESTIONS)
+    assert choose_questions(file, is_demo=True) == ("Why?", "And 睡眠?")
+    assert choose_questions(None, is_demo=False) == QUESTIONS
+    assert len(set(choose_questions(None, is_demo=True))) == len(QUESTIONS)
     for content, said in ((b"", "no prompt in it"), (b"\xff", "not UTF-8 text")):
         file.write_bytes(content)
         with pytest.raises(InvalidRequest, match=said):
-            choose_questions(file, of_demo=False)
+            choose_questions(file, is_demo=False)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_fleet_that_lies_is_found_out(
     file = tmp_path / "prompts"
     file.write_text("Explain tides.\n")
     wanted = FleetOptions(dtype="fp32", drafter="none", quantization=rounding)
-    assert pair.verify(wanted, file, 8, 1e-4, as_object=False, opener=opener) == 1
+    assert pair.verify(wanted, file, 8, 1e-4, as_one_object=False, opener=opener) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("DIFFERS    3 tokens")
     assert lines[1].strip().startswith("at token 0: wrote 5 ")
@@ -276,7 +276,7 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
     import torch
 
     from specsot.service.options import ModelOptions
-    from specsot_bench.reference_model import compare, load_whole, of_base, of_transformers
+    from specsot_bench.reference_model import compare, load_decoder, of_base, of_transformers
 
     reference, prompt = of_transformers(demo_model / "base", torch.float32, "cpu"), list(range(300, 310))
     written: list[int] = []
@@ -285,7 +285,7 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
         assert (wish.at, wish.ours) == (len(written), None)
         written.append(wish.theirs)
     assert compare(reference, prompt, written, ends=None) == []
-    itself = of_base(load_whole(ModelOptions(demo_model / "base", dtype="fp32")))
+    itself = of_base(load_decoder(ModelOptions(demo_model / "base", dtype="fp32")))
     assert compare(itself, prompt, written, ends=None) == []
     (own,), (theirs,) = (compare(one, prompt, written, ends=[]) for one in (itself, reference))
     assert (own.at, own.theirs, own.gap) == (6, theirs.theirs, pytest.approx(theirs.gap, abs=1e-3))
@@ -301,12 +301,12 @@ def test_a_base_in_few_bits_gives_a_head_its_states_as_in_a_ring(demo_model: Pat
     import torch
 
     from specsot.service.options import ModelOptions
-    from specsot_bench.reference_model import feed_base, load_whole
+    from specsot_bench.reference_model import feed_base, load_decoder
 
     torch.manual_seed(1)
     tokens, taps = torch.arange(300, 306), {layer: torch.randn(16, 128) for layer in (2, 8)}
     options = ModelOptions(demo_model / "base", dtype="fp32")
-    whole, packed = (load_whole(one) for one in (options, replace(options, quantization="int8")))
+    whole, packed = (load_decoder(one) for one in (options, replace(options, quantization="int8")))
     (_, wanted), (_, found) = (feed_base(one, tokens, taps) for one in (whole, packed))
     assert wanted is not None
     assert found is not None
@@ -319,13 +319,13 @@ def test_a_head_in_few_bits_is_tried_on_its_base(demo_model: Path) -> None:
     """One kernel runs its layer, over columns that it has planned itself."""
     import torch
 
-    from specsot_bench.reference_model import load_whole
-    from specsot_bench.verify.pair import explain, load_trial
+    from specsot_bench.reference_model import load_decoder
+    from specsot_bench.verify.pair import load_trial, log_probs_of
 
     spoken = [(tuple(range(300, 308)), tuple(range(308, 324)))]
     options = DraftModelOptions(demo_model / "base", dtype="fp32", draft_model=demo_model / "eagle3")
     wanted, found = (
-        torch.tensor(explain(load_whole(one), load_trial(one, AS_PUBLISHED), spoken))
+        torch.tensor(log_probs_of(load_decoder(one), load_trial(one, AS_PUBLISHED), spoken))
         for one in (options, replace(options, quantization="int8"))
     )
     assert len(found) == len(wanted) > 0

@@ -7,7 +7,7 @@ import pytest
 
 from specsot.errors import Hung, Unavailable
 from specsot.service.options import DraftModelOptions
-from specsot_app.commands.status import RebalanceOptions, form_anew
+from specsot_app.commands.status import RebalanceOptions, rebalance_and_wait
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
 from specsot_lab.simulator import Simulator
@@ -62,7 +62,7 @@ async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(dem
         done = []
 
         async def rebalance():
-            done.append(await form_anew(RebalanceOptions(f"127.0.0.1:{endpoint.port}", wait=30.0)))
+            done.append(await rebalance_and_wait(RebalanceOptions(f"127.0.0.1:{endpoint.port}", wait=30.0)))
 
         undisturbed = await written(fleet)
         assert {one.name for one in master.info().members if one.is_standby} == {"three"}

@@ -12,7 +12,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import MAX_TOKENS, HeadPruning, HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
 from specsot_bench.perplexity import Policy, losses
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_lab.bench.policies import HeadAttention, keep_by_head, measure_heads, rows_seen
 from specsot_model.decoder import Decoder
 from tests.models import Shape, write_base
@@ -23,7 +23,7 @@ TEXT = tuple(random.Random(5).choices(range(200), k=300))
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory):
     base = write_base(tmp_path_factory.mktemp("scored") / "base", Shape(layers=2))
-    return load_whole(ModelOptions(base, dtype="fp32"))
+    return load_decoder(ModelOptions(base, dtype="fp32"))
 
 
 def test_losses_are_those_of_one_plain_pass(decoder) -> None:
@@ -44,7 +44,7 @@ def test_losses_are_those_of_one_plain_pass(decoder) -> None:
         decoder.logits(hidden)[:-1], torch.tensor(TEXT[1:]), reduction="none"
     )
     torch.testing.assert_close(torch.tensor(losses(decoder, TEXT)), plain, atol=1e-3, rtol=1e-3)
-    found = torch.tensor(losses(decoder, TEXT, first=200))
+    found = torch.tensor(losses(decoder, TEXT, first_scored=200))
     torch.testing.assert_close(found, plain[199:], atol=1e-3, rtol=1e-3)
 
 
@@ -77,7 +77,7 @@ def test_rows_that_the_last_token_sees(decoder) -> None:
 
 def test_what_cannot_be_scored_is_refused(decoder, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="first must be in"):
-        losses(decoder, TEXT, first=300)
+        losses(decoder, TEXT, first_scored=300)
     with pytest.raises(InvalidRequest, match="600 tokens, the model has 512 positions"):
         losses(decoder, TEXT * 2, Pruning())
     assert len(losses(decoder, TEXT * 2, Window(4, 60))) == 599

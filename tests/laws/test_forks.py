@@ -109,10 +109,10 @@ async def fleet(
 
     def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         looks = watch if name == "worker-0" else None
-        return Worker(StageLoader(options.of(name), name), dialer, compute, observer=looks)
+        return Worker(StageLoader(options.member_options(name), name), dialer, compute, observer=looks)
 
     def draft(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-        return Drafter(DraftLoader(options.of(name), name), dialer, compute)
+        return Drafter(DraftLoader(options.member_options(name), name), dialer, compute)
 
     parts: dict[str, MemberMaker] = {f"worker-{n}": worker for n in range(stages)} | (
         {"drafter": draft} if options.drafts else {}

@@ -86,7 +86,7 @@ async def apart(demo_model, tell=keep_quiet):
     """The three kinds of services, each a process."""
     models = Models(demo_model / "base", demo_model / "eagle3")
     fleet = await ProcessFleet.start(
-        FleetOptions(kind="processes", stages=2, dtype="fp32"), models, tell=tell
+        FleetOptions(kind="processes", stages=2, dtype="fp32"), models, on_line=tell
     )
     try:
         yield fleet

@@ -79,7 +79,7 @@ async def told() -> AsyncIterator[Told]:
             patch.setenv(name, value)
         wanted = FleetOptions(kind="processes", stages=2)
         fleet = await ProcessFleet.start(
-            wanted, models_of(wanted), tell=lambda service, line: told.lines.append((service, line))
+            wanted, models_of(wanted), on_line=lambda service, line: told.lines.append((service, line))
         )
         try:
             told.answer = await traced(fleet.children[0].service.address)

@@ -55,7 +55,7 @@ async def test_where_a_token_comes_from(tmp_path: Path) -> None:
 
 def test_nobody_is_shown_a_token_by_accident() -> None:
     with SpecSoT.connect("gw:1", token="secret") as model:
-        assert "secret" not in repr(model._wanted)
+        assert "secret" not in repr(model._options)
 
 
 def test_a_fleet_within_the_machine_is_not_given_what_the_client_has(tmp_path: Path) -> None:

@@ -226,4 +226,4 @@ async def test_python_reaches_it(fleet: tuple[Fleet, dict[str, str]], folder: Pa
     async with SpecSoT.connect(fleet[0].address, tls_ca=folder / "ca.pem", token=token) as model:
         answer = await model.generate("Explain Photosynthesis.", mode="direct", max_new_tokens=8)
     assert len(answer.tokens) == 8
-    assert token not in repr(model._wanted)
+    assert token not in repr(model._options)

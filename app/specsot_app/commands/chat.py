@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TERMINATED = 143
 
 
+# The options of a fleet that a chat offers.
 OF_CHAT = Offer(
     without=("devices", "transport", "comm_mode", "hop_dtype"), defaults=CHOSEN_DEVICE, help=DEVICE_HELP
 )
@@ -54,13 +55,13 @@ EXAMPLES = (
 
 
 @command(ChatOptions, examples=EXAMPLES)
-def chat(given: ChatOptions) -> int:
+def chat(options: ChatOptions) -> int:
     """Hold a conversation: questions and answers in turn, until Ctrl-D. /help lists the commands.
 
     Ctrl-C stops the answer that is being written; between answers it leaves the chat.
     """
-    fleet = given.fleet
-    keywords = asked(given.request, given.sampling, given.attention) | {
+    fleet = options.fleet
+    keywords = asked(options.request, options.sampling, options.attention) | {
         "model": fleet.model if fleet.master else None,
         "drafter": fleet.drafter,
     }
@@ -72,49 +73,66 @@ def chat(given: ChatOptions) -> int:
 
     streams = Streams(sys.stdout, sys.stderr)
     keyboard = input_from(sys.stdin, sys.stdout, state_folder() / "questions")
-    talk = ChatHistory(given.request.mode, given.system_prompt, seed=given.sampling.seed)
+    history = ChatHistory(options.request.mode, options.system_prompt, seed=options.sampling.seed)
     signal.signal(signal.SIGTERM, leave)
-    return converse(fleet, talk, keywords, keyboard, streams, open_with_progress(sys.stderr))
+    return converse(fleet, history, keywords, keyboard, streams, open_with_progress(sys.stderr))
 
 
-def leave(number: int, frame: FrameType | None) -> None:
-    """End the process by an exception, so that the fleet is closed on the way out."""
+def leave(signal_number: int, frame: FrameType | None) -> None:
+    """End the process by SystemExit with status TERMINATED, so that the fleet is closed on the way out.
+
+    signal_number, frame: as Python passes them to a signal handler.
+    """
     raise SystemExit(TERMINATED)
 
 
 def converse(
-    wanted: FleetOptions,
-    talk: ChatHistory,
-    asked: Mapping[str, Any],
+    options: FleetOptions,
+    history: ChatHistory,
+    request_options: Mapping[str, Any],
     keyboard: LineInput,
     streams: Streams,
     opener: Opener = open_fleet,
 ) -> int:
-    """Open the fleet, run the chat, and close the fleet; return the exit status."""
+    """Open the fleet, run the chat, and close the fleet; return the exit status: 1 if a question was not
+    answered, else 0.
+
+    options: the fleet to open. history: the conversation to begin with. request_options: keywords of `ask_of`
+        for every question. keyboard: the source of lines. streams: where answers and remarks go. opener:
+        opens the fleet.
+    """
     from specsot_app.runtime import BackgroundLoop
     from specsot_app.terminal.chat import Chat
     from specsot_app.terminal.show import format_for
 
-    def asker(talk: ChatHistory, question: str) -> Ask:
-        polish = bool(asked.get("polish")) and talk.mode != "direct"
+    def make_ask(history: ChatHistory, question: str) -> Ask:
+        """Return the request for a question; the history decides its mode and seed.
+
+        history: the conversation before the question. question: what is asked.
+        """
+        polish = bool(request_options.get("polish")) and history.mode != "direct"
         return ask_of(
-            talk.with_question(question), **{**asked, "mode": talk.mode, "polish": polish, "seed": talk.seed}
+            history.with_question(question),
+            **{**request_options, "mode": history.mode, "polish": polish, "seed": history.seed},
         )
 
     background = BackgroundLoop()
     try:
-        fleet = background.run(opener(wanted))
+        fleet = background.run(opener(options))
         try:
-            told = background.run(fleet.info())
-            known = told.models
-            drafter = has_drafter(told) and asked.get("drafter") != "none"
-            positions = known[0].max_positions if known else None
+            info = background.run(fleet.info())
+            models = info.models
+            has_drafter_in_use = has_drafter(info) and request_options.get("drafter") != "none"
+            positions = models[0].max_positions if models else None
             if sys.stdin.isatty():
                 print(
-                    f"{known[0].name} · {positions} positions · /help" if known else "/help", file=streams.err
+                    f"{models[0].name} · {positions} positions · /help" if models else "/help",
+                    file=streams.err,
                 )
-            manner = format_for(streams, False)
-            return Chat(background, fleet, asker, keyboard, streams, manner, positions, drafter).go_on(talk)
+            output_format = format_for(streams, False)
+            return Chat(
+                background, fleet, make_ask, keyboard, streams, output_format, positions, has_drafter_in_use
+            ).run(history)
         finally:
             background.run(fleet.close())
     finally:

@@ -30,10 +30,10 @@ EXAMPLES = (
 
 
 @command(FetchOptions, examples=EXAMPLES)
-def demo(given: FetchOptions) -> int:
+def demo(options: FetchOptions) -> int:
     """Fetch SmolLM2-135M-Instruct, which answers without --model, and print where it is.
 
     Exit status 1 if it cannot be fetched.
     """
-    print(files.fetch(given.dir or cache_folder(), sys.stderr))
+    print(files.fetch(options.dir or cache_folder(), sys.stderr))
     return 0

@@ -9,6 +9,7 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, Option, option
 from specsot.transport.security import Tls
 
+# Help of the TLS options, which here are those of a client.
 SHOWN = Offer(
     help={
         "ca": "Use TLS; CA certificates (PEM) that verify the service.",
@@ -30,13 +31,13 @@ class HealthOptions:
 
 
 @command(HealthOptions, examples=[Example("specsot health 127.0.0.1:50050", "Check a master")])
-def health(given: HealthOptions) -> int:
+def health(options: HealthOptions) -> int:
     """Check the health of one service.
 
     Exit status 0: serving; 1: not serving, or no answer.
     """
     from specsot.transport.grpc_channel import probe
 
-    state = probe(given.address, given.service, given.timeout, given.tls)
-    print(f"{given.address}: {state}")
+    state = probe(options.address, options.service, options.timeout, options.tls)
+    print(f"{options.address}: {state}")
     return 0 if state == "SERVING" else 1

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specsot_app.terminal.show import OutputFormat, Streams, Summary
 
 
+# Error text if no question was given.
 NO_QUESTION = 'a question is needed: specsot infer "How can I sleep better?"'
 # Separates two answers in a file or a pipe.
 BETWEEN = "\n---\n"
@@ -67,55 +68,63 @@ EXAMPLES = (
 
 
 @command(InferOptions, examples=EXAMPLES)
-def infer(given: InferOptions) -> int:
+def infer(options: InferOptions) -> int:
     """Answer one question: show the plan, its branches side by side, the merged answer and statistics."""
-    fleet = given.fleet
-    schema = given.form.json_schema
-    keywords = asked(given.request, given.sampling, given.attention, given.form) | {
+    fleet = options.fleet
+    schema = options.form.json_schema
+    keywords = asked(options.request, options.sampling, options.attention, options.form) | {
         "model": fleet.model if fleet.master else None,
         "drafter": fleet.drafter,
         "json_schema": read_schema(schema) if schema is not None else None,
     }
-    question = given.question if given.question not in (None, "-") else read_question()
+    question = options.question if options.question not in (None, "-") else read_question()
     if not question.strip():
         raise InvalidRequest(NO_QUESTION, field="prompt")
     ask = ask_of(question, **keywords)
-    if given.compare:
+    if options.compare:
         other_way(ask)
     fleet = prepared(fleet, sys.stderr)
     from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
-    manner = format_for(streams, given.json)
+    output_format = format_for(streams, options.json)
     opener = open_with_progress(sys.stderr)
-    return run_until_signal(answer(ask, fleet, streams, manner, opener, given.compare))
+    return run_until_signal(answer(ask, fleet, streams, output_format, opener, options.compare))
 
 
 def read_question() -> str:
-    """Return the question from a pipe. At a terminal, raises InvalidRequest, which says how to ask."""
+    """Return the question from a pipe, without surrounding white space; it may be empty.
+
+    Raises InvalidRequest at a terminal, with a text that says how to ask.
+    """
     if sys.stdin.isatty():
         raise InvalidRequest(NO_QUESTION, field="prompt")
     return sys.stdin.read().strip()
 
 
-def read_schema(given: str) -> str:
-    """Return the schema that was given on the command line, or the text of the file that was named.
+def read_schema(schema: str) -> str:
+    """Return the JSON schema that --json-schema gives: itself, or the text of the file that it names.
 
-    Raises InvalidRequest if it is neither.
+    The file is read up to one byte more than MAX_FORM_BYTES, so that a longer one is refused later.
+
+    schema: a text that begins with "{", or the name of a file.
+    Raises InvalidRequest for a name of no readable file.
     """
-    if given.lstrip().startswith("{"):
-        return given
+    if schema.lstrip().startswith("{"):
+        return schema
     try:
-        with Path(given).open(encoding="utf-8") as file:
+        with Path(schema).open(encoding="utf-8") as file:
             return file.read(MAX_FORM_BYTES + 1)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise refuse(f"json_schema: {given!r} is neither a schema nor a file to read ({why})") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise refuse(f"json_schema: {schema!r} is neither a schema nor a file to read ({reason})") from None
 
 
 def other_way(ask: Ask, planned: bool = False) -> Ask:
-    """Return the same question with a plan, or without one if the first answer was `planned`. Raises
-    InvalidRequest.
+    """Return the same question with a plan, or without one if the first answer was planned.
+
+    ask: the first request. planned: whether its answer was planned.
+    Raises InvalidRequest if the request cannot have a plan.
     """
     if planned:
         return replace(ask, mode="direct", polish=False)
@@ -124,34 +133,41 @@ def other_way(ask: Ask, planned: bool = False) -> Ask:
 
 async def answer(
     ask: Ask,
-    wanted: FleetOptions,
+    options: FleetOptions,
     streams: Streams,
-    manner: OutputFormat,
+    output_format: OutputFormat,
     opener: Opener = open_fleet,
     compare: bool = False,
 ) -> int:
-    """Open the fleet, show the request, close the fleet; return 1 if the request failed, else 0.
+    """Open the fleet, show the answer to one request, close the fleet; return 1 if the request failed, else
+    0.
 
+    ask: the request. options: the fleet to open. streams: where to show. output_format: how to show. opener:
+        opens the fleet.
     compare: afterwards, answer the other way and show both durations.
     """
     from specsot_app.core.answer_view import has_no_plan, summary
     from specsot_app.terminal.show import show
 
-    async def showing(asked: Ask, line: Summary) -> View:
-        async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(asked))) as events:
-            return await show(events, manner, streams, line)
+    async def show_answer(shown_ask: Ask, make_summary: Summary) -> View:
+        """Send a request, show its events, and return the last view.
 
-    fleet = await opener(wanted)
+        shown_ask: the request. make_summary: makes the line below the answer.
+        """
+        async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(shown_ask))) as events:
+            return await show(events, output_format, streams, make_summary)
+
+    fleet = await opener(options)
     try:
         drafter = has_drafter(await fleet.info()) and ask.drafter != "none"
-        first = await showing(ask, lambda view: summary(view, drafter))
+        first = await show_answer(ask, lambda view: summary(view, drafter))
         if compare and has_no_plan(first.finished):
             print(f"nothing to compare with: {NO_PLAN}", file=streams.err)
         elif compare and first.finished:
             other = other_way(ask, planned=bool(first.panels))
-            if manner == "plain":
+            if output_format == "plain":
                 print(BETWEEN, file=streams.out, flush=True)
-            await showing(other, lambda view: summary(first, drafter, view.finished, "--compare"))
+            await show_answer(other, lambda view: summary(first, drafter, view.finished, "--compare"))
     finally:
         await fleet.close()
     return 1 if first.finished is None or first.finished.reason is Reason.FAILED else 0

@@ -45,7 +45,7 @@ EXAMPLES = (
 
 
 @command(JoinOptions, examples=EXAMPLES)
-def join(given: JoinOptions) -> int:
+def join(options: JoinOptions) -> int:
     """Run layers of a model that another machine shares with `specsot serve --share`. Ctrl-C leaves.
 
     Certificates come with the code, layers from the other machine; no files have to be copied.
@@ -53,40 +53,48 @@ def join(given: JoinOptions) -> int:
     from specsot_app.fleet.devices import local_device
 
     require_torch()
-    given = replace(given, device=local_device(given.device, sys.stderr))
+    options = replace(options, device=local_device(options.device, sys.stderr))
     # Ctrl-C is the normal end of a member.
     with suppress(KeyboardInterrupt):
-        run_until_signal(take_part(given))
+        run_until_signal(run_worker(options))
     return 0
 
 
-async def take_part(given: JoinOptions) -> None:
-    """Join, then run a worker until it is stopped, or until it ends and cannot be restarted."""
-    from specsot_app.commands.serve import pass_on
+async def run_worker(options: JoinOptions) -> None:
+    """Join the fleet, then run a worker until it is stopped, or until it ends and cannot be restarted.
+
+    options: of the command; its device is chosen.
+    Raises why the worker ended, and what joining raises.
+    """
+    from specsot_app.commands.serve import print_output
     from specsot_app.fleet.joining import join_fleet
     from specsot_app.fleet.processes import end_all, keep_running, start
 
-    place, tls = await join_fleet(given.code, state_folder() / "joined")
-    worker = [await start(worker_of(given, place, tls), pass_on)]
+    joined, tls = await join_fleet(options.code, state_folder() / "joined")
+    worker = [await start(worker_service(options, joined, tls), print_output)]
     try:
-        raise await keep_running(worker, pass_on)
+        raise await keep_running(worker, print_output)
     finally:
         await end_all(worker)
 
 
-def worker_of(given: JoinOptions, place: JoinedFleet, tls: Tls) -> Service:
-    """Return the worker's service. It has no model files: the layers come from workers that have them."""
+def worker_service(options: JoinOptions, joined: JoinedFleet, tls: Tls) -> Service:
+    """Return the worker's service. It has no model files: the layers come from workers that have them.
+
+    options: of the command. joined: what the first machine said: addresses and flags. tls: this machine's
+        certificate and the fleet's CA.
+    """
     from specsot_app.core.device_map import FIRST_PORT, address_of
     from specsot_app.fleet.processes import free_port, is_free
     from specsot_app.fleet.service_specs import LOOPBACK, UNCONFIGURED, Service, flags_of
 
-    host = given.advertise or place.own
+    host = options.advertise or joined.own
     # On one machine, the fleet's own members may be about to take the first ports.
     if host == LOOPBACK:
         port = free_port()
     else:
         port = next(port for port in range(FIRST_PORT, FIRST_PORT + 100) if is_free(port, host))
     address = address_of(host, port)
-    words = flags_of(device=given.device, kv_memory=given.kv_memory, master=place.master, listen=address)
-    arguments = (*place.flags, *words, *arguments_of(tls))
+    flags = flags_of(device=options.device, kv_memory=options.kv_memory, master=joined.master, listen=address)
+    arguments = (*joined.flags, *flags, *arguments_of(tls))
     return Service("worker", "specsot_worker", address, arguments, UNCONFIGURED)

@@ -17,22 +17,23 @@ from specsot_app.fleet.options import FleetOptions
 if TYPE_CHECKING:
     from specsot_app.fleet.fitting import FleetPlan, StagePlan
 
+# Headings of the table of stages.
 TITLES = ("device", "layers", "weights", "KV", "graphs", "drafter", "together", "free there")
 
 
 def lines_of(plan: FleetPlan) -> list[str]:
-    """Return the plan as lines: models, a table of stages, KV and speed, what is missing."""
+    """Return the plan as lines: models, a table of stages, KV and speed, what is missing. plan: the plan."""
     rows = [TITLES, *map(_row, plan.stages)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     missing = [f"missing   {memory_in_words(size)} on {place}" for place, size in plan.lacking.items()]
-    return [*_models(plan), "", *table, "", *_ring(plan), *missing]
+    return [*_model_lines(plan), "", *table, "", *_ring_lines(plan), *missing]
 
 
-def _models(plan: FleetPlan) -> list[str]:
-    """Return the lines about base model and drafter."""
-    others = ", ".join(f"{form} {memory_in_words(size)}" for form, size in plan.forms.items())
-    weights = f"{memory_in_words(plan.weights)} in {plan.held}" + (f" ({others})" if others else "")
+def _model_lines(plan: FleetPlan) -> list[str]:
+    """Return the line about the base model, and one about the drafter if a model drafts."""
+    other_forms = ", ".join(f"{form} {memory_in_words(size)}" for form, size in plan.forms.items())
+    weights = f"{memory_in_words(plan.weights)} in {plan.held}" + (f" ({other_forms})" if other_forms else "")
     text_only = ", text only" if plan.text_only else ""
     lines = [f"model     {plan.model}: {plan.layers} layers{text_only}, {weights}"]
     if plan.draft:
@@ -43,14 +44,19 @@ def _models(plan: FleetPlan) -> list[str]:
 
 
 def _row(stage: StagePlan) -> tuple[str, ...]:
-    """Return a stage's row of the table."""
-    room = "unknown" if stage.room is None else memory_in_words(stage.room)
+    """Return a stage's cells of the table, in the order of TITLES; "-" for what takes no memory."""
+    free_memory = "unknown" if stage.room is None else memory_in_words(stage.room)
     parts = (stage.weights, stage.kv, stage.graphs, stage.drafter, stage.need)
-    return (stage.place, stage.layers, *(memory_in_words(part) if part else "-" for part in parts), room)
+    return (
+        stage.place,
+        stage.layers,
+        *(memory_in_words(part) if part else "-" for part in parts),
+        free_memory,
+    )
 
 
-def _ring(plan: FleetPlan) -> list[str]:
-    """Return the lines about KV positions and speed."""
+def _ring_lines(plan: FleetPlan) -> list[str]:
+    """Return the lines about KV positions and speed of the whole ring."""
     pages = f"{plan.positions // plan.page_rows} pages of {plan.page_rows}"
     return [
         f"KV        {plan.positions:,} positions in {pages}, for all sequences together; "
@@ -59,18 +65,22 @@ def _ring(plan: FleetPlan) -> list[str]:
     ]
 
 
-def _speed(stages: Sequence[StagePlan], predicted: float | None) -> str:
-    """Return the predicted speed, or why there is none."""
-    read = f"{memory_in_words(sum(stage.read for stage in stages))} of weights that one step reads"
-    if predicted is None:
-        return f"not predicted: it takes the memory bandwidth of every device ({read})"
+def _speed(stages: Sequence[StagePlan], tokens_per_second: float | None) -> str:
+    """Return the predicted speed in words, or why there is none.
+
+    stages: the workers. tokens_per_second: the prediction; None if the bandwidth of a device is unknown.
+    """
+    bytes_read = f"{memory_in_words(sum(stage.read for stage in stages))} of weights that one step reads"
+    if tokens_per_second is None:
+        return f"not predicted: it takes the memory bandwidth of every device ({bytes_read})"
     speeds = ", ".join(dict.fromkeys(f"{stage.bandwidth / 1e9:,.0f}" for stage in stages if stage.bandwidth))
     return (
-        f"{predicted:.1f} tokens/s predicted, not measured: {read} / {speeds} GB/s; "
+        f"{tokens_per_second:.1f} tokens/s predicted, not measured: {bytes_read} / {speeds} GB/s; "
         "one sequence, no drafts, no network"
     )
 
 
+# The options of a fleet that a plan depends on.
 OF_PLANNED = Offer(
     only=(
         *("model", "model_format", "dtype", "quantization", "kv_cache_dtype", "kv_memory", "device"),
@@ -106,7 +116,7 @@ EXAMPLES = (
 
 
 @command(PlanOptions, examples=EXAMPLES)
-def plan(given: PlanOptions) -> int:
+def plan(options: PlanOptions) -> int:
     """Show what each device would hold of layers, KV pages, graphs and draft model, without loading it.
 
     Reads only the config and the headers of the weight files. Exit status 1 if the model does not fit.
@@ -114,6 +124,6 @@ def plan(given: PlanOptions) -> int:
     require_torch()
     from specsot_app.fleet.fitting import plan_fleet
 
-    found = plan_fleet(given.fleet)
-    print(json.dumps(dataclasses.asdict(found)) if given.json else "\n".join(lines_of(found)))
-    return 1 if found.lacking else 0
+    fleet_plan = plan_fleet(options.fleet)
+    print(json.dumps(dataclasses.asdict(fleet_plan)) if options.json else "\n".join(lines_of(fleet_plan)))
+    return 1 if fleet_plan.lacking else 0

@@ -25,14 +25,14 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, arguments_of, option
 from specsot.service.options import OF_WORKER, LogLevel
 from specsot_app.core.device_map import check_stages, split_ranges
-from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP, announce, choose_for
+from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP, choose_for, print_choice
 from specsot_app.fleet.opening import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of, places_of
 from specsot_app.runtime import run_until_signal
 from specsot_master.config import MasterConfig
 
 if TYPE_CHECKING:
-    from specsot_app.fleet.processes import Absent
+    from specsot_app.fleet.processes import OnMissing
     from specsot_app.fleet.service_specs import Service, Serving
 
 # Default HTTP port; any free port if it is taken. Precedent: vLLM, 8000.
@@ -42,6 +42,7 @@ LOOPBACK = "127.0.0.1"
 
 # Options that are passed to the master as they are, in addition to those that follow from the fleet.
 REQUESTS = {"conduct": Offer(only=("live", "queue", "plan_style"))}
+# The options that are passed on to the master as they are.
 CONDUCT = Offer(
     only=(
         "ring",
@@ -54,12 +55,14 @@ CONDUCT = Offer(
     ),
     inner={"ring": Offer(only=("transport", "comm_mode", "hop_dtype", "conduct"), inner=REQUESTS)},
 )
+# The options of the fleet that `serve` offers.
 OF_SERVED = Offer(
     without=("kind", "master", "client", "transport", "comm_mode", "hop_dtype", "plan_style"),
     defaults=CHOSEN_DEVICE,
     help={"stages": "Layer ranges of each ring, one worker each.", **DEVICE_HELP},
     unset={"stages": "1; 2 with --share"},
 )
+# The options of the master that `serve` offers.
 OF_MASTER = Offer(
     only=(
         *("ring", "http_names", "allowed_origins", "default_mode", "sse_ping_interval", "metrics_prefix"),
@@ -126,14 +129,19 @@ EXAMPLES = (
 
 
 def on_http_port(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with `port` as the HTTP port, as systems mean it that serve HTTP alone."""
+    """Return the options with `port` as the HTTP port, as systems mean it that serve HTTP alone.
+
+    Returned unchanged if `http-port` is given or `port` is not.
+
+    given: values by flag, such as "http-port", under the names of another system.
+    """
     if given.get("http-port") is not None or "port" not in given:
         return given
     return {**given, "http-port": given["port"], "port": 0}
 
 
 @command(ServeOptions, examples=EXAMPLES, spelled=on_http_port)
-def serve(given: ServeOptions) -> int:
+def serve(options: ServeOptions) -> int:
     """Start a fleet of processes: master, workers and drafter. Ctrl-C ends it.
 
     With --devices on other machines, prints the commands to run there and waits for them; with --share,
@@ -144,83 +152,99 @@ def serve(given: ServeOptions) -> int:
     from specsot_app.core.device_map import address_of
     from specsot_app.fleet.options import local_hosts
     from specsot_app.fleet.processes import free_port
-    from specsot_app.fleet.service_specs import Serving, flags_of, inviting, spread
+    from specsot_app.fleet.service_specs import Serving, flags_of, with_join_server, with_member_server
 
-    fleet, choice = choose_for(with_demo(given.fleet, sys.stderr), given.master.ring.replicas)
+    fleet, choice = choose_for(with_demo(options.fleet, sys.stderr), options.master.ring.replicas)
     # Devices are left out here, because some may be on other machines.
-    wanted = replace(fleet, kind="processes", devices=None)
-    models = cut(models_of(wanted), given.layer_splits)
-    master = given.master
-    ring = given.master.ring
-    places = places_of(given.fleet)
-    conduct = arguments_of(master, CONDUCT) + flags_of(served_model_name=ring.name or None)
+    fleet_options = replace(fleet, kind="processes", devices=None)
+    models = with_layer_splits(models_of(fleet_options), options.layer_splits)
+    master = options.master
+    ring = options.master.ring
+    places = places_of(options.fleet)
+    master_flags = arguments_of(master, CONDUCT) + flags_of(served_model_name=ring.name or None)
     common = ("--insecure", "on") if master.service.insecure else ()
-    common += flags_of(log_level=given.log_level)
-    here = local_hosts(place.host for place in places)
+    common += flags_of(log_level=options.log_level)
+    own_hosts = local_hosts(place.host for place in places)
     serving = Serving(
-        given.host,
-        conduct + common,
+        options.host,
+        master_flags + common,
         common,
         master.service.grace,
         ring.replicas,
         places,
-        here,
-        certificates=given.certificates,
+        own_hosts,
+        certificates=options.certificates,
         token_file=master.token_file,
     )
     if master.token_file:
         # An unreadable token file is reported before any process is started.
         first_token(master.token_file)
-    stages = len(models.layers) or wanted.stages
-    if given.share:
-        serving = inviting(serving, stages, wanted.device, master.fleet_listen)
+    stages = len(models.layers) or fleet_options.stages
+    if options.share:
+        serving = with_join_server(serving, stages, fleet_options.device, master.fleet_listen)
     else:
         check_stages(stages, places, ring.replicas)
-        serving = spread(serving, master.fleet_listen, master.service.insecure)
+        serving = with_member_server(serving, master.fleet_listen, master.service.insecure)
     # Members send no tokens, so that they need a server of their own.
     if serving.token_file and serving.fleet is None:
         serving = replace(serving, fleet=address_of(LOOPBACK, free_port()))
-    if given.port:
+    if options.port:
         # Checked before the device is announced, so that a taken port gives one line of output.
-        check_free(serving.listens(given.port))
+        check_free(serving.listens(options.port))
     if choice:
-        announce(choice, sys.stderr)
+        print_choice(choice, sys.stderr)
     # Ctrl-C is the normal end of a fleet.
     with suppress(KeyboardInterrupt):
-        show = webbrowser.open if given.browser else None
-        run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving, show))
+        open_page = webbrowser.open if options.browser else None
+        run_until_signal(
+            run_fleet(
+                fleet_options, models, options.port, http_port_of(options.http_port), serving, open_page
+            )
+        )
     return 0
 
 
-def cut(models: Models, splits: str | None) -> Models:
-    """Return the models with the layer ranges of --layer-splits. Raises InvalidRequest."""
-    if splits is None:
+def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
+    """Return the models with the layer ranges of --layer-splits; unchanged if it is not given.
+
+    models: the directories to load. layer_splits: such as "14,28": the first layer of each stage after the
+        first.
+    Raises InvalidRequest if a range would be empty.
+    """
+    if layer_splits is None:
         return models
-    return replace(models, layers=split_ranges(splits, read_config(models.base).layers))
+    return replace(models, layers=split_ranges(layer_splits, read_config(models.base).layers))
 
 
-def http_port_of(asked: int | None) -> int | None:
-    """Return the master's HTTP port; None if no port was asked for and the HTTP packages are not
-    installed.
+def http_port_of(requested: int | None) -> int | None:
+    """Return the master's HTTP port; None if no port was asked for and the HTTP packages are not installed.
+
+    requested: the option's value; None: HTTP_PORT, or any free port if that is taken; 0: any free port.
     """
     from specsot_app.fleet.processes import free_port, is_free
 
-    if asked is None and not all(map(find_spec, ("fastapi", "msgspec", "uvicorn", "prometheus_client"))):
+    if requested is None and not all(map(find_spec, ("fastapi", "msgspec", "uvicorn", "prometheus_client"))):
         return None
-    if asked is None:
+    if requested is None:
         return HTTP_PORT if is_free(HTTP_PORT) else free_port()
-    return asked or free_port()
+    return requested or free_port()
 
 
-async def keep(
-    wanted: FleetOptions,
+async def run_fleet(
+    options: FleetOptions,
     models: Models,
     port: int,
     http_port: int | None,
     serving: Serving,
-    show: Callable[[str], object] | None = None,
+    open_page: Callable[[str], object] | None = None,
 ) -> None:
-    """Run the fleet until it is stopped, or its master ends. show: opens the page in a browser."""
+    """Run the fleet until it is stopped, or its master ends; print how to use it once it is ready.
+
+    options: the fleet. models: the directories to load. port: the master's port for gRPC; 0: any free one.
+        http_port: its port for HTTP; None: no HTTP. serving: addresses, TLS files and flags.
+    open_page: opens the page's address in a browser; None: nothing is opened.
+    Raises why the fleet could not start, or why it ended.
+    """
     from specsot.transport.grpc_server import check_free
     from specsot_app.fleet.processes import ProcessFleet
 
@@ -229,25 +253,35 @@ async def keep(
             # Checked before an invitation is printed.
             for taken in filter(None, (port, http_port)):
                 check_free(serving.listens(taken))
-            await stack.enter_async_context(open_to_machines(wanted, serving))
-        fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving, absent=asking())
+            await stack.enter_async_context(join_server_of(options, serving))
+        fleet = await ProcessFleet.start(
+            options, models, port, print_output, http_port, serving, on_missing=announce_missing()
+        )
         stack.push_async_callback(fleet.close)
         name = (await fleet.info()).models[0].name
-        print("\n".join(closing(name, serving, fleet.children[0].service.address, http_port)), flush=True)
-        if show and http_port is not None:
-            await asyncio.to_thread(show, page_of(serving, http_port))
+        print(
+            "\n".join(closing_lines(name, serving, fleet.children[0].service.address, http_port)), flush=True
+        )
+        if open_page and http_port is not None:
+            await asyncio.to_thread(open_page, page_of(serving, http_port))
         raise await fleet.keep_running()
 
 
-def open_to_machines(wanted: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
-    """Return the context in which the join server runs."""
+def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
+    """Return the context in which the join server runs, with which other machines join.
+
+    options: of the fleet, whose flags for workers are passed on as far as all workers share them. serving:
+        with certificates and the address of the members' server.
+    """
     from specsot_app.core.device_map import address_of
     from specsot_app.fleet.joining import PORT, SHARED, open_join_server
 
     assert serving.certificates is not None
     assert serving.fleet is not None
-    words = arguments_of(wanted, OF_WORKER)
-    flags = tuple(word for pair in zip(words[::2], words[1::2]) if pair[0] in SHARED for word in pair)
+    worker_flags = arguments_of(options, OF_WORKER)
+    flags = tuple(
+        word for pair in zip(worker_flags[::2], worker_flags[1::2]) if pair[0] in SHARED for word in pair
+    )
     address = address_of(serving.fleet.rpartition(":")[0], PORT)
     roles = ("master", "worker", "drafter") if serving.private else ()
     return open_join_server(
@@ -256,59 +290,70 @@ def open_to_machines(wanted: FleetOptions, serving: Serving) -> AbstractAsyncCon
 
 
 def page_of(serving: Serving, http_port: int) -> str:
-    """Return the address of the web page."""
+    """Return the address of the web page.
+
+    serving: decides on host and TLS. http_port: the master's port for HTTP.
+    """
     return f"{'https' if serving.tls_files_of_clients else 'http'}://{serving.reached(http_port)}/"
 
 
+# The question of the printed examples.
 QUESTION = "How can I sleep better?"
 # With tokens, reflection is off, and grpcurl reads this repository's protos instead.
 PROTOS = "-import-path protos -proto specsot/v1/master.proto"
 
 
-def closing(model: str, serving: Serving, master: str, http_port: int | None) -> list[str]:
+def closing_lines(model: str, serving: Serving, master_address: str, http_port: int | None) -> list[str]:
     """Return the lines that say what a user can do now. Each works as it is, in the folder where `serve` was
     started.
+
+    model: the model's public name. serving: addresses, TLS files and tokens. master_address: host:port for
+        gRPC. http_port: None if there is no HTTP.
     """
-    shown = serving.client
-    file = quote(str(shown.token_file))
+    client = serving.client
+    file = quote(str(client.token_file))
     read = f"awk 'NF {{print $1; exit}}' {file}" if serving.token_file else f"cat {file}"
-    bearer = f'-H "Authorization: Bearer $({read})" ' if shown.token_file else ""
-    ca = quote(str(shown.tls_ca)) if shown.tls_ca else ""
-    asked = json.dumps({"prompt": QUESTION})
+    bearer = f'-H "Authorization: Bearer $({read})" ' if client.token_file else ""
+    ca = quote(str(client.tls_ca)) if client.tls_ca else ""
+    request_json = json.dumps({"prompt": QUESTION})
     secured = f"-cacert {ca} " if ca else "-plaintext "
     secured += f"{PROTOS} {bearer}" if bearer else ""
     rows = {
         "terminal": " ".join(
-            ["specsot infer --master", *map(quote, (master, *serving.shown)), f'"{QUESTION}"']
+            ["specsot infer --master", *map(quote, (master_address, *serving.shown)), f'"{QUESTION}"']
         ),
-        "grpcurl": f"grpcurl {secured}-d '{asked}' {quote(master)} specsot.v1.Master/Generate",
+        "grpcurl": f"grpcurl {secured}-d '{request_json}' {quote(master_address)} specsot.v1.Master/Generate",
     }
     if http_port is not None:
         page = page_of(serving, http_port)
-        said = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
-        how = (f"--cacert {ca} " if ca else "") + bearer + "-H 'Content-Type: application/json'"
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
+        curl_options = (f"--cacert {ca} " if ca else "") + bearer + "-H 'Content-Type: application/json'"
         rows = {
             "page": page,
             "API": f"{page}v1",
-            "curl": f"curl {how} -d {quote(said)} {quote(f'{page}v1/chat/completions')}",
+            "curl": f"curl {curl_options} -d {quote(body)} {quote(f'{page}v1/chat/completions')}",
             **rows,
         }
     return [f"ready: {model}", *(f"  {what:<9} {line}" for what, line in rows.items())]
 
 
-def asking() -> Absent:
-    """Return a callback that prints, once, how services of other machines are started, then which are still
-    missing.
+def announce_missing() -> OnMissing:
+    """Return a callback that prints, once for each service, how services of other machines are started, and
+    each time which are still missing.
     """
     from specsot_app.fleet.service_specs import command_of
 
-    told: set[str] = set()
+    announced: set[str] = set()
 
     def ask(absent: Sequence[Service]) -> None:
+        """Print the commands of services that were not printed before, and which are missing.
+
+        missing: the services of other machines that have not joined; empty prints nothing.
+        """
         for service in absent:
-            if service.name not in told:
+            if service.name not in announced:
                 print(f"on {service.host}: {command_of(service)}", flush=True)
-        told.update(service.name for service in absent)
+        announced.update(service.name for service in absent)
         if absent:
             missing = ", ".join(f"{service.name} on {service.host}" for service in absent)
             print(f"waiting for {missing}", flush=True)
@@ -316,6 +361,9 @@ def asking() -> Absent:
     return ask
 
 
-def pass_on(service: str, line: str) -> None:
-    """Print a service's line of output."""
-    print(f"{service:<8} | {line}", file=sys.stderr, flush=True)
+def print_output(service_name: str, line: str) -> None:
+    """Print a service's line of output to stderr, after its name.
+
+    service_name: the service. line: the line without its end.
+    """
+    print(f"{service_name:<8} | {line}", file=sys.stderr, flush=True)

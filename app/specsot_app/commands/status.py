@@ -46,26 +46,29 @@ class InfoOptions(MasterOptions):
 
 
 @command(InfoOptions, examples=[Example("specsot info --master 10.0.0.1:50050 --json", "For a script")])
-def info(given: InfoOptions) -> int:
+def info(options: InfoOptions) -> int:
     """Show models, members, layer ranges, pages, requests and steps of a fleet.
 
     Exit status 1 if the ring is not complete.
     """
-    return show(given, given.json)
+    return show(options, options.json)
 
 
-def show(given: MasterOptions, as_json: bool) -> int:
-    """Print the state once; return 0 if the ring is complete, else 1."""
+def show(options: MasterOptions, as_json: bool) -> int:
+    """Print the state once; return 0 if the ring is complete, else 1.
+
+    options: which master to ask. as_json: print one JSON object instead of lines.
+    """
     from specsot_app.terminal.status_view import lines_of
 
-    found = run_until_signal(ask(given))
-    print(json.dumps(dataclasses.asdict(found)) if as_json else "\n".join(lines_of(found)))
-    return 0 if found.ready else 1
+    info = run_until_signal(get_state(options))
+    print(json.dumps(dataclasses.asdict(info)) if as_json else "\n".join(lines_of(info)))
+    return 0 if info.ready else 1
 
 
-async def ask(given: MasterOptions) -> Info:
-    """Return the master's state."""
-    async with given.client.connected(given.master) as master:
+async def get_state(options: MasterOptions) -> Info:
+    """Return the master's state. options: which master to ask. Raises Unavailable."""
+    async with options.client.connected(options.master) as master:
         return await master.info()
 
 
@@ -83,27 +86,27 @@ class StatusOptions(MasterOptions):
 @command(
     StatusOptions, examples=[Example("specsot status --master 10.0.0.1:50050", "Another machine's fleet")]
 )
-def status(given: StatusOptions) -> int:
+def status(options: StatusOptions) -> int:
     """Show members, layer ranges, pages, requests and steps per second, live until Ctrl-C.
 
     Prints the state once with --once or --json, or if the output is not a terminal; the exit status is
     then 1 if the ring is not complete.
     """
-    if given.once or given.json or not sys.stdout.isatty():
-        return show(given, given.json)
+    if options.once or options.json or not sys.stdout.isatty():
+        return show(options, options.json)
     with suppress(KeyboardInterrupt):
-        run_until_signal(keep_looking(given))
+        run_until_signal(show_live(options))
     return 0
 
 
-async def keep_looking(given: StatusOptions) -> None:
-    """Show the state until cancelled."""
+async def show_live(options: StatusOptions) -> None:
+    """Show the state until cancelled. options: which master to ask, and how often."""
     from rich.console import Console
 
     from specsot_app.terminal.status_view import watch
 
-    async with given.client.connected(given.master) as master:
-        await watch(master.info, lambda: asyncio.sleep(given.every), Console())
+    async with options.client.connected(options.master) as master:
+        await watch(master.info, lambda: asyncio.sleep(options.every), Console())
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,44 +119,54 @@ class RebalanceOptions(MasterOptions):
 
 
 @command(RebalanceOptions, examples=[Example("specsot rebalance", "After a worker has joined")])
-def rebalance(given: RebalanceOptions) -> int:
+def rebalance(options: RebalanceOptions) -> int:
     """Redistribute the layers over all workers, standby workers included.
 
     Running requests continue. Returns when the ring is complete again. Exit status 1 if there is not
     enough memory, or the ring is not complete in time.
     """
-    done = run_until_signal(form_anew(given))
-    print(f"epoch {done.epoch}{'' if done.changed else ', as it was'} · {done.plan}")
+    rebalanced = run_until_signal(rebalance_and_wait(options))
+    print(f"epoch {rebalanced.epoch}{'' if rebalanced.changed else ', as it was'} · {rebalanced.plan}")
     return 0
 
 
-async def form_anew(given: RebalanceOptions) -> Rebalanced:
-    """Redistribute the layers, and wait for the new ring. Raises Unavailable if it is not complete
-    in time.
+async def rebalance_and_wait(options: RebalanceOptions) -> Rebalanced:
+    """Redistribute the layers, wait for the new ring, and return what the master reported.
+
+    options: which master to ask, and how long to wait.
+    Raises Unavailable if the ring is not complete in time.
     """
-    async with given.client.connected(given.master) as master:
+    async with options.client.connected(options.master) as master:
         try:
-            async with asyncio.timeout(given.wait):
-                done = await master.rebalance()
+            async with asyncio.timeout(options.wait):
+                rebalanced = await master.rebalance()
         except TimeoutError:
-            raise Unavailable(f"after {given.wait:g} s layers or KV rows are still on their way") from None
-        await complete(master, done.epoch, given.wait)
-        return done
+            raise Unavailable(f"after {options.wait:g} s layers or KV rows are still on their way") from None
+        await wait_complete(master, rebalanced.epoch, options.wait)
+        return rebalanced
 
 
-def settled(found: Info, epoch: int) -> bool:
-    """Return whether the ring of this epoch, and all other rings that were formed, are complete."""
-    formed = [one for one in found.replicas if one.plan]
-    return found.ready and found.epoch >= epoch and all(one.ready for one in formed)
+def is_complete(info: Info, epoch: int) -> bool:
+    """Return whether the ring of this epoch or a later one, and all other rings that were formed, are
+    complete.
+
+    info: the master's state. epoch: the epoch to wait for.
+    """
+    formed = [replica for replica in info.replicas if replica.plan]
+    return info.ready and info.epoch >= epoch and all(replica.ready for replica in formed)
 
 
-async def complete(master: MasterClient, epoch: int, wait: float) -> None:
-    """Wait until the ring of this epoch is complete. Raises Unavailable, naming what is missing."""
-    lacking = "the master"
+async def wait_complete(master: MasterClient, epoch: int, timeout: float) -> None:
+    """Wait until the ring of this epoch is complete.
+
+    master: the client to ask. epoch: the epoch to wait for. timeout: seconds.
+    Raises Unavailable after that time, naming what is missing.
+    """
+    missing = "the master"
     try:
-        async with asyncio.timeout(wait):
-            while not settled(found := await master.info(), epoch):
-                lacking = ", ".join(found.waiting_for)
+        async with asyncio.timeout(timeout):
+            while not is_complete(info := await master.info(), epoch):
+                missing = ", ".join(info.waiting_for)
                 await asyncio.sleep(PAUSE)
     except TimeoutError:
-        raise Unavailable(f"after {wait:g} s the ring is still waiting for {lacking}") from None
+        raise Unavailable(f"after {timeout:g} s the ring is still waiting for {missing}") from None

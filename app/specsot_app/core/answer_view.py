@@ -20,13 +20,14 @@ from rich.text import Text
 from specsot.core.view import Panel, View
 from specsot.events import NO_PLAN, Finished, Forecast, Reason, Started, Statistics
 
-# Columns. Least width of a panel, since narrower prose is hard to read. Untuned.
+# Columns. Minimum width of a panel, since narrower prose is hard to read. Untuned.
 PANEL_WIDTH = 38
-# Lines. Least height of a panel.
+# Lines. Minimum number of text lines in a panel. Untuned.
 LEAST_LINES = 3
-# Only measures text.
+# A console that only measures text and is never written to.
 SCREEN = Console(width=PANEL_WIDTH)
 
+# Colour of a branch by the reason of its end; None while it is written.
 STYLES = {
     None: "cyan",
     Reason.STOP: "green",
@@ -36,6 +37,7 @@ STYLES = {
     Reason.PARENT_FAILED: "red",
 }
 
+# The words for each reason of an end.
 ENDS = {
     Reason.STOP: "done",
     Reason.LENGTH: "cut",
@@ -43,9 +45,10 @@ ENDS = {
     Reason.FAILED: "failed",
     Reason.PARENT_FAILED: "left out, for what it needs failed",
 }
-# Tokens per step and branch. Fewer would be rounded to the 1.0 of decoding without drafts.
+# Tokens per step and branch. Below it, the summary does not mention drafts: 1.04 would be shown as 1.0, which
+# is the value without drafts.
 WORTHWHILE = 1.05
-# Share of steps. If drafting was paused in so many, the summary says so.
+# Fraction of steps. If drafting was paused in at least so many, the summary says so. Untuned.
 MOSTLY = 0.5
 
 
@@ -53,12 +56,21 @@ MOSTLY = 0.5
 class Size:
     """Size of the terminal, in character cells."""
 
+    # Columns of the terminal.
     width: int
+    # Lines of the terminal.
     height: int
 
 
 def draw(view: View, size: Size) -> RenderableType:
-    """Draw a running request."""
+    """Return the picture of a running request.
+
+    Without branches so far: a heading line and, if a plan is being written, its points. While branches are
+    written: the heading, their panels, a status line. Once only the merged text grows: the heading and the
+    end of that text.
+
+    view: the state after the newest event. size: the terminal's size.
+    """
     if not view.planned:
         texts = [(name, text) for name, text in (("answer", view.merged), ("plan", view.titles)) if text]
         if len(texts) * (LEAST_LINES + 2) > size.height - 2:
@@ -71,70 +83,87 @@ def draw(view: View, size: Size) -> RenderableType:
 
 
 def merges(view: View) -> bool:
-    """Return whether only the merged answer is still being written."""
+    """Return whether every branch has ended and only the merged text grows; True also for a request without
+    branches.
+    """
     written = len(view.merged) > view.introduced
     return not view.panels or (written and all(panel.reason for panel in view.panels))
 
 
 def heading(view: View) -> Text:
-    """Return the line above: forecast, model, mode, seed."""
+    """Return the dim first line: forecast, model, mode and seed; "waiting" before the request has started."""
     parts = [apply_forecast(view.forecast)] if view.forecast else []
     parts += [introduce(view.started)] if view.started else ["waiting"]
     return Text(" · ".join(filter(None, parts)), style="dim", no_wrap=True, overflow="ellipsis")
 
 
-# Ratio of most to least. A narrower range is shown as one figure, which is then right within about a fifth.
+# Ratio of maximum to minimum. A narrower range is shown as one figure, which is then right within about a
+# fifth.
 WIDE = 1.5
 
 
 def apply_forecast(forecast: Forecast) -> str:
-    """Return a forecast such as "direct 6-25 s, planned ~8 s"; a range is shown if it is known and wide."""
+    """Return a forecast in words, such as "direct 6-25 s, planned ~8 s"; empty if neither way has a predicted
+    time.
+
+    A range is shown if it is known and its maximum is more than WIDE times its minimum.
+    """
     direct = _span(forecast.direct, forecast.direct_min, forecast.direct_max)
     planned = _span(forecast.planned, forecast.planned_min, forecast.planned_max)
     return ", ".join(f"{way} {span}" for way, span in (("direct", direct), ("planned", planned)) if span)
 
 
-def _span(seconds: float | None, least: float | None, most: float | None) -> str | None:
-    """Return a duration or a range of durations; None if unknown."""
+def _span(seconds: float | None, low: float | None, high: float | None) -> str | None:
+    """Return predicted seconds in words, such as "~8 s" or "6-25 s"; None if `seconds` is None.
+
+    seconds: the expected duration. low, high: its likely range in seconds; None if unknown.
+    """
     if seconds is None:
         return None
-    if least is None or most is None or most <= WIDE * least:
+    if low is None or high is None or high <= WIDE * low:
         return f"~{_figure(seconds)} s"
-    return f"{_figure(least)}-{_figure(most)} s"
+    return f"{_figure(low)}-{_figure(high)} s"
 
 
 def _figure(seconds: float) -> str:
-    """Return seconds with a decimal if they are few."""
+    """Return seconds as digits, with one decimal below 5: 3.14 -> "3.1", 12.3 -> "12"."""
     return f"{seconds:.1f}" if seconds < 5 else f"{seconds:.0f}"
 
 
 def introduce(started: Started) -> str:
-    """Return what is known of a request that has started."""
+    """Return model, mode, seed and number of prompt tokens of a request that has started, in one line."""
     model = started.model or "model"
     return f"{model} · mode {started.mode} · seed {started.seed} · {started.prompt_tokens} prompt tokens"
 
 
 def text_frame(title: str, text: str, size: Size) -> Frame:
-    """Return a frame over the whole width with the end of a text."""
+    """Return a frame as wide as the terminal that shows the last lines of a text.
+
+    title: written into the frame's upper border. text: the whole text so far. size: the terminal's size,
+        which bounds the number of lines.
+    """
     lines = max(LEAST_LINES, size.height - 4)
     body = last_lines(text, size.width - 4, lines)
     return Frame(body, title=title, title_align="left", border_style="cyan", box=box.ROUNDED)
 
 
-def panels(shown: tuple[Panel, ...], size: Size) -> list[RenderableType]:
-    """Return all panels as a grid if they fit; else a grid of the branches being written and a line for each
-    other branch.
+def panels(branches: tuple[Panel, ...], size: Size) -> list[RenderableType]:
+    """Return all branches as one grid if it fits; else a grid of the branches being written and a line for
+    each other branch.
 
-    If even that does not fit, return a line for each branch.
+    If even that does not fit, return a line for each branch, those being written first, and leave out those
+    that exceed the terminal's height.
+
+    branches: the branches in the plan's order. size: the terminal's size.
     """
-    busy = tuple(panel for panel in shown if panel.writing)
-    rest = tuple(panel for panel in shown if not panel.writing)
-    if lines_each(len(shown), size) >= LEAST_LINES:
-        return [grid(shown, lines_each(len(shown), size), size)]
-    small = Size(size.width, size.height - len(rest))
-    if busy and lines_each(len(busy), small) >= 1:
-        return [grid(busy, lines_each(len(busy), small), size), *map(one_line, rest)]
-    return [one_line(panel) for panel in (busy + rest)[: max(1, size.height - 2)]]
+    busy = tuple(panel for panel in branches if panel.writing)
+    idle = tuple(panel for panel in branches if not panel.writing)
+    if lines_each(len(branches), size) >= LEAST_LINES:
+        return [grid(branches, lines_each(len(branches), size), size)]
+    remaining = Size(size.width, size.height - len(idle))
+    if busy and lines_each(len(busy), remaining) >= 1:
+        return [grid(busy, lines_each(len(busy), remaining), size), *map(one_line, idle)]
+    return [one_line(panel) for panel in (busy + idle)[: max(1, size.height - 2)]]
 
 
 def columns_for(count: int, width: int) -> int:
@@ -142,34 +171,47 @@ def columns_for(count: int, width: int) -> int:
     length.
 
     7 panels where 3 fit side by side need 3 rows, so that there are 3 columns; 4 panels need 2 rows of 2.
+
+    count: number of panels, at least 1. width: the terminal's width in columns.
     """
     rows = -(-count // max(1, width // PANEL_WIDTH))
     return -(-count // rows)
 
 
 def lines_each(count: int, size: Size) -> int:
-    """Return the text lines of each of `count` panels that share the height below the heading."""
+    """Return the text lines of each of `count` panels that share the height below the heading: at most 12,
+    and 0 or fewer if the panels do not fit.
+
+    count: number of panels, at least 1. size: the terminal's size.
+    """
     rows = -(-count // columns_for(count, size.width))
     return min(12, (size.height - 3) // rows - 2)
 
 
-def grid(shown: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
-    """Return the panels as a grid."""
-    columns = columns_for(len(shown), size.width)
+def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
+    """Return the panels of these branches as a grid that fills the width.
+
+    branches: the branches in the order in which rows are filled. lines: text lines of each panel. size: the
+        terminal's size.
+    """
+    columns = columns_for(len(branches), size.width)
     table = Table.grid(expand=True)
     for _ in range(columns):
         table.add_column(ratio=1)
-    inner = size.width // columns - 4
-    frames = [frame(panel, inner, lines) for panel in shown]
+    text_width = size.width // columns - 4
+    frames = [frame(panel, text_width, lines) for panel in branches]
     for start in range(0, len(frames), columns):
         table.add_row(*frames[start : start + columns])
     return table
 
 
-def frame(panel: Panel, inner: int, lines: int) -> Frame:
-    """Return one branch: its title at the top, the end of its text, its state at the bottom."""
+def frame(panel: Panel, text_width: int, lines: int) -> Frame:
+    """Return the panel of one branch: its title at the top, the end of its text, its state at the bottom.
+
+    panel: the branch. text_width: columns for text inside the border. lines: text lines inside the border.
+    """
     return Frame(
-        last_lines(panel.text, inner, lines),
+        last_lines(panel.text, text_width, lines),
         title=Text(f"{panel.point.id} {title_of(panel)}", overflow="ellipsis", no_wrap=True),
         subtitle=Text(state(panel)),
         title_align="left",
@@ -186,7 +228,7 @@ def title_of(panel: Panel) -> str:
 
 
 def one_line(panel: Panel) -> Text:
-    """Return one branch as a line."""
+    """Return one branch as a line: number, state, title, and the end of its text while it is written."""
     style = STYLES[panel.reason] if panel.started else "dim"
     line = f"{panel.point.id:>3} {state(panel):<12} {title_of(panel)}"
     if panel.writing:
@@ -195,7 +237,11 @@ def one_line(panel: Panel) -> Text:
 
 
 def state(panel: Panel) -> str:
-    """Return the state of a branch in words."""
+    """Return the state of a branch in words.
+
+    A branch that has not started says which points it waits for, or "waiting"; one that is written says its
+    tokens, and tokens per step; one that ended says its tokens or why it ended.
+    """
     if not panel.started:
         return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
     if panel.reason is Reason.STOP:
@@ -207,23 +253,33 @@ def state(panel: Panel) -> str:
 
 
 def status(view: View) -> Text:
-    """Return how many branches are being written, wait and are done, and how many tokens they have."""
-    shown = view.panels
-    writing = sum(panel.writing for panel in shown)
-    waiting = sum(not panel.started for panel in shown)
-    tokens = sum(panel.tokens for panel in shown)
-    counts = f"{writing} writing · {waiting} waiting · {len(shown) - writing - waiting} done"
+    """Return the line below the panels: how many branches are being written, wait and are done, and their
+    tokens together.
+    """
+    branches = view.panels
+    writing = sum(panel.writing for panel in branches)
+    waiting = sum(not panel.started for panel in branches)
+    tokens = sum(panel.tokens for panel in branches)
+    counts = f"{writing} writing · {waiting} waiting · {len(branches) - writing - waiting} done"
     return Text(f"{counts} · {counted(tokens, 'token')}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def conclude(view: View, line: str) -> RenderableType:
-    """Return what stays on the screen: the merged answer, then the summary line."""
+    """Return what stays on the screen after an answer: the merged text, if there is any, then the summary
+    line.
+
+    view: the state after the last event. line: the summary, see `summary`.
+    """
     written = (answer(view.merged), Text("")) if view.merged else ()
     return Group(*written, Text(f"{line}\n", style="dim"))
 
 
 def unfinished(view: View) -> RenderableType:
-    """Return what stays of an answer that did not end; of a plan, everything that its branches wrote."""
+    """Return what stays on the screen of an answer that was interrupted: the merged text, or, while branches
+    were written, each branch's heading and text.
+
+    The result is empty if nothing was written.
+    """
     text = view.merged
     if not merges(view):
         texts = (_headed(one) for one in view.panels if one.text)
@@ -241,6 +297,7 @@ class _Title(Heading):
     """A heading that is left-aligned instead of centred."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the heading's text, left-aligned; console and options are rich's, and are not used."""
         self.text.justify = "left"
         yield self.text
 
@@ -251,6 +308,9 @@ class _Code(CodeBlock):
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the block with highlighted syntax, without indentation; console and options are rich's, and
+        are not used.
+        """
         code = str(self.text).rstrip()
         yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
 
@@ -265,24 +325,41 @@ class _Answer(Markdown):
     }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for one in super().__rich_console__(console, options):
-            yield one._replace(text=one.text.replace(KEPT_SPACE, " ")) if isinstance(one, Segment) else one
+        """Yield what Markdown yields, with KEPT_SPACE replaced by a space, so that copied text has usual
+        spaces.
+
+        console, options: rich's, passed on to Markdown.
+        """
+        for segment in super().__rich_console__(console, options):
+            yield (
+                segment._replace(text=segment.text.replace(KEPT_SPACE, " "))
+                if isinstance(segment, Segment)
+                else segment
+            )
 
 
 def answer(text: str) -> RenderableType:
-    """Return the answer's Markdown with its line breaks kept, and without links that hide their target."""
+    """Return the Markdown of an answer's text with its line breaks kept, and without links that hide their
+    target.
+
+    text: what the model wrote; control characters are removed.
+    """
     return _Answer("\n".join(_lines(clean(text))), hyperlinks=False, code_theme="ansi_dark")
 
 
+# Stands for a space that Markdown must not drop: a no-break space.
 KEPT_SPACE = "\xa0"
+# Matches the beginning of a line that Markdown treats as a heading, table row, code fence, list item or empty
+# line.
 _MARKUP = re.compile(r"\s*(#|\||```|[-*+] |\d+[.)] |$)")
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the lines; outside of fenced code, lists and headings, each is made to end where the model ended
-    it.
+    """Yield the lines of a text as Markdown that keeps them apart.
 
-    Markdown would join such lines, and drop the indentation of code that is not fenced.
+    Markdown would join lines, and drop the indentation of code that is not fenced. A line outside of fenced
+    code, lists, tables and headings therefore ends in two spaces, which is Markdown's line break, and its
+    indentation is made of KEPT_SPACE. Other lines are yielded unchanged.
     """
     fenced = False
     for line in text.splitlines():
@@ -294,111 +371,141 @@ def _lines(text: str) -> Iterator[str]:
             yield f"{KEPT_SPACE * (len(line) - len(words))}{words}  "
 
 
-def summary(view: View, drafter: bool = False, other: Finished | None = None, by: str = "") -> str:
+def summary(
+    view: View, drafter: bool = False, other_end: Finished | None = None, comparing_command: str = ""
+) -> str:
     """Return one line about an answer: seconds, tokens and steps, what drafts added, and an unusual end.
 
+    Returns "the answer did not end" if there was no last event.
+
+    view: the state after the last event.
     drafter: whether the fleet has a drafter.
-    other: the end of the same question answered the other way (planned or direct).
-    by: the command that asked for that.
+    other_end: the last event of the same question answered the other way (planned or direct); None: no
+        comparison.
+    comparing_command: the command that asked for the comparison, such as "/compare".
     """
     if view.finished is None:
         return "the answer did not end"
-    told = view.finished.statistics
-    compared = [beside(other, by)] if other else []
-    time = seconds_and_tokens(told) if other else in_seconds(told)
-    way = [told.decision] if told.decision else []
-    last = [*polished(told), *unusual_end(view, view.finished)]
-    return "; ".join([time, *way, *compared, *work(told, drafter), *last])
+    measured = view.finished.statistics
+    compared = [beside(other_end, comparing_command)] if other_end else []
+    time = seconds_and_tokens(measured) if other_end else in_seconds(measured)
+    way = [measured.decision] if measured.decision else []
+    ending = [*polished(measured), *unusual_end(view, view.finished)]
+    return "; ".join([time, *way, *compared, *work(measured, drafter), *ending])
 
 
-def beside(other: Finished, by: str) -> str:
-    """Return the comparison with the same question answered the other way; a plan that failed is no
+def beside(other: Finished, comparing_command: str) -> str:
+    """Return the comparison with the same question answered the other way; a plan that failed is named as no
     comparison.
+
+    other: the last event of the other answer. comparing_command: the command that asked for it, such as
+        "/compare".
     """
     if has_no_plan(other):
-        return f"nothing to compare by {by}: {NO_PLAN}"
-    told = f"{way_of(other)}, by {by}: {seconds_and_tokens(other.statistics)}"
-    return told if other.reason in (Reason.STOP, Reason.LENGTH) else f"{told}, {ENDS[other.reason]}"
+        return f"nothing to compare by {comparing_command}: {NO_PLAN}"
+    compared = f"{way_of(other)}, by {comparing_command}: {seconds_and_tokens(other.statistics)}"
+    return compared if other.reason in (Reason.STOP, Reason.LENGTH) else f"{compared}, {ENDS[other.reason]}"
 
 
 def has_no_plan(finished: Finished | None) -> bool:
-    """Return whether a plan was tried and dropped."""
+    """Return whether a plan was tried and dropped. finished: the last event; None, of an answer that did not
+    end, gives False.
+    """
     return finished is not None and finished.statistics.decision.endswith(NO_PLAN)
 
 
-def polished(told: Statistics) -> list[str]:
-    """Return what polishing cost, if the answer was polished."""
-    if "polish" not in told.phases:
+def polished(statistics: Statistics) -> list[str]:
+    """Return one text that says what polishing cost, or no text if the answer was not polished."""
+    if "polish" not in statistics.phases:
         return []
-    return [f"polished in {told.phases['polish']:.1f} s, {counted(told.polish_tokens, 'token')}"]
+    return [f"polished in {statistics.phases['polish']:.1f} s, {counted(statistics.polish_tokens, 'token')}"]
 
 
 def way_of(finished: Finished) -> str:
-    """Return "planned" or "direct"; an answer that was stopped before its first point counts as it was
-    decided.
+    """Return "planned" or "direct", which is how this answer was written.
+
+    An answer that was stopped before its first branch counts as what the router had decided.
     """
     planned = finished.statistics.branches or finished.statistics.decision.startswith("planned")
     return "planned" if planned else "direct"
 
 
-def in_seconds(told: Statistics) -> str:
-    """Return the duration in words."""
-    return f"{told.seconds:.1f} s"
+def in_seconds(statistics: Statistics) -> str:
+    """Return the duration of a request in words, such as "12.3 s"."""
+    return f"{statistics.seconds:.1f} s"
 
 
-def seconds_and_tokens(told: Statistics) -> str:
-    """Return duration and tokens in words."""
-    return f"{in_seconds(told)} ({counted(told.merged_tokens, 'token')})"
+def seconds_and_tokens(statistics: Statistics) -> str:
+    """Return duration and tokens of the merged text in words, such as "12.3 s (820 tokens)"."""
+    return f"{in_seconds(statistics)} ({counted(statistics.merged_tokens, 'token')})"
 
 
-def counted(count: int, one: str, more: str = "") -> str:
-    """Return a number with its noun: (1, "step") -> "1 step", (2, "step") -> "2 steps"."""
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
+def counted(count: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun: (1, "step") -> "1 step", (2, "step") -> "2 steps".
 
-
-def work(told: Statistics, drafter: bool) -> list[str]:
-    """Return such as "6 branches in 71 steps, drafts brought 1.8 tokens a step", or nothing if no text was
-    written.
-
-    The tokens are those of each branch, 1.0 without drafts. drafter: whether the fleet has a drafter.
+    count: the number. singular: the noun for one. plural: the noun for other numbers; empty appends an s.
     """
-    branches = counted(told.branches, "branch", "branches")
-    tokens = counted(told.merged_tokens, "token")
-    if not (told.branches or told.merged_tokens):
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+def work(statistics: Statistics, drafter: bool) -> list[str]:
+    """Return such as "6 branches in 71 steps, drafts brought 1.8 tokens a step" as the only element; no
+    element if nothing was written.
+
+    The tokens are those of each branch, 1.0 without drafts. If drafting was paused in more than MOSTLY of the
+    steps, the text says that instead.
+
+    statistics: of the finished request. drafter: whether the fleet has a drafter.
+    """
+    branches = counted(statistics.branches, "branch", "branches")
+    tokens = counted(statistics.merged_tokens, "token")
+    if not (statistics.branches or statistics.merged_tokens):
         return []
-    if told.decision.endswith(NO_PLAN):
-        tokens = f"{tokens} and a dropped plan of {told.plan_tokens:,}"
-    line = f"{branches if told.branches else tokens} in {counted(told.steps, 'step')}"
-    if drafter and told.paused_share >= MOSTLY:
+    if statistics.decision.endswith(NO_PLAN):
+        tokens = f"{tokens} and a dropped plan of {statistics.plan_tokens:,}"
+    line = f"{branches if statistics.branches else tokens} in {counted(statistics.steps, 'step')}"
+    if drafter and statistics.paused_share >= MOSTLY:
         return [line, "drafting rests: it does not pay here"]
-    brought = told.mean_accepted >= WORTHWHILE or (drafter and told.steps)
-    return [f"{line}, drafts brought {told.mean_accepted:.1f} tokens a step" if brought else line]
+    drafts_helped = statistics.mean_accepted >= WORTHWHILE or (drafter and statistics.steps)
+    return [f"{line}, drafts brought {statistics.mean_accepted:.1f} tokens a step" if drafts_helped else line]
 
 
 def unusual_end(view: View, finished: Finished) -> list[str]:
-    """Return why the answer ended, or nothing if it ended by itself."""
+    """Return one text that says why the answer ended, or no text if the model ended it.
+
+    view: the state after the last event, whose branches are counted by their ends. finished: the last event.
+    """
     if finished.reason is Reason.STOP:
         return []
     if finished.statistics.in_time:
         return ["ended in time"]
-    such = sum(panel.reason is finished.reason for panel in view.panels)
-    if such and finished.reason is not Reason.CANCELLED:
-        return [f"{such} of {counted(len(view.panels), 'branch', 'branches')} {ENDS[finished.reason]}"]
-    told = finished.statistics
-    if finished.reason is Reason.CANCELLED and not (told.branches or told.merged_tokens):
+    num_branches = sum(panel.reason is finished.reason for panel in view.panels)
+    if num_branches and finished.reason is not Reason.CANCELLED:
+        return [
+            f"{num_branches} of {counted(len(view.panels), 'branch', 'branches')} {ENDS[finished.reason]}"
+        ]
+    statistics = finished.statistics
+    if finished.reason is Reason.CANCELLED and not (statistics.branches or statistics.merged_tokens):
         return ["stopped before anything was written"]
-    return [ended(finished.reason, told.completion_tokens)]
+    return [ended(finished.reason, statistics.completion_tokens)]
 
 
 def ended(reason: Reason, tokens: int) -> str:
-    """Return an end in plain words: "cut at 1,024 tokens", "stopped"."""
+    """Return an end in plain words: "cut at 1,024 tokens", "stopped".
+
+    reason: why the answer or branch ended. tokens: its number of tokens.
+    """
     return f"cut at {counted(tokens, 'token')}" if reason is Reason.LENGTH else ENDS[reason]
 
 
 def last_lines(text: str, width: int, lines: int) -> Text:
     """Return the end of a text, wrapped to `width` cells, at most `lines` lines.
 
-    Long texts are wrapped from a start that moves in jumps, so that lines do not reflow as the text grows.
+    Wrapping begins at a place that moves in jumps, so that lines do not reflow as the text grows. At a width
+    of 40 cells and 10 lines, a jump is 800 characters: while the text grows from 1,600 to 2,399 characters,
+    it is wrapped from character 800.
+
+    text: the whole text so far. width: cells of a line; fewer than 8 count as 8. lines: at least 1.
     """
     jump = max(width, 8) * lines * 2
     start = max(0, len(text) // jump - 1) * jump
@@ -407,5 +514,9 @@ def last_lines(text: str, width: int, lines: int) -> Text:
 
 
 def clean(text: str) -> str:
-    """Return the text without control characters, so that a model cannot control the terminal."""
-    return "".join(sign for sign in text if sign in "\n\t" or unicodedata.category(sign) != "Cc")
+    """Return the text without control characters other than newline and tab, so that a model cannot control
+    the terminal.
+    """
+    return "".join(
+        character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc"
+    )

@@ -154,28 +154,42 @@ class FormOptions:
 
 
 def asked(*options: object) -> dict[str, Any]:
-    """Return the given options as keywords of `ask_of`; options that are None or () are left out."""
-    found = {one.name: getattr(said, one.name) for said in options for one in fields(cast("Any", said))}
-    return {name: value for name, value in found.items() if value not in (None, ())}
+    """Return the options that have a value, as keywords of `ask_of`; options that are None or () are left
+    out.
+
+    options: dataclasses of options, such as RequestOptions and SamplingOptions.
+    """
+    given = {
+        entry.name: getattr(group, entry.name) for group in options for entry in fields(cast("Any", group))
+    }
+    return {name: value for name, value in given.items() if value not in (None, ())}
 
 
 def names_of(kind: type) -> tuple[str, ...]:
-    """Return the field names of a dataclass."""
-    return tuple(one.name for one in fields(kind))
+    """Return the field names of a dataclass, in their order."""
+    return tuple(entry.name for entry in fields(kind))
 
 
+# Names of the options that make a `Window`.
 WINDOW = ("sinks", "recent")
+# Names of the options that make a `Pruning`.
 PRUNING = ("keep_ratio", "prune_every", "skip_layers")
+# Names of the options that make `Limits`.
 LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
+# Names of the options that make a `Sampling`.
 SAMPLING = tuple(name for name in names_of(SamplingOptions) if name not in ("logprobs", "seed"))
+# Names of the options that are fields of the request itself.
 REQUEST = (
     *(name for name in names_of(RequestOptions) if name not in LIMITS),
     *("logprobs", "seed", "head_aware"),
 )
+# Names of all options of a request.
 OPTIONS: tuple[str, ...] = (*SAMPLING, *LIMITS, *WINDOW, *PRUNING, *REQUEST, *params.FORM_KINDS)
 
+# Names of the request's fields that are True or False.
 FLAGS = tuple(one.name for one in fields(params.Ask) if isinstance(one.default, bool))
 
+# The messages of a conversation, oldest first.
 Turns = Sequence[params.Message | Mapping[str, str]]
 
 
@@ -183,21 +197,24 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
     """Return one request; options that are None are left at their defaults.
 
     prompt: the question, or the messages of a conversation.
+    options: values by the names in OPTIONS; scalars of NumPy and torch are converted.
     Raises InvalidRequest for an unknown option, or a value that can never work.
     """
     refuse_unknown(options)
-    plain = {name: one.item() if is_scalar(one) else one for name, one in options.items()}
+    plain = {name: value.item() if is_scalar(value) else value for name, value in options.items()}
     given = {name: value for name, value in plain.items() if value is not None}
     turns = isinstance(prompt, Iterable) and not isinstance(prompt, str)
-    said: dict[str, Any] = {"messages": messages_of(prompt)} if turns else {"prompt": prompt}
-    rest = {name: given[name] for name in REQUEST if name in given}
+    question: dict[str, Any] = {"messages": messages_of(prompt)} if turns else {"prompt": prompt}
+    fields_of_ask = {name: given[name] for name in REQUEST if name in given}
     for name in FLAGS:
-        params.require_field(isinstance(rest.get(name, True), bool), name, "True or False", rest.get(name))
+        params.require_field(
+            isinstance(fields_of_ask.get(name, True), bool), name, "True or False", fields_of_ask.get(name)
+        )
     for name in ("stop", "tools"):
-        if name in rest:
-            rest[name] = strings_of(rest[name])
-    if "stop_token_ids" in rest:
-        rest["stop_token_ids"] = strings_of(rest["stop_token_ids"])
+        if name in fields_of_ask:
+            fields_of_ask[name] = strings_of(fields_of_ask[name])
+    if "stop_token_ids" in fields_of_ask:
+        fields_of_ask["stop_token_ids"] = strings_of(fields_of_ask["stop_token_ids"])
     if "logit_bias" in given:
         given["logit_bias"] = biases_of(given["logit_bias"])
     sampling = params.Sampling(**{name: given[name] for name in SAMPLING if name in given})
@@ -205,8 +222,8 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
     window = {name: given[name] for name in WINDOW if name in given}
     pruning = {name: given[name] for name in PRUNING if name in given}
     return params.Ask(
-        **said,
-        **rest,
+        **question,
+        **fields_of_ask,
         sampling=sampling,
         limits=limits,
         form=form_of(given),
@@ -216,14 +233,15 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
 
 
 def is_scalar(value: Any) -> bool:
-    """Return whether the value is a scalar of NumPy or torch."""
+    """Return whether the value is a scalar of NumPy or torch, which has an empty shape."""
     return getattr(value, "shape", None) == ()
 
 
 def form_of(given: Mapping[str, Any]) -> params.Form | None:
     """Return the form that the answer must have, or None if no option asks for one.
 
-    json_schema: text, or a schema as a mapping. choice: texts. json_object: True or False.
+    given: options by name, of which json_schema (text, or a schema as a mapping), json_object (True or
+        False), regex (text) and choice (texts) are read.
     Raises InvalidRequest if several forms are given, or a schema is not JSON.
     """
     kinds: list[params.FormKind] = [
@@ -242,29 +260,32 @@ def form_of(given: Mapping[str, Any]) -> params.Form | None:
             value = json.dumps(value)
         except (TypeError, ValueError) as error:
             raise params.refuse(f"json_schema is not JSON: {error}") from None
-    several = kind == "choice" and hasattr(value, "__iter__") and not isinstance(value, str)
-    return params.Form(kind, tuple(value) if several else (value,))
+    is_list = kind == "choice" and hasattr(value, "__iter__") and not isinstance(value, str)
+    return params.Form(kind, tuple(value) if is_list else (value,))
 
 
 def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
-    """Return (token id, bias) pairs by ascending id, from {id: bias} or from "ID=BIAS" strings, one or
-    several.
+    """Return (token id, bias) pairs by ascending token id.
 
-    Raises InvalidRequest.
+    given: {token id: bias}, or one or several "ID=BIAS" strings.
+    Raises InvalidRequest for anything else.
     """
     try:
         listed: Any = given.items() if isinstance(given, Mapping) else strings_of(given)
-        pairs = (one.split("=") if isinstance(one, str) else one for one in listed)
-        return tuple(sorted((int(token), float(gain)) for token, gain in pairs))
+        pairs = (bias.split("=") if isinstance(bias, str) else bias for bias in listed)
+        return tuple(sorted((int(token), float(value)) for token, value in pairs))
     except (TypeError, ValueError):
-        said = params.brief(given)
+        shown = params.brief(given)
         raise InvalidRequest(
-            f"logit_bias must be token ids with numbers, such as 42=-1.5, got {said}", field="logit_bias"
+            f"logit_bias must be token ids with numbers, such as 42=-1.5, got {shown}", field="logit_bias"
         ) from None
 
 
 def refuse_unknown(options: Iterable[str]) -> None:
-    """Raise InvalidRequest for the first name that is no option."""
+    """Raise InvalidRequest for the first name that is not in OPTIONS; return if there is none.
+
+    options: names of keywords.
+    """
     for name in options:
         if name not in OPTIONS:
             known = ", ".join(sorted(OPTIONS))
@@ -272,19 +293,25 @@ def refuse_unknown(options: Iterable[str]) -> None:
 
 
 def messages_of(turns: Turns) -> tuple[params.Message, ...]:
-    """Return the messages as values. Raises InvalidRequest for a mapping without `role` and `content`."""
+    """Return the messages of a conversation as `Message` values, in the same order.
+
+    turns: messages, or mappings with `role` and `content`.
+    Raises InvalidRequest for a mapping that lacks one of them.
+    """
     return tuple(turn if isinstance(turn, params.Message) else message_of(turn) for turn in turns)
 
 
 def message_of(turn: Any) -> params.Message:
-    """Return a mapping as a message. Raises InvalidRequest if it lacks `role` or `content`."""
+    """Return a mapping with `role` and `content` as a `Message`. Raises InvalidRequest for anything else."""
     if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
         raise InvalidRequest("every message needs a role and a content", field="messages")
     return params.Message(turn["role"], turn["content"])
 
 
 def strings_of(value: Any) -> tuple[Any, ...]:
-    """Return one value, or an iterable of values, as a tuple. The values themselves are checked later."""
+    """Return one value, or an iterable of values, as a tuple; a string is one value. The values are not
+    checked here.
+    """
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
@@ -332,11 +359,16 @@ class Answer:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def __str__(self) -> str:
+        """Return the merged text."""
         return self.text
 
 
 def answer_of(view: View) -> Answer:
-    """Return the answer. Raises Unavailable if the stream of events ended before the request did."""
+    """Return the answer to a finished request.
+
+    view: the state after the last event.
+    Raises Unavailable if the stream of events ended before the request did.
+    """
     if view.started is None or view.finished is None:
         raise Unavailable("the stream ended before the answer did")
     end = view.finished
@@ -355,20 +387,23 @@ def answer_of(view: View) -> Answer:
     )
 
 
+# What the seeds call each mode.
 LEGACY_MODES = {"sot": "specsot", "direct": "eagle"}
 
 
 def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
-    """Return the statistics, with the names of the seeds in addition to ours. tokens: number of tokens that
-    are returned.
+    """Return the statistics of an answer as a dict, under our names and under those of the seeds.
+
+    answer: the answer. tokens: number of tokens that are returned to the caller, which becomes the entry
+        "tokens".
     """
-    told = answer.statistics
-    return asdict(told) | {
-        "mode": LEGACY_MODES[told.mode],
+    statistics = answer.statistics
+    return asdict(statistics) | {
+        "mode": LEGACY_MODES[statistics.mode],
         "tokens": tokens,
-        "total_tokens": told.completion_tokens,
-        "time_ms": told.seconds * 1000,
-        "total_time": told.seconds,
+        "total_tokens": statistics.completion_tokens,
+        "time_ms": statistics.seconds * 1000,
+        "total_time": statistics.seconds,
         "skeleton_text": answer.skeleton,
         "output_text": answer.text,
     }
@@ -392,6 +427,7 @@ class Settings:
     request: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+# What each preset sets.
 PRESETS: Mapping[str, Settings] = {
     "short": Settings({"draft_depth": 5}),
     "long": Settings({"draft_depth": 4}, {"sinks": 4, "recent": 1020}),
@@ -402,26 +438,36 @@ PRESETS: Mapping[str, Settings] = {
 
 
 def fleet_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options of a fleet, completed by the preset's. Raises InvalidRequest for an unknown
-    preset.
+    """Return the given options of a fleet, completed by the preset's.
+
+    preset: name of a preset; None completes nothing. given: options by name; an option that is None counts as
+        not given.
+    Raises InvalidRequest for an unknown preset.
     """
     return _filled(given, settings_of(preset).fleet)
 
 
 def request_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options of a request, completed by the preset's. Raises InvalidRequest for an unknown
-    preset.
+    """Return the given options of a request, completed by the preset's.
 
     If another KV policy is given, nothing of the preset is used, so that its window is not mixed with that
     policy.
+
+    preset: name of a preset; None completes nothing. given: options by name; an option that is None counts as
+        not given.
+    Raises InvalidRequest for an unknown preset.
     """
     settings = settings_of(preset).request
-    other = any(given.get(name) is not None and given[name] is not False for name in OTHER_POLICIES)
-    return dict(given) if other else _filled(given, settings)
+    has_other_policy = any(
+        given.get(name) is not None and given[name] is not False for name in OTHER_POLICIES
+    )
+    return dict(given) if has_other_policy else _filled(given, settings)
 
 
 def settings_of(preset: str | None) -> Settings:
-    """Return the preset's settings; None has no settings. Raises InvalidRequest for an unknown preset."""
+    """Return the settings of a preset by its name; None has empty settings. Raises InvalidRequest for an
+    unknown name.
+    """
     if preset is None:
         return Settings({})
     if preset not in PRESETS:
@@ -431,12 +477,19 @@ def settings_of(preset: str | None) -> Settings:
 
 
 def filled(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a command's options by flag, completed by the preset's options of fleet and request."""
-    named = {flag.replace("-", "_"): value for flag, value in given.items()}
-    whole = request_with(preset, fleet_with(preset, named))
-    return {name.replace("_", "-"): value for name, value in whole.items()}
+    """Return a command's options, completed by the preset's options of fleet and request.
+
+    preset: name of a preset. given: values by flag without dashes in front, such as "draft-depth"; so is the
+        result.
+    """
+    options = {flag.replace("-", "_"): value for flag, value in given.items()}
+    completed = request_with(preset, fleet_with(preset, options))
+    return {name.replace("_", "-"): value for name, value in completed.items()}
 
 
 def _filled(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given`, with the settings in place of values that are None or absent."""
+    """Return `given`, with the preset's values in place of values that are None or absent.
+
+    given: options by name. settings: the preset's options by name.
+    """
     return {**given, **{name: value for name, value in settings.items() if given.get(name) is None}}

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from specsot.core.info import memory_in_words
 
+# The value of `--device` that lets this module choose.
 AUTO = "auto"
+# Package index with builds of torch for CUDA.
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
+# What a user with an NVIDIA GPU and a torch built for CPUs can do.
 CPU_TORCH_REMEDY = f"pip install --force-reinstall torch --index-url {CUDA_INDEX} installs one with CUDA"
 
 
@@ -26,6 +29,7 @@ class FoundGpu:
     free: int | None = None
 
     def __str__(self) -> str:
+        """Return such as "cuda:1, NVIDIA H100 (79 GiB free)"; without the size if it is unknown."""
         free = "" if self.free is None else f" ({memory_in_words(self.free)} free)"
         return f"cuda:{self.number}, {self.name}{free}"
 
@@ -64,12 +68,13 @@ class ChosenDevice:
 
 
 def choose_device(
-    found: FoundGpus, need: int | None = None, stages: int = 1, shards: int = 1
+    gpus_found: FoundGpus, needed_bytes: int | None = None, stages: int = 1, shards: int = 1
 ) -> ChosenDevice:
     """Choose GPUs if the model fits on them, and the CPU otherwise.
 
-    need: bytes that weights, KV pages and drafter take together; None if unknown: then any GPU is large
-        enough.
+    gpus_found: the GPUs of this machine.
+    needed_bytes: bytes that weights, KV pages and drafter take together; None if unknown: then any GPU is
+        large enough.
     stages: number of layer ranges; each may have a GPU of its own.
     shards: number of GPUs over which each layer is split (--tensor-parallel); the first ones are used.
 
@@ -77,28 +82,31 @@ def choose_device(
     it does not fit on the first GPU; of 30 GiB in 2 stages -> cuda, and each stage gets its own GPU; of 80
     GiB in 2 stages -> cuda, as the master gives the second GPU more layers; of 80 GiB in one stage -> cpu.
     """
-    if not found.gpus:
-        return _without_gpu(found)
+    if not gpus_found.gpus:
+        return _without_gpu(gpus_found)
     if shards > 1:
-        return _sharded(found.gpus, need, shards)
-    each = None if need is None else -(-need // min(stages, len(found.gpus)))
-    shared = len(found.gpus) == 1 or stages > 1
-    if shared and all(_holds(gpu, each) for gpu in found.gpus):
-        return ChosenDevice("cuda", _used(found.gpus, need))
-    if able := [gpu for gpu in found.gpus if _holds(gpu, need)]:
-        best = max(able, key=_free)
-        return ChosenDevice(f"cuda:{best.number}", _used([best], need))
-    assert need is not None
-    if stages >= len(found.gpus) and need <= sum(map(_free, found.gpus)):
-        return ChosenDevice("cuda", _used(found.gpus, need))
-    best = max(found.gpus, key=_free)
-    wants = f"the model needs {memory_in_words(need)}"
-    return ChosenDevice("cpu", f"device cpu: {wants}, the most that a GPU has free is {best}")
+        return _sharded(gpus_found.gpus, needed_bytes, shards)
+    bytes_per_gpu = None if needed_bytes is None else -(-needed_bytes // min(stages, len(gpus_found.gpus)))
+    uses_all = len(gpus_found.gpus) == 1 or stages > 1
+    if uses_all and all(_holds(gpu, bytes_per_gpu) for gpu in gpus_found.gpus):
+        return ChosenDevice("cuda", _used(gpus_found.gpus, needed_bytes))
+    if large_enough := [gpu for gpu in gpus_found.gpus if _holds(gpu, needed_bytes)]:
+        largest = max(large_enough, key=_free)
+        return ChosenDevice(f"cuda:{largest.number}", _used([largest], needed_bytes))
+    assert needed_bytes is not None
+    if stages >= len(gpus_found.gpus) and needed_bytes <= sum(map(_free, gpus_found.gpus)):
+        return ChosenDevice("cuda", _used(gpus_found.gpus, needed_bytes))
+    largest = max(gpus_found.gpus, key=_free)
+    requirement = f"the model needs {memory_in_words(needed_bytes)}"
+    return ChosenDevice("cpu", f"device cpu: {requirement}, the most that a GPU has free is {largest}")
 
 
-def _holds(gpu: FoundGpu, need: int | None) -> bool:
-    """Return whether so many bytes fit on the GPU, or may do so."""
-    return need is None or gpu.free is None or gpu.free >= need
+def _holds(gpu: FoundGpu, needed_bytes: int | None) -> bool:
+    """Return whether so many bytes fit on the GPU; True also if either number is unknown.
+
+    gpu: the GPU, with its free bytes. needed_bytes: bytes to hold; None if unknown.
+    """
+    return needed_bytes is None or gpu.free is None or gpu.free >= needed_bytes
 
 
 def _free(gpu: FoundGpu) -> int:
@@ -106,41 +114,54 @@ def _free(gpu: FoundGpu) -> int:
     return gpu.free or 0
 
 
-def _used(gpus: Sequence[FoundGpu], need: int | None) -> str:
-    """Return the reason for using these GPUs."""
-    wants = "" if need is None else f"; {memory_in_words(need)} needed"
-    return f"device {' and '.join(map(str, gpus))}{wants}"
+def _used(gpus: Sequence[FoundGpu], needed_bytes: int | None) -> str:
+    """Return the line that says which GPUs are used, and how many bytes are needed if that is known.
+
+    gpus: the chosen GPUs. needed_bytes: bytes of the whole model; None if unknown.
+    """
+    requirement = "" if needed_bytes is None else f"; {memory_in_words(needed_bytes)} needed"
+    return f"device {' and '.join(map(str, gpus))}{requirement}"
 
 
-def _sharded(gpus: Sequence[FoundGpu], need: int | None, shards: int) -> ChosenDevice:
-    """Choose the first `shards` GPUs.
+def _sharded(gpus: Sequence[FoundGpu], needed_bytes: int | None, shards: int) -> ChosenDevice:
+    """Choose the first `shards` GPUs, for a model whose layers are split over them.
 
     If they are too few or too small, they are chosen anyway: loading the model then refuses what was asked
     for.
+
+    gpus: all usable GPUs, at least one. needed_bytes: bytes of the whole model; None if unknown. shards: how
+        many GPUs share each layer.
     """
-    used = gpus[:shards]
-    each = None if need is None else -(-need // shards)
-    short = [gpu for gpu in used if not _holds(gpu, each)]
-    reason = _used(used, need)
-    if short and each is not None:
-        reason += f"; {memory_in_words(each)} of it on each, for which there is not room on {short[0]}"
+    chosen = gpus[:shards]
+    bytes_per_gpu = None if needed_bytes is None else -(-needed_bytes // shards)
+    too_small = [gpu for gpu in chosen if not _holds(gpu, bytes_per_gpu)]
+    reason = _used(chosen, needed_bytes)
+    if too_small and bytes_per_gpu is not None:
+        reason += (
+            f"; {memory_in_words(bytes_per_gpu)} of it on each, for which there is not room on {too_small[0]}"
+        )
     return ChosenDevice("cuda:0", reason)
 
 
-def _without_gpu(found: FoundGpus) -> ChosenDevice:
-    """Choose the CPU, and say why no GPU can be used."""
-    if not found.installed:
+def _without_gpu(gpus_found: FoundGpus) -> ChosenDevice:
+    """Choose the CPU, and say why no GPU can be used: none exists, torch is built for CPUs,
+    CUDA_VISIBLE_DEVICES hides them, or torch cannot use them.
+    """
+    if not gpus_found.installed:
         return ChosenDevice("cpu", "device cpu: no NVIDIA GPU is here", notable=False)
-    here = "an NVIDIA GPU is here" if found.installed == 1 else f"{found.installed} NVIDIA GPUs are here"
-    if not found.torch_cuda:
-        why = f"but torch {found.torch_version} is built for CPUs; {CPU_TORCH_REMEDY}"
-    elif found.hidden:
+    which = (
+        "an NVIDIA GPU is here"
+        if gpus_found.installed == 1
+        else f"{gpus_found.installed} NVIDIA GPUs are here"
+    )
+    if not gpus_found.torch_cuda:
+        why = f"but torch {gpus_found.torch_version} is built for CPUs; {CPU_TORCH_REMEDY}"
+    elif gpus_found.hidden:
         why = "but CUDA_VISIBLE_DEVICES hides them all"
     else:
-        why = (
-            f"but torch {found.torch_version} cannot use them; its CUDA may need a newer driver (nvidia-smi)"
-        )
-    return ChosenDevice("cpu", f"device cpu: {here}, {why}")
+        torch = f"torch {gpus_found.torch_version}"
+        why = f"but {torch} cannot use them; its CUDA may need a newer driver (nvidia-smi)"
+    return ChosenDevice("cpu", f"device cpu: {which}, {why}")
 
 
 def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None) -> tuple[FoundGpu, ...]:
@@ -155,21 +176,25 @@ def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None)
     """
     if visible is None:
         return tuple(gpu for _, gpu in installed)
-    found: list[FoundGpu] = []
+    result: list[FoundGpu] = []
     for name in (part.strip() for part in visible.split(",")):
-        number = len(found)
+        number = len(result)
         gpu = _named(installed, name)
         if gpu:
-            found.append(FoundGpu(number, gpu.name, gpu.free))
+            result.append(FoundGpu(number, gpu.name, gpu.free))
         elif name.startswith("MIG-"):
-            found.append(FoundGpu(number, "a part of a GPU"))
+            result.append(FoundGpu(number, "a part of a GPU"))
         else:
             break
-    return tuple(found)
+    return tuple(result)
 
 
 def _named(installed: Sequence[tuple[str, FoundGpu]], name: str) -> FoundGpu | None:
-    """Return the GPU with this number, or whose UUID begins with this name; None if there is none."""
+    """Return the GPU with this name; None if there is none.
+
+    installed: (UUID, GPU) of all GPUs. name: one part of CUDA_VISIBLE_DEVICES: a number, or the beginning of
+        a UUID.
+    """
     for uuid, gpu in installed:
         if name == str(gpu.number) or (name.startswith("GPU-") and uuid.startswith(name)):
             return gpu

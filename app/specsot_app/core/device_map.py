@@ -28,29 +28,33 @@ class HostDevice:
     device: str
 
     def __str__(self) -> str:
+        """Return the place as --devices writes it: "10.0.0.1#0" or "10.0.0.1#cpu"."""
         return f"{self.host}#{self.device.removeprefix('cuda:')}"
 
 
 def parse_devices(devices: str | Sequence[str]) -> tuple[HostDevice, ...]:
-    """Return one place a stage, in ring order; several stages may share a device. Raises InvalidRequest for a
-    malformed place.
+    """Return one place for each stage, in ring order; several stages may share a device.
 
     "10.0.0.1#0,10.0.0.2#cpu" -> GPU 0 of the first host, and the CPU of the second.
+
+    devices: places as --devices writes them, separated by commas or as a sequence.
+    Raises InvalidRequest for a malformed place; an empty string is malformed, an empty sequence has no
+    places.
     """
-    listed = devices.split(",") if isinstance(devices, str) else devices
-    return tuple(_place(one) for one in listed)
+    places = devices.split(",") if isinstance(devices, str) else devices
+    return tuple(_place(place) for place in places)
 
 
 def _place(written: str) -> HostDevice:
-    """Parse one place. Raises InvalidRequest."""
-    found = re.fullmatch(r"\s*([^#\s]+)#(\d{1,3}|cpu)\s*", written)
-    if found is None:
+    """Return the place that a text such as "10.0.0.1#0" names. Raises InvalidRequest for a malformed text."""
+    match = re.fullmatch(r"\s*([^#\s]+)#(\d{1,3}|cpu)\s*", written)
+    if match is None:
         raise InvalidRequest(
             f"devices must be HOST#GPU or HOST#cpu, such as 10.0.0.1#0,10.0.0.2#0, got {written.strip()!r}",
             field="devices",
         )
-    device = found[2]
-    return HostDevice(found[1], device if device == "cpu" else f"cuda:{int(device)}")
+    device = match[2]
+    return HostDevice(match[1], device if device == "cpu" else f"cuda:{int(device)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,96 +72,124 @@ class PlannedPlace:
 
 
 def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
-    """Parse HOST#GPU=MEMORY@BANDWIDTH, of which the last two may be left out. Raises InvalidRequest.
+    """Return one place for each stage with what the user says of its memory.
 
     "10.0.0.1#0=24G@1008" -> GPU 0 with 24 GiB free and 1008 GB/s.
+
+    devices: HOST#GPU=MEMORY@BANDWIDTH, of which the last two may be left out; separated by commas or as a
+        sequence.
+    Raises InvalidRequest for a malformed place or size.
     """
-    listed = devices.split(",") if isinstance(devices, str) else devices
-    found = [re.fullmatch(r"([^=@]*)(?:=([^@]*))?(?:@(\d+(?:\.\d+)?))?", one.strip()) for one in listed]
-    if None in found:
-        wrong = next(one for one, parts in zip(listed, found) if parts is None)
+    texts = devices.split(",") if isinstance(devices, str) else devices
+    matches = [re.fullmatch(r"([^=@]*)(?:=([^@]*))?(?:@(\d+(?:\.\d+)?))?", text.strip()) for text in texts]
+    if None in matches:
+        wrong = next(text for text, parts in zip(texts, matches) if parts is None)
         raise InvalidRequest(
             f"devices are HOST#GPU=MEMORY@BANDWIDTH with GB/s, such as 10.0.0.1#0=24G@1008, got {wrong!r}",
             field="devices",
         )
-    parts = [one.groups() for one in found if one]
+    parts = [text.groups() for text in matches if text]
     places = parse_devices([place for place, _, _ in parts])
     try:
-        rooms = [MEMORY.read(room) if room is not None else None for _, room, _ in parts]
+        memories = [MEMORY.read(memory) if memory is not None else None for _, memory, _ in parts]
     except ValueError as error:
         raise InvalidRequest(f"devices: {error}", field="devices") from None
-    speeds = [float(speed) * 1e9 if speed else None for _, _, speed in parts]
-    return tuple(map(PlannedPlace, places, rooms, speeds))
+    bandwidths = [float(bandwidth) * 1e9 if bandwidth else None for _, _, bandwidth in parts]
+    return tuple(map(PlannedPlace, places, memories, bandwidths))
 
 
 def splits_of(splits: Any) -> str:
-    """Return layer_splits as ranges: "14,28" or [14, 28] -> "0:14,14:28,28:"; the last stage ends with the
-    model.
+    """Return the layer ranges that --layer-splits describes: "14,28" or [14, 28] -> "0:14,14:28,28:".
+
+    The last range has no end, which means the model's last layer. splits: the first layer of each stage after
+    the first; it is not checked.
     """
     cuts = [str(cut).strip() for cut in (splits.split(",") if isinstance(splits, str) else splits)]
     return ",".join(f"{first}:{last}" for first, last in zip(["0", *cuts], [*cuts, ""]))
 
 
 def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 1) -> None:
-    """Check that there is one place for each stage of each ring. Raises InvalidRequest."""
+    """Raise InvalidRequest unless there is one place for each stage of each ring; return if no places are
+    given.
+
+    stages: number of stages of each ring; None: as many as the places allow. places: those of --devices, ring
+        by ring. rings: number of complete rings.
+    """
     if places and len(places) != (stages or len(places) // rings) * rings:
-        told = f"{rings} times {stages}" if stages and rings > 1 else stages or f"those of {rings} rings"
-        raise InvalidRequest(f"devices are {len(places)}, stages {told}", field="devices")
+        expected = f"{rings} times {stages}" if stages and rings > 1 else stages or f"those of {rings} rings"
+        raise InvalidRequest(f"devices are {len(places)}, stages {expected}", field="devices")
 
 
 def ports_of(hosts: Sequence[str]) -> tuple[int, ...]:
-    """Return a port for each member: hosts [a, a, b] -> (50051, 50052, 50051)."""
+    """Return a port for each member, so that members of one host have different ports: [a, a, b] -> (50051,
+    50052, 50051).
+
+    hosts: the host of each member, in order.
+    """
     return tuple(FIRST_PORT + hosts[:number].count(host) for number, host in enumerate(hosts))
 
 
 def address_of(host: str, port: int) -> str:
-    """Return host:port, with IPv6 addresses in brackets."""
+    """Return "host:port", with an IPv6 address in brackets: ("::1", 80) -> "[::1]:80"."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
-def parse_ranges(written: str | Sequence[str], layers: int) -> tuple[Range, ...]:
-    """Return one layer range a stage, in ring order.
+def parse_ranges(ranges_text: str | Sequence[str], layers: int) -> tuple[Range, ...]:
+    """Return one layer range for each stage, in ring order.
 
+    ranges_text: ranges such as "0:4,4:8", as one text or as a sequence; the last one may lack its end.
+        layers: number of layers of the model.
     Raises InvalidRequest unless the ranges follow each other from layer 0 to the model's last.
     """
-    said = written if isinstance(written, str) else ",".join(map(str, written))
-    if not (ranges := follow(said, layers)):
+    text = ranges_text if isinstance(ranges_text, str) else ",".join(map(str, ranges_text))
+    if not (ranges := follow(text, layers)):
         raise InvalidRequest(
             f"layers must be ranges that follow each other from 0 to the model's {layers}, such as "
-            f"0:{layers // 2},{layers // 2}:{layers}, got {said!r}",
+            f"0:{layers // 2},{layers // 2}:{layers}, got {text!r}",
             field="layers",
         )
     return ranges
 
 
-def follow(written: str, layers: int) -> tuple[Range, ...]:
+def follow(ranges_text: str, layers: int) -> tuple[Range, ...]:
     """Return the ranges if they follow each other from layer 0 to `layers`; otherwise ().
 
     ("0:14,14:", 28) -> 0:14 and 14:28.
+
+    ranges_text: ranges separated by commas; a missing end means `layers`. layers: number of layers of the
+        model.
     """
-    found = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in written.split(",")]
-    edges = [(int(one[1]), int(one[2] or layers)) for one in found if one]
-    joined = all(before[1] == after[0] for before, after in pairwise(edges))
-    whole = joined and len(edges) == len(found) and edges[0][0] == 0 and edges[-1][1] == layers
-    if not whole or any(first >= last for first, last in edges):
+    found = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in ranges_text.split(",")]
+    edges = [(int(match[1]), int(match[2] or layers)) for match in found if match]
+    joined = all(left[1] == right[0] for left, right in pairwise(edges))
+    covers_model = joined and len(edges) == len(found) and edges[0][0] == 0 and edges[-1][1] == layers
+    if not covers_model or any(first >= last for first, last in edges):
         return ()
     return tuple(Range(first, last) for first, last in edges)
 
 
-def check_order(written: str | Sequence[str]) -> None:
-    """Raise InvalidRequest unless a model could have these layer ranges, such as 0:14,14:28,28:."""
-    said = written if isinstance(written, str) else ",".join(map(str, written))
-    edges = [int(edge) for edge in re.findall(r"\d{1,6}", said)]
-    ends_with_model = said.rstrip().endswith(":")
-    if not follow(said, max(edges, default=0) + ends_with_model):
+def check_order(ranges_text: str | Sequence[str]) -> None:
+    """Raise InvalidRequest unless a model could have these layer ranges, whatever its number of layers.
+
+    ranges_text: ranges such as "0:14,14:28,28:", as one text or as a sequence.
+    """
+    text = ranges_text if isinstance(ranges_text, str) else ",".join(map(str, ranges_text))
+    edges = [int(edge) for edge in re.findall(r"\d{1,6}", text)]
+    ends_with_model = text.rstrip().endswith(":")
+    if not follow(text, max(edges, default=0) + ends_with_model):
         raise InvalidRequest(
-            f"layers must be ranges that follow each other from 0, such as 0:14,14:28, got {said!r}",
+            f"layers must be ranges that follow each other from 0, such as 0:14,14:28, got {text!r}",
             field="layers",
         )
 
 
 def split_ranges(splits: str, layers: int) -> tuple[Range, ...]:
-    """Return the ranges into which "14,28" cuts a model. Raises InvalidRequest if one would be empty."""
+    """Return the ranges into which --layer-splits cuts a model: ("14", 28) -> 0:14 and 14:28.
+
+    splits: the first layer of each stage after the first, separated by commas. layers: number of layers of
+        the model.
+    Raises InvalidRequest if a range would be empty or a part is no number.
+    """
     cuts = [int(cut) if re.fullmatch(r"\s*\d{1,6}\s*", cut) else 0 for cut in splits.split(",")]
     edges = list(pairwise([0, *cuts, layers]))
     if any(first >= last for first, last in edges):

@@ -21,36 +21,47 @@ NAMES: Final = ("qwen2.5-coder-1.5b", "smollm2")
 HEAD: Final = "eagle3"  # The folder of a head in the folder of its model.
 
 
-def head_named(name: str, places: Sequence[Path], names: Sequence[str] = NAMES) -> Path | None:
+def head_named(name: str, folders: Sequence[Path], known_names: Sequence[str] = NAMES) -> Path | None:
     """Return the folder of the bundled head called `name`, such as "qwen2.5-coder-1.5b"; None if there is
     none.
 
-    places: folders that may hold bundled models, the first one first. names: those that have a head.
+    name: compared without case and punctuation. folders: may hold bundled models; the first that has the head
+        wins. known_names: names of the models that have a head.
     """
-    known = next((known for known in names if _plain(known) == _plain(name)), None)
-    return None if known is None else _folder(known, places)
+    known = next((known for known in known_names if _plain(known) == _plain(name)), None)
+    return None if known is None else _folder(known, folders)
 
 
-def head_for(base: Path, places: Sequence[Path], names: Sequence[str] = NAMES) -> Path | None:
-    """Return the folder of the bundled head for a base model's directory; None if none fits. Raises
-    ModelError.
+def head_for(base: Path, folders: Sequence[Path], known_names: Sequence[str] = NAMES) -> Path | None:
+    """Return the folder of the bundled head for a base model; None if none fits by name and sizes.
+
+    base: the base model's directory. folders: may hold bundled models; the first that has a head wins.
+        known_names: names of the models that have a head.
+    Raises ModelError if the base model's config cannot be read.
     """
     address = _plain(address_of_model(base))
-    heads = [_folder(known, places) for known in names if _plain(known) in address]
+    heads = [_folder(known, folders) for known in known_names if _plain(known) in address]
     if not heads:
         return None
     config = read_config(base)
     return next((head for head in heads if head is not None and _fits(head, config)), None)
 
 
-def _folder(name: str, places: Sequence[Path]) -> Path | None:
-    """Return the head's folder in the first of the places that has it, or None."""
-    folders = (place / name / HEAD for place in places)
-    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+def _folder(name: str, folders: Sequence[Path]) -> Path | None:
+    """Return the head's folder in the first of the folders that has it; None if none has it.
+
+    name: name of the base model. folders: may hold bundled models.
+    """
+    candidates = (folder / name / HEAD for folder in folders)
+    return next((candidate for candidate in candidates if (candidate / "config.json").is_file()), None)
 
 
 def _fits(head: Path, base: ModelConfig) -> bool:
-    """Return whether the head was trained for a base of these sizes."""
+    """Return whether the head was trained for a base of these sizes; False if the head's config cannot be
+    read.
+
+    head: the head's folder. base: the base model's sizes, of which hidden size and vocabulary are compared.
+    """
     try:
         fields: dict[str, Any] = read_json(head / "config.json")
     except ModelError:

@@ -31,72 +31,82 @@ DEVICE_HELP = {
 
 
 def with_device(options: FleetOptions, out: TextIO) -> FleetOptions:
-    """Return options that name a device.
+    """Return options that name a device; unchanged if they do already.
 
-    out: gets the line that says which device was chosen and why, if this machine has a GPU.
+    options: of a fleet. out: gets the line that says which device was chosen and why, if this machine has a
+        GPU.
     """
     named, choice = choose_for(options)
     if choice and choice.notable:
-        announce(choice, out)
+        print_choice(choice, out)
     return named
 
 
 def choose_for(
     options: FleetOptions,
     rings: int = 1,
-    find: Callable[[], FoundGpus] | None = None,
-    count: Callable[[FleetOptions], int] | None = None,
+    find_gpus_here: Callable[[], FoundGpus] | None = None,
+    count_bytes: Callable[[FleetOptions], int] | None = None,
 ) -> tuple[FleetOptions, ChosenDevice | None]:
     """Return options that name a device, and the choice.
 
-    The choice is None if there was none to make: the fleet is elsewhere, or --device or --devices are given.
-    rings: number of complete rings. find, count: query the machine's GPUs and the memory that the model
-        needs.
+    The choice is None if there was none to make: the fleet is elsewhere, --device or --devices are given, or
+    torch is missing.
+
+    options: of a fleet. rings: number of complete rings.
+    find_gpus_here: finds this machine's GPUs; None: `find_gpus`. count_bytes: counts the memory that the
+        model needs; None: `count_memory`.
     """
     if options.device != AUTO:
         return options, None
-    elsewhere = options.master is not None or options.devices
+    chosen_elsewhere = options.master is not None or options.devices
     # Without torch, loading the model fails with its own message.
-    torch_missing = find is None and find_spec("torch") is None
-    if elsewhere or torch_missing:
+    torch_missing = find_gpus_here is None and find_spec("torch") is None
+    if chosen_elsewhere or torch_missing:
         return replace(options, device="cpu"), None
-    found = (find or find_gpus)()
-    need = _needed(options, count or count_memory) if found.gpus else None
+    gpus_found = (find_gpus_here or find_gpus)()
+    needed_bytes = _needed_bytes(options, count_bytes or count_memory) if gpus_found.gpus else None
     ranges = options.layers.split(",") if isinstance(options.layers, str) else options.layers
     stages = options.stages or len(ranges or ()) or 1
-    whole = None if need is None else need * rings
-    choice = choose_device(found, whole, stages * rings, options.tensor_parallel)
+    bytes_of_all_rings = None if needed_bytes is None else needed_bytes * rings
+    choice = choose_device(gpus_found, bytes_of_all_rings, stages * rings, options.tensor_parallel)
     return replace(options, device=choice.device), choice
 
 
-def announce(choice: ChosenDevice, out: TextIO) -> None:
-    """Print the reason of a choice."""
+def print_choice(choice: ChosenDevice, out: TextIO) -> None:
+    """Print the reason of a choice in one line. choice: the device that was chosen. out: the stream."""
     print(f"specsot: {choice.reason}", file=out, flush=True)
 
 
 def local_device(device: str, out: TextIO) -> str:
-    """Return the device of a machine that joins another one's fleet, whose model's size it does not
-    know yet.
+    """Return the device of a machine that joins another one's fleet, whose model's size it does not know yet.
+
+    device: a torch device, which is returned as it is, or AUTO. out: gets the reason of a choice, if this
+        machine has a GPU.
     """
     if device != AUTO:
         return device
     choice = choose_device(find_gpus())
     if choice.notable:
-        announce(choice, out)
+        print_choice(choice, out)
     return choice.device
 
 
-def _needed(options: FleetOptions, count: Callable[[FleetOptions], int]) -> int | None:
-    """Return the bytes that the model needs, or None if it cannot be read: loading it then reports why."""
+def _needed_bytes(options: FleetOptions, count_bytes: Callable[[FleetOptions], int]) -> int | None:
+    """Return the bytes that the model needs, or None if it cannot be read: loading it then reports why.
+
+    options: of the fleet. count_bytes: counts them.
+    """
     try:
-        return count(options)
+        return count_bytes(options)
     except (SpecsotError, OSError):
         return None
 
 
 def count_memory(options: FleetOptions) -> int:
-    """Return the bytes that a GPU needs for all layers, KV pages and the drafter. Raises ModelError,
-    InvalidRequest.
+    """Return the bytes that a GPU needs for all layers, KV pages and the drafter. options: of the fleet.
+
+    Raises ModelError, InvalidRequest.
     """
     from specsot_app.fleet.fitting import count_on_gpu
 
@@ -104,10 +114,10 @@ def count_memory(options: FleetOptions) -> int:
 
 
 def find_gpus() -> FoundGpus:
-    """Ask torch whether it can use GPUs, and the driver which GPUs exist."""
+    """Return the GPUs that torch can use and that the driver knows, without making a CUDA context."""
     import torch
 
-    installed = _installed()
+    installed = _installed_gpus()
     visible = visible_gpus(installed, os.environ.get("CUDA_VISIBLE_DEVICES"))
     usable = torch.cuda.device_count() if torch.version.cuda else 0
     return FoundGpus(
@@ -119,27 +129,29 @@ def find_gpus() -> FoundGpus:
     )
 
 
-def _installed() -> list[tuple[str, FoundGpu]]:
-    """Return (UUID, GPU) of all GPUs that the driver knows; empty without a driver."""
+def _installed_gpus() -> list[tuple[str, FoundGpu]]:
+    """Return (UUID, GPU) of all GPUs that the driver knows; empty without the library, a driver or
+    permission.
+    """
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return [_read(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        return [_read_gpu(number) for number in range(pynvml.nvmlDeviceGetCount())]
     # Without the library, the driver or permission, no GPU can be used.
     except Exception:
         return []
 
 
-def _read(number: int) -> tuple[str, FoundGpu]:
-    """Return one GPU's UUID, name and free memory."""
+def _read_gpu(number: int) -> tuple[str, FoundGpu]:
+    """Return one GPU's UUID, name and free memory. number: as nvidia-smi counts."""
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    uuid, name = (_text(ask(handle)) for ask in (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName))
+    uuid, name = (_text(query(handle)) for query in (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName))
     return uuid, FoundGpu(number, name, int(pynvml.nvmlDeviceGetMemoryInfo(handle).free))
 
 
-def _text(said: str | bytes) -> str:
-    """Return a string that older versions of the library return as bytes."""
-    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+def _text(value: str | bytes) -> str:
+    """Return a string as it is, and bytes, which older versions of the library return, decoded."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -29,10 +29,12 @@ from specsot_master.members import Membership
 
 log = structlog.get_logger()
 
+# Makes a member from its name, the dialer that connects it to others, and the thread on which it computes.
 MemberMaker = Callable[[str, Dialer, Executor], RingMember]
 # Called with a worker's name and the number of layers that it has loaded.
 Loaded = Callable[[str, int], None]
 
+# Name of the drafter of an embedded fleet.
 DRAFTER = "drafter"
 # Bytes. KV memory of each member by default: half of a service's, since all members share one process.
 # Untuned.
@@ -63,26 +65,35 @@ class EmbeddedOptions:
         return drafter != "none" and (drafter in MODELLESS or self.weights.draft_model is not None)
 
     @property
-    def crosses(self) -> bool:
-        """Return whether hidden states may pass from one GPU to another."""
+    def crosses_gpus(self) -> bool:
+        """Return whether hidden states may pass from one GPU to another: some member computes on a GPU, and
+        there are several workers.
+        """
         on_gpus = any(device.startswith("cuda") for device in self.devices or (self.weights.device,))
         return on_gpus and len(_ranges(self)) > 1
 
     @property
-    def led(self) -> RingOptions:
+    def ring_options(self) -> RingOptions:
         """Return the ring's options with the number of workers and the drafter filled in."""
         drafter = self.weights.drafts if self.drafts else "none"
         return replace(self.ring, workers=len(_ranges(self)), drafter=drafter)
 
-    def of(self, member: str) -> DraftModelOptions:
-        """Return the options with which one member loads."""
+    def member_options(self, member: str) -> DraftModelOptions:
+        """Return the options with which one member loads: its device and its KV memory are filled in.
+
+        member: the member's name, "drafter" or "worker-0", "worker-1" and so on.
+        """
         weights = self.weights
         memory = KV_MEMORY if weights.kv_memory is None else weights.kv_memory
         return replace(weights, device=_device(self, member), kv_memory=memory)
 
 
 class EmbeddedFleet:
-    """A fleet to start, ask and close. Members that share a GPU, or the cores of a CPU, share a thread."""
+    """A fleet to start, ask and close. Members that share a GPU, or the cores of a CPU, share a thread.
+
+    master: the master of this fleet. members: the tasks that run its members. leaving: set when all members
+        have to end.
+    """
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
         self._master = master
@@ -93,30 +104,37 @@ class EmbeddedFleet:
     async def start(
         cls,
         options: EmbeddedOptions,
-        parts: dict[str, MemberMaker] | None = None,
-        loaded: Loaded | None = None,
+        member_makers: dict[str, MemberMaker] | None = None,
+        on_loaded: Loaded | None = None,
         threads: Threads | None = None,
     ) -> EmbeddedFleet:
-        """Load all members and wait until the ring is complete. Raises what loading raises.
+        """Load all members and wait until the ring is complete. Raises what loading raises, after closing
+        everything.
 
-        parts: members by name, instead of those that the options describe (tests pass fakes).
-        loaded: called on the thread that loads.
-        threads: threads to compute on; fleets of one process that run in turn share them.
+        options: what to load, and where.
+        member_makers: for each member's name, what makes it, instead of what the options describe (tests pass
+            fakes); None or empty: those of the options.
+        on_loaded: called on the thread that loads, with a worker's name and its number of loaded layers;
+            None: nothing is reported.
+        threads: threads to compute on; fleets of one process that run in turn share them; None makes new
+            ones.
         """
-        master = assemble(options.weights.base, options.led, forecasts=cache_folder() / "forecasts")
-        parts = parts or _parts(options, loaded)
+        master = assemble(options.weights.base, options.ring_options, forecasts=cache_folder() / "forecasts")
+        member_makers = member_makers or _member_makers(options, on_loaded)
         exchange = Exchange()
         threads = threads or Threads()
         leaving = asyncio.Event()
         fleet = cls(master, [], leaving)
-        for name, make in parts.items():
+        for name, maker in member_makers.items():
             inbox = exchange.listen(name)
-            compute = _thread(options, threads, name)
-            dialer = LocalDialer(name, exchange, compute, _crossing(options))
-            make = partial(_make, make, name, dialer, compute, exchange)
-            life = asyncio.create_task(_live(make, compute, inbox, _connect(master.members, inbox), leaving))
-            life.add_done_callback(partial(fleet._on_exit, name))
-            fleet._members.append(life)
+            compute = _executor_for(options, threads, name)
+            dialer = LocalDialer(name, exchange, compute, _before_sending(options))
+            maker = partial(_made_member, maker, name, dialer, compute, exchange)
+            task = asyncio.create_task(
+                _run_member(maker, compute, inbox, _connect(master.members, inbox), leaving)
+            )
+            task.add_done_callback(partial(fleet._on_exit, name))
+            fleet._members.append(task)
         try:
             await fleet._complete(options.drafts)
         except BaseException:
@@ -125,11 +143,14 @@ class EmbeddedFleet:
         return fleet
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
-        """Yield the events of one request, in order. Closing the iterator cancels the request."""
+        """Yield the events of one request, in order. Closing the iterator cancels the request.
+
+        ask: the request.
+        """
         return self._master.requests.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request; return whether it was known."""
+        """Cancel a request; return whether it was known. request: the request's id."""
         return self._master.requests.cancel(request)
 
     async def info(self) -> Info:
@@ -153,7 +174,10 @@ class EmbeddedFleet:
         """Handle the end of a member; an embedded member is never started again.
 
         If no ring can form any more (no worker is left), every current and later request fails with the
-        reason. A member that hangs ends all of them, since other members wait for the same thread.
+        reason. A member that hangs ends all of them, since other members wait for the same thread. Nothing
+        happens if the fleet is being closed, or the member ended without an error.
+
+        name: the member's name. member: its task, which is done.
         """
         if self._leaving.is_set() or member.cancelled() or (error := member.exception()) is None:
             return
@@ -162,13 +186,17 @@ class EmbeddedFleet:
         if not isinstance(error, SpecsotError):
             log.error("a member died", name=name, exc_info=error)
         self._master.members.on_disconnect(name, reason)
-        left = self._master.info().members
-        if isinstance(error, Hung) or not any(one.kind == "worker" for one in left):
+        remaining = self._master.info().members
+        if isinstance(error, Hung) or not any(one.kind == "worker" for one in remaining):
             self._master.end(reason)
 
-    async def _complete(self, drafts: bool) -> None:
-        """Wait for the ring. If a member fails before that, raise its error."""
-        ready = asyncio.ensure_future(self._master.complete(with_drafter=drafts))
+    async def _complete(self, with_drafter: bool) -> None:
+        """Wait for the ring to be complete. If a member fails before that, raise its error.
+
+        with_drafter: also wait for a drafter.
+        Raises Unavailable if a member ended without an error before the ring was complete.
+        """
+        ready = asyncio.ensure_future(self._master.complete(with_drafter=with_drafter))
         await asyncio.wait([ready, *self._members], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             return ready.result()
@@ -184,27 +212,37 @@ class MemberUplink:
 
     The master handles a message in a later turn of the event loop, so that the next step starts before the
     master's work.
+
+    membership: the master's side of all members. name: the member's name.
     """
 
-    def __init__(self, fleet: Membership, name: str) -> None:
-        self._fleet = fleet
+    def __init__(self, membership: Membership, name: str) -> None:
+        self._membership = membership
         self._name = name
 
     async def send(self, message: object) -> None:
-        """Schedule the message for the master."""
-        asyncio.get_running_loop().call_soon(self._fleet.on_message, self._name, message)
+        """Schedule a message for the master, on the current event loop. message: any message of a member."""
+        asyncio.get_running_loop().call_soon(self._membership.on_message, self._name, message)
 
     async def close(self) -> None:
-        """Tell the master that the member left."""
-        asyncio.get_running_loop().call_soon(self._fleet.on_disconnect, self._name, "left")
+        """Schedule the master's notice that the member left."""
+        asyncio.get_running_loop().call_soon(self._membership.on_disconnect, self._name, "left")
 
 
-def _connect(fleet: Membership, inbox: Inbox) -> Connect:
-    """Return the function with which members of this process register at the master."""
+def _connect(membership: Membership, inbox: Inbox) -> Connect:
+    """Return the function with which members of this process register at the master.
+
+    membership: the master's side of all members. inbox: the member's inbox, which receives the master's
+        messages.
+    """
 
     async def connect(registration: Registration) -> Link:
-        await fleet.join(registration, LocalLink("master", inbox))
-        return MemberUplink(fleet, registration.name)
+        """Register a member, and return its link to the master. Raises what the master refuses a member with.
+
+        registration: what the member says of itself.
+        """
+        await membership.join(registration, LocalLink("master", inbox))
+        return MemberUplink(membership, registration.name)
 
     return connect
 
@@ -218,80 +256,119 @@ class Threads:
     """
 
     def __init__(self) -> None:
-        self._of: dict[str, Executor] = {}
+        self._by_device: dict[str, Executor] = {}
 
-    def of(self, device: str) -> Executor:
-        """Return the device's thread, which is started at its first use."""
-        if device not in self._of:
-            self._of[device] = ComputeThread(f"specsot-{device}")
-        return self._of[device]
+    def executor_of(self, device: str) -> Executor:
+        """Return the device's thread, which is started at its first use.
+
+        device: a torch device, or a member's name if the member has a thread of its own.
+        """
+        if device not in self._by_device:
+            self._by_device[device] = ComputeThread(f"specsot-{device}")
+        return self._by_device[device]
 
 
-def _crossing(options: EmbeddedOptions) -> Prepare | None:
-    """Return what prepares a message before it is sent, or None if tensors never change their GPU."""
-    if not options.crosses:
+def _before_sending(options: EmbeddedOptions) -> Prepare | None:
+    """Return what prepares a message before it is sent, or None if tensors never change their GPU.
+
+    options: of the fleet.
+    """
+    if not options.crosses_gpus:
         return None
     from specsot.transport.pending_rows import let_rows_transfer
 
     return let_rows_transfer
 
 
-def _thread(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:
+def _executor_for(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:
     """Return the thread on which a member computes: one for each device.
 
     If the master chooses among GPUs, it is not known yet which members share one, and each member has its own
     thread.
+
+    options: of the fleet. threads: the threads that exist, and will be made. name: the member's name.
     """
     device = _device(options, name)
-    return threads.of(name if options.crosses and device == "cuda" else device)
+    return threads.executor_of(name if options.crosses_gpus and device == "cuda" else device)
 
 
-def _make(make: MemberMaker, name: str, dialer: Dialer, compute: Executor, exchange: Exchange) -> RingMember:
-    """Make a member and register it with the exchange."""
-    part = make(name, dialer, compute)
-    exchange.introduce(name, part, compute)
-    return part
+def _made_member(
+    maker: MemberMaker, name: str, dialer: Dialer, compute: Executor, exchange: Exchange
+) -> RingMember:
+    """Make a member and register it with the exchange. Runs on the member's thread, since making it loads the
+    model.
 
-
-async def _live(
-    make: Callable[[], RingMember], compute: Executor, inbox: Inbox, connect: Connect, leaving: asyncio.Event
-) -> None:
-    """Run one member from loading to leaving. Loading happens on the compute thread, so that the event loop
-    stays free.
+    maker: makes the member. name: the member's name. dialer: connects the member to others. compute: its
+        thread. exchange: where the others find it.
     """
-    part = await asyncio.get_running_loop().run_in_executor(compute, make)
-    await run_membership(part, inbox, connect, leaving)
+    member = maker(name, dialer, compute)
+    exchange.introduce(name, member, compute)
+    return member
+
+
+async def _run_member(
+    maker: Callable[[], RingMember],
+    executor: Executor,
+    inbox: Inbox,
+    connect: Connect,
+    leaving: asyncio.Event,
+) -> None:
+    """Run one member from loading to leaving. Loading happens on its thread, so that the event loop stays
+    free.
+
+    maker: makes the member. executor: the member's thread. inbox: receives messages for the member. connect:
+        registers the member at the master. leaving: set when the member has to end.
+    """
+    member = await asyncio.get_running_loop().run_in_executor(executor, maker)
+    await run_membership(member, inbox, connect, leaving)
 
 
 def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
-    """Return the layer range of each worker in ring order; None for ranges that the master decides."""
+    """Return the layer range of each worker in ring order; None for ranges that the master decides. options:
+    of the fleet.
+    """
     return options.layers or (None,) * (options.stages or 1)
 
 
-def _parts(options: EmbeddedOptions, loaded: Loaded | None) -> dict[str, MemberMaker]:
-    """Return what makes each member: workers in ring order, then the drafter."""
+def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[str, MemberMaker]:
+    """Return what makes each member, by name: workers in ring order, then the drafter, if there is one.
+
+    options: of the fleet. on_loaded: called with a worker's name and its number of loaded layers; None:
+        nothing is reported.
+    """
     ranges = {f"worker-{n}": layers for n, layers in enumerate(_ranges(options))}
 
     def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
+        """Make a worker, which loads its layers.
+
+        name: the member's name. dialer: connects it to others. compute: its thread.
+        """
         from specsot_worker.loader import StageLoader
         from specsot_worker.worker import Worker
 
-        told = partial(loaded, name) if loaded else None
-        loader = StageLoader(options.of(name), name, layers=ranges[name], loaded=told)
+        callback = partial(on_loaded, name) if on_loaded else None
+        loader = StageLoader(options.member_options(name), name, layers=ranges[name], loaded=callback)
         return Worker(loader, dialer, compute)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
+        """Make the drafter, which loads its head or model.
+
+        name: the member's name. dialer: connects it to others. compute: its thread.
+        """
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
 
-        return Drafter(DraftLoader(options.of(name), name), dialer, compute)
+        return Drafter(DraftLoader(options.member_options(name), name), dialer, compute)
 
-    parts: dict[str, MemberMaker] = dict.fromkeys(ranges, worker)
-    return parts | ({DRAFTER: drafter} if options.drafts else {})
+    member_makers: dict[str, MemberMaker] = dict.fromkeys(ranges, worker)
+    return member_makers | ({DRAFTER: drafter} if options.drafts else {})
 
 
 def _device(options: EmbeddedOptions, name: str) -> str:
-    """Return a member's device; the drafter runs on the last worker's."""
+    """Return a member's device; the drafter runs on the last worker's.
+
+    options: of the fleet. name: the member's name, "drafter" or "worker-0" and so on.
+    """
     if not options.devices:
         return options.weights.device
     return options.devices[-1 if name == DRAFTER else int(name.removeprefix("worker-"))]

@@ -38,6 +38,7 @@ from specsot_model.published import as_published, published_of
 from specsot_model.weights import SINGLE, has_files
 from specsot_worker.memory import LayerMemory
 
+# The host of this machine.
 HERE = "127.0.0.1"
 
 
@@ -118,50 +119,56 @@ class FleetPlan:
 
 
 def plan_fleet(options: FleetOptions) -> FleetPlan:
-    """Plan the fleet. Raises Refused, in words, if layers do not fit; ModelError; InvalidRequest."""
+    """Return how the fleet would be placed, and what each device would hold.
+
+    options: of the fleet; only the config and the headers of its weight files are read.
+    Raises Refused, in words, if layers do not fit; ModelError; InvalidRequest.
+    """
     if options.model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
     base = describe_model(options.model)
     config = read_config(base)
     ranges = layers_of(options, base)
-    places = [_completed(place) for place in _places(options, len(ranges))]
+    places = [_with_measured(place) for place in _planned_places(options, len(ranges))]
     check_stages(len(ranges) or options.stages, [place.place for place in places])
     shapes = open_shapes(base, config, options.model_format == "bin", options.quantization)
-    here = [as_published(replace(options, device=place.place.device), base) for place in places]
-    counted = [LayerMemory(own, config, shapes) for own in here]
-    draft = _draft_memory(here[-1], counted[-1])
+    loaded_options = [as_published(replace(options, device=place.place.device), base) for place in places]
+    layer_memory = [LayerMemory(options_of_place, config, shapes) for options_of_place in loaded_options]
+    draft_memory = _draft_memory(loaded_options[-1], layer_memory[-1])
     workers = [
-        _worker(number, place, memory, ranges[number] if ranges else None)
-        for number, (place, memory) in enumerate(zip(places, counted))
+        _worker_registration(number, place, memory, ranges[number] if ranges else None)
+        for number, (place, memory) in enumerate(zip(places, layer_memory))
     ]
-    workers[-1] = _beside(workers[-1], draft)
+    workers[-1] = _without_drafter_memory(workers[-1], draft_memory)
     ring = RingConfig(
-        workers=len(places), model_layers=config.layers, drafter="none" if draft is None else "eagle"
+        workers=len(places), model_layers=config.layers, drafter="none" if draft_memory is None else "eagle"
     )
-    forms = _forms(base, counted[0])
-    stages = _placed(workers, ring, forms)
-    members = [*workers, _drafter(draft, options, config)] if draft else workers
+    forms = _other_forms(base, layer_memory[0])
+    stages = _placed_stages(workers, ring, forms)
+    members = [*workers, _drafter_registration(draft_memory, options, config)] if draft_memory else workers
     formed = configurations_of(1, members, stages, ring)[stages[0].name]
     by_name = {worker.name: number for number, worker in enumerate(workers)}
-    told: list[StagePlan] = []
+    stage_plans: list[StagePlan] = []
     for stage in stages:
         number = by_name[stage.name]
-        beside = draft if number == len(places) - 1 else None
-        told.append(_stage(stage, places[number], counted[number], formed, beside))
+        draft_here = draft_memory if number == len(places) - 1 else None
+        stage_plans.append(_stage_plan(stage, places[number], layer_memory[number], formed, draft_here))
     return FleetPlan(
         model=name_of_model(base),
         layers=config.layers,
         context=config.max_positions,
-        held=_held(base, counted[0]),
-        weights=counted[0].weights(Range(0, config.layers)),
+        held=_form_in_words(base, layer_memory[0]),
+        weights=layer_memory[0].weights(Range(0, config.layers)),
         forms=forms,
-        stages=tuple(told),
+        stages=tuple(stage_plans),
         positions=formed.pages * formed.page_rows,
         page_rows=formed.page_rows,
-        draft=name_of_model(describe_model(options.draft_model)) if draft and options.draft_model else "",
-        draft_own=draft.own if draft else 0,
-        draft_borrowed=draft.borrowed if draft else 0,
-        tokens_per_second=_speed(told),
+        draft=name_of_model(describe_model(options.draft_model))
+        if draft_memory and options.draft_model
+        else "",
+        draft_own=draft_memory.own if draft_memory else 0,
+        draft_borrowed=draft_memory.borrowed if draft_memory else 0,
+        tokens_per_second=_speed(stage_plans),
         text_only=config.text_of is not None,
     )
 
@@ -170,26 +177,41 @@ def count_on_gpu(options: FleetOptions) -> int:
     """Return the bytes of GPU memory for one ring: all layers, KV pages, CUDA graphs, and the drafter.
 
     No GPU is queried; room for graphs is counted as on a GPU that is large enough.
+
+    options: of the fleet.
     Raises ModelError, HeadMismatch, InvalidRequest.
     """
     models = models_of(replace(options, device="cpu"))
-    named = replace(
+    on_gpu = replace(
         options, device="cuda", model=models.base, draft_model=models.draft, drafter=models.drafts
     )
-    own = as_published(named, models.base)
+    loaded_options = as_published(on_gpu, models.base)
     config = read_config(models.base)
-    counted = LayerMemory(
-        own, config, open_shapes(models.base, config, own.model_format == "bin", own.quantization)
+    layer_memory = LayerMemory(
+        loaded_options,
+        config,
+        open_shapes(models.base, config, loaded_options.model_format == "bin", loaded_options.quantization),
     )
-    draft = _draft_memory(own, counted)
-    whole = Range(0, config.layers)
-    beside = own.page_bytes + draft.weights + draft.graphs if draft else 0
-    width = draft.head.width if draft and draft.head else 0
-    return counted.weights(whole) + own.page_bytes + counted.graphs(True, width, whole) + beside
+    draft_memory = _draft_memory(loaded_options, layer_memory)
+    all_layers = Range(0, config.layers)
+    drafter_bytes = (
+        loaded_options.page_bytes + draft_memory.weights + draft_memory.graphs if draft_memory else 0
+    )
+    width = draft_memory.head.width if draft_memory and draft_memory.head else 0
+    return (
+        layer_memory.weights(all_layers)
+        + loaded_options.page_bytes
+        + layer_memory.graphs(True, width, all_layers)
+        + drafter_bytes
+    )
 
 
-def _places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, ...]:
-    """Return one place for each stage: those of --devices, else this machine's --device."""
+def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, ...]:
+    """Return one place for each stage: those of --devices, else this machine's --device; stages on GPUs are
+    counted through cuda:0, cuda:1 and so on.
+
+    options: of the fleet. ranges: number of layer ranges, if they were chosen, else 0.
+    """
     if options.devices:
         return parse_planned(options.devices)
     kind, _, number = options.device.partition(":")
@@ -200,57 +222,76 @@ def _places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, ...]:
     return tuple(PlannedPlace(HostDevice(HERE, name)) for name in names)
 
 
-def _completed(planned: PlannedPlace) -> PlannedPlace:
-    """Return the place with the free memory of this machine's device, unless it was given.
+def _with_measured(planned: PlannedPlace) -> PlannedPlace:
+    """Return the place with free memory and bandwidth of this machine's device, measured unless they were
+    given.
 
+    planned: the place as the user described it.
     Raises InvalidRequest for a place on another machine without its memory.
     """
     place = planned.place
     if planned.memory is not None:
         return planned
     if not local_hosts([place.host]):
-        said = f"devices: {place} is another machine; say what is free there: {place}=24G"
-        raise InvalidRequest(said, field="devices")
+        message = f"devices: {place} is another machine; say what is free there: {place}=24G"
+        raise InvalidRequest(message, field="devices")
     return PlannedPlace(place, free_on(place.device), planned.bandwidth or copy_speed(place.device))
 
 
-def _worker(number: int, planned: PlannedPlace, counted: LayerMemory, layers: Range | None) -> Registration:
+def _worker_registration(
+    stage: int, planned: PlannedPlace, layer_memory: LayerMemory, layers: Range | None
+) -> Registration:
     """Return what a worker at this place would register with.
 
-    Its measured curve is replaced by the time that reading a step's weights takes.
+    Its measured curve is replaced by the time that reading a step's weights takes; it has none if the
+    bandwidth is unknown.
+
+    stage: number of the place, which becomes the worker's name. planned: the place, with its memory.
+        layer_memory: counts its bytes. layers: its range, if chosen.
     """
     on_gpu = planned.place.device != "cpu"
-    config = counted.config
+    config = layer_memory.config
     speed = planned.bandwidth
-    free = planned.memory
+    free_memory = planned.memory
     return Registration(
         kind="worker",
-        name=f"{number}",
+        name=f"{stage}",
         address=str(planned.place),
         fingerprint="",
         model_layers=config.layers,
         max_positions=config.max_positions,
-        kv_bytes=counted.options.page_bytes,
-        row_bytes=counted.row_in(layers),
+        kv_bytes=layer_memory.options.page_bytes,
+        row_bytes=layer_memory.row_in(layers),
         layers=layers,
-        curve=((1, counted.read(measured_range(config)) / speed),) if speed else (),
+        curve=((1, layer_memory.read(measured_range(config)) / speed),) if speed else (),
         host=planned.place.host,
         gpus=(str(planned.place),) if on_gpu else (),
-        memory=None if free is None else max(free - counted.graphs(on_gpu, 0, layers, free), 0),
-        weights=counted.parts,
-        number_bytes=counted.dtype.itemsize,
+        memory=None
+        if free_memory is None
+        else max(free_memory - layer_memory.graphs(on_gpu, 0, layers, free_memory), 0),
+        weights=layer_memory.parts,
+        number_bytes=layer_memory.dtype.itemsize,
     )
 
 
-def _beside(worker: Registration, draft: DraftMemory | None) -> Registration:
-    """Return the worker with less free memory: that of the drafter on its device is subtracted."""
-    if draft is None or worker.memory is None:
+def _without_drafter_memory(worker: Registration, draft_memory: DraftMemory | None) -> Registration:
+    """Return the worker with less free memory: that of the drafter on its device is subtracted. Unchanged
+    without a drafter, or if the free memory is unknown.
+
+    worker: the last worker. draft_memory: of the drafter; None: no model drafts.
+    """
+    if draft_memory is None or worker.memory is None:
         return worker
-    return replace(worker, memory=max(worker.memory - draft.weights - draft.graphs, 0))
+    return replace(worker, memory=max(worker.memory - draft_memory.weights - draft_memory.graphs, 0))
 
 
-def _drafter(draft: DraftMemory, options: FleetOptions, config: ModelConfig) -> Registration:
-    """Return what the drafter would register with."""
+def _drafter_registration(
+    draft_memory: DraftMemory, options: FleetOptions, config: ModelConfig
+) -> Registration:
+    """Return what the drafter would register with.
+
+    draft_memory: what it takes. options: of the fleet. config: of the base model.
+    """
     return Registration(
         kind="drafter",
         name="drafter",
@@ -259,15 +300,18 @@ def _drafter(draft: DraftMemory, options: FleetOptions, config: ModelConfig) -> 
         model_layers=config.layers,
         max_positions=config.max_positions,
         kv_bytes=options.page_bytes,
-        row_bytes=draft.row,
-        head=draft.head,
-        shape=options.drafting.shape() if draft.head else None,
+        row_bytes=draft_memory.row,
+        head=draft_memory.head,
+        shape=options.drafting.shape() if draft_memory.head else None,
     )
 
 
-def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | None:
-    """Return what the drafter takes, or None if no model drafts. Raises ModelError, HeadMismatch,
-    InvalidRequest.
+def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemory | None:
+    """Return what the drafter takes, or None if no model drafts.
+
+    options: of the fleet, with the device of the last place. layer_memory: of the last place, whose weight
+        files the head may borrow from.
+    Raises ModelError, HeadMismatch, InvalidRequest.
     """
     if options.drafts in MODELLESS:
         return None
@@ -275,22 +319,29 @@ def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | 
         raise InvalidRequest(f"drafter {options.drafts} needs a draft_model", field="draft_model")
     folder = describe_model(options.draft_model)
     bin_too = options.draft_format == "bin"
-    kind = options.drafter_quantization
-    held = WeightForm.on_device(
-        options.device, resolve_dtype(options.drafter_dtype, options.device, kind).itemsize, kind
+    quantization = options.drafter_quantization
+    weight_form = WeightForm.on_device(
+        options.device,
+        resolve_dtype(options.drafter_dtype, options.device, quantization).itemsize,
+        quantization,
     )
     on_gpu = options.device != "cpu"
     if options.drafts == "model":
         small = read_small(folder)
         beam = beam_shape(options.drafting)
-        return model_memory(open_shapes(folder, small, bin_too), small, held, beam, on_gpu)
+        return model_memory(open_shapes(folder, small, bin_too), small, weight_form, beam, on_gpu)
     head = open_head(folder, bin_too)
     tree = options.drafting.shape() or RingConfig().shape
-    return eagle_memory(head, counted.files, counted.config, held, tree, on_gpu, options.overrides)
+    return eagle_memory(
+        head, layer_memory.files, layer_memory.config, weight_form, tree, on_gpu, options.overrides
+    )
 
 
 def open_head(folder: Path, bin_too: bool) -> Checkpoint:
-    """Open a head for its shapes. Of a head on the hub only the file's header is fetched."""
+    """Return a head opened for its shapes alone. Of a head on the hub only the file's header is fetched.
+
+    folder: the head's folder. bin_too: also read pytorch_model.bin.
+    """
     if snapshot_of(folder) is None or has_files(folder, bin_too):
         return Checkpoint.open(folder, bin_too)
     shapes = shapes_on_hub(folder / SINGLE)
@@ -298,77 +349,96 @@ def open_head(folder: Path, bin_too: bool) -> Checkpoint:
     return Checkpoint.held(tensors, read_json(folder / "config.json"), str(folder))
 
 
-def _placed(workers: Sequence[Registration], ring: RingConfig, forms: dict[str, int]) -> tuple[Stage, ...]:
-    """Place the layers as the master would. Raises Refused, with the sizes of other forms if layers do not
-    fit.
+def _placed_stages(
+    workers: Sequence[Registration], ring_config: RingConfig, forms: dict[str, int]
+) -> tuple[Stage, ...]:
+    """Return the stages in ring order, placed as the master would.
+
+    workers: as they would register. ring_config: of the master. forms: bytes of all layers in other forms,
+        for the error.
+    Raises Refused, with the sizes of other forms if layers do not fit.
     """
     try:
-        found = next_stages(workers, ring)
+        stages = next_stages(workers, ring_config)
     except Refused as error:
-        less = ", ".join(f"{memory_in_words(size)} in {form}" for form, size in forms.items())
-        raise Refused(f"{error}; all layers take {less}" if less else str(error)) from None
-    if isinstance(found, str):
-        raise Refused(f"the ring lacks {found}")
-    return found
+        sizes = ", ".join(f"{memory_in_words(size)} in {form}" for form, size in forms.items())
+        raise Refused(f"{error}; all layers take {sizes}" if sizes else str(error)) from None
+    if isinstance(stages, str):
+        raise Refused(f"the ring lacks {stages}")
+    return stages
 
 
-def _stage(
+def _stage_plan(
     stage: Stage,
     planned: PlannedPlace,
-    counted: LayerMemory,
-    formed: Configuration,
-    draft: DraftMemory | None,
+    layer_memory: LayerMemory,
+    configuration: Configuration,
+    draft_memory: DraftMemory | None,
 ) -> StagePlan:
-    """Return a placed stage with its bytes."""
-    rows = formed.pages * formed.page_rows
-    width = formed.head.width if formed.head else 0
+    """Return a placed stage with its bytes.
+
+    stage: as placed. planned: where it runs. layer_memory: counts its bytes. configuration: of the ring, with
+        its number of pages. draft_memory: of the drafter on the same device; None: none there.
+    """
+    rows = configuration.pages * configuration.page_rows
+    width = configuration.head.width if configuration.head else 0
     return StagePlan(
         place=str(planned.place),
         layers=str(stage.layers),
-        weights=counted.weights(stage.layers),
-        kv=counted.pages(formed, stage.layers),
-        graphs=counted.graphs(planned.place.device != "cpu", width, stage.layers),
-        drafter=draft.weights + draft.graphs + rows * draft.row if draft else 0,
-        read=counted.read(stage.layers),
+        weights=layer_memory.weights(stage.layers),
+        kv=layer_memory.pages(configuration, stage.layers),
+        graphs=layer_memory.graphs(planned.place.device != "cpu", width, stage.layers),
+        drafter=draft_memory.weights + draft_memory.graphs + rows * draft_memory.row if draft_memory else 0,
+        read=layer_memory.read(stage.layers),
         room=planned.memory,
         bandwidth=planned.bandwidth,
     )
 
 
 def _speed(stages: Sequence[StagePlan]) -> float | None:
-    """Return tokens a second if a step only has to read the weights; None if a stage's bandwidth is
-    unknown.
-    """
+    """Return tokens a second if a step only reads the weights; None if a stage's bandwidth is unknown."""
     seconds = [stage.read / stage.bandwidth for stage in stages if stage.bandwidth]
-    whole = len(seconds) == len(stages)
+    is_complete = len(seconds) == len(stages)
     return (
         Throughput(tuple(one.place for one in stages), tuple(seconds), 0.0).tokens_per_second
-        if whole
+        if is_complete
         else None
     )
 
 
-def _held(base: Path, counted: LayerMemory) -> str:
-    """Return the form of the weights in words."""
+def _form_in_words(base: Path, layer_memory: LayerMemory) -> str:
+    """Return the form of the weights in words, such as "int8, computed in bf16".
+
+    base: directory of the base model. layer_memory: has the number format and quantization.
+    """
     published = published_of(base)
-    numbers = next(name for name, dtype in NAMES.items() if dtype == counted.dtype)
-    kind = counted.options.quantization
+    dtype_name = next(name for name, dtype in NAMES.items() if dtype == layer_memory.dtype)
+    kind = layer_memory.options.quantization
     return (
-        f"{published}, {f'as they are in {kind}, computed in' if kind else 'decoded to'} {numbers}"
+        f"{published}, {f'as they are in {kind}, computed in' if kind else 'decoded to'} {dtype_name}"
         if published
-        else f"{kind}, computed in {numbers}"
+        else f"{kind}, computed in {dtype_name}"
         if kind
-        else numbers
+        else dtype_name
     )
 
 
-def _forms(base: Path, counted: LayerMemory) -> dict[str, int]:
-    """Return the bytes of all layers in fewer bits; empty for a model that was published in fewer bits."""
+def _other_forms(base: Path, layer_memory: LayerMemory) -> dict[str, int]:
+    """Return the bytes of all layers in each other quantization; empty for a model that was published in
+    fewer bits.
+
+    base: directory of the base model. layer_memory: has the present form and the weight files.
+    """
     if published_of(base):
         return {}
-    whole = Range(0, counted.config.layers)
-    itemsize = counted.dtype.itemsize
-    kinds: list[Quantization] = [kind for kind in QUANTIZATIONS if kind != counted.options.quantization]
-    device = counted.options.device
-    forms = {kind: WeightForm.on_device(device, itemsize, kind) for kind in kinds}
-    return {kind: weights_of(counted.files, counted.config, whole, form) for kind, form in forms.items()}
+    all_layers = Range(0, layer_memory.config.layers)
+    itemsize = layer_memory.dtype.itemsize
+    quantizations: list[Quantization] = [
+        kind for kind in QUANTIZATIONS if kind != layer_memory.options.quantization
+    ]
+    device = layer_memory.options.device
+    forms = {kind: WeightForm.on_device(device, itemsize, kind) for kind in quantizations}
+    return {
+        kind: weights_of(layer_memory.files, layer_memory.config, all_layers, form)
+        for kind, form in forms.items()
+    }

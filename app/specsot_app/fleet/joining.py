@@ -46,7 +46,9 @@ PINNED = 16
 # Days that certificates are valid. Precedent: docker/certificates.sh.
 AUTHORITY_DAYS = 3650
 MEMBER_DAYS = 365
+# Names and addresses under which every certificate is valid on its own machine.
 HERE = (x509.DNSName("localhost"), *(x509.IPAddress(ip_address(own)) for own in ("127.0.0.1", "::1")))
+# What members' certificates may be used for: as servers and as clients.
 USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
 
@@ -68,98 +70,125 @@ class Authority:
 
     @property
     def pem(self) -> str:
-        """Return the CA's certificate."""
+        """Return the CA's certificate as PEM text."""
         return (self._folder / "ca.pem").read_text()
 
     def write(self, role: str) -> None:
-        """Write key and certificate of one of this machine's roles."""
+        """Write a new key and certificate of one of this machine's roles into a folder of the role's name.
+
+        role: "master", "worker", "drafter" or the join server's.
+        """
         key = write_key(self._folder / role)
         write_identity(self._folder / role, self.sign(request_of(key), role), self.pem)
 
     def sign(self, request: str, role: str) -> str:
-        """Return a certificate for `role`, whatever name the request has. Raises InvalidRequest."""
+        """Return a certificate (PEM) for a role, whatever name the request has.
+
+        request: a certificate request (PEM), whose signature is checked. role: the name in the certificate.
+        Raises InvalidRequest for anything but a valid request.
+        """
         try:
-            asked = x509.load_pem_x509_csr(request.encode())
+            parsed = x509.load_pem_x509_csr(request.encode())
         except ValueError:
-            asked = None
-        if asked is None or not asked.is_signature_valid:
+            parsed = None
+        if parsed is None or not parsed.is_signature_valid:
             raise InvalidRequest("what asks for a certificate is not a request for one", field="request")
-        names = x509.SubjectAlternativeName([x509.DNSName(role), *HERE])
-        made = _begun(role, self._certificate.subject, MEMBER_DAYS).public_key(asked.public_key())
-        made = made.add_extension(names, critical=False).add_extension(USES, critical=False)
-        made = made.add_extension(x509.BasicConstraints(False, None), critical=True)
-        made = made.add_extension(_usage(signs=False), critical=True)
-        own = x509.SubjectKeyIdentifier.from_public_key(self._certificate.public_key())
-        issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
-        signed = made.add_extension(issuer, critical=False).sign(self._key, hashes.SHA256())
+        alternative_names = x509.SubjectAlternativeName([x509.DNSName(role), *HERE])
+        builder = _certificate_builder(role, self._certificate.subject, MEMBER_DAYS).public_key(
+            parsed.public_key()
+        )
+        builder = builder.add_extension(alternative_names, critical=False).add_extension(USES, critical=False)
+        builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
+        builder = builder.add_extension(_usage(signs=False), critical=True)
+        authority_id = x509.SubjectKeyIdentifier.from_public_key(self._certificate.public_key())
+        issuer_id = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority_id)
+        signed = builder.add_extension(issuer_id, critical=False).sign(self._key, hashes.SHA256())
         return signed.public_bytes(serialization.Encoding.PEM).decode()
 
     def _make(self) -> None:
-        """Create key and certificate of the authority."""
+        """Create key and certificate of the authority in its folder."""
         key = write_key(self._folder, "ca.key")
-        name = _named("SpecSoT fleet")
-        made = _begun("SpecSoT fleet", name, AUTHORITY_DAYS).public_key(key.public_key())
-        made = made.add_extension(x509.BasicConstraints(True, 0), critical=True)
-        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        made = made.add_extension(_usage(signs=True), critical=True).add_extension(own, critical=False)
-        signed = made.sign(key, hashes.SHA256())
+        name = _x509_name("SpecSoT fleet")
+        builder = _certificate_builder("SpecSoT fleet", name, AUTHORITY_DAYS).public_key(key.public_key())
+        builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
+        key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        builder = builder.add_extension(_usage(signs=True), critical=True).add_extension(
+            key_id, critical=False
+        )
+        signed = builder.sign(key, hashes.SHA256())
         (self._folder / "ca.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
 
 def pin(ca: str) -> bytes:
-    """Return the first PINNED bytes of the SHA-256 of a CA's certificate. Raises ValueError."""
-    held = x509.load_pem_x509_certificate(ca.encode())
-    return hashlib.sha256(held.public_bytes(serialization.Encoding.DER)).digest()[:PINNED]
+    """Return the first PINNED bytes of the SHA-256 of a CA's certificate. ca: PEM text. Raises ValueError if
+    it is none.
+    """
+    certificate = x509.load_pem_x509_certificate(ca.encode())
+    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()[:PINNED]
 
 
 def write_key(folder: Path, name: str = "own.key") -> ec.EllipticCurvePrivateKey:
-    """Write a new key that only this user can read, and return it."""
+    """Write a new private key that only this user can read, and return it; an older key of this name is
+    replaced.
+
+    folder: created if missing. name: of the file.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     (folder / name).unlink(missing_ok=True)
     with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(key.private_bytes(*form))
+        file.write(key.private_bytes(*encoding))
     return key
 
 
 def request_of(key: ec.EllipticCurvePrivateKey) -> str:
-    """Return a certificate request for this key; the key itself is not in it."""
-    made = x509.CertificateSigningRequestBuilder().subject_name(_named("member")).sign(key, hashes.SHA256())
-    return made.public_bytes(serialization.Encoding.PEM).decode()
+    """Return a certificate request (PEM) for this key; the key itself is not in it."""
+    request = (
+        x509.CertificateSigningRequestBuilder().subject_name(_x509_name("member")).sign(key, hashes.SHA256())
+    )
+    return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def write_identity(folder: Path, certificate: str, ca: str) -> None:
-    """Write a certificate and its CA."""
+    """Write a certificate as own.pem and its CA as ca.pem. certificate, ca: PEM text. folder: must exist."""
     (folder / "own.pem").write_text(certificate)
     (folder / "ca.pem").write_text(ca)
 
 
-def holds(folder: Path, now: datetime) -> bool:
-    """Return whether the folder has a certificate that is valid for at least another day."""
+def is_valid(folder: Path, now: datetime) -> bool:
+    """Return whether the folder has a certificate that is valid for at least another day.
+
+    folder: has own.pem; False if it has not. now: the present time, with a time zone.
+    """
     try:
-        held = x509.load_pem_x509_certificate((folder / "own.pem").read_bytes())
+        certificate = x509.load_pem_x509_certificate((folder / "own.pem").read_bytes())
     except (OSError, ValueError):
         return False
-    return held.not_valid_after_utc > now + timedelta(days=1)
+    return certificate.not_valid_after_utc > now + timedelta(days=1)
 
 
-def _begun(name: str, issuer: x509.Name, days: int) -> x509.CertificateBuilder:
-    """Return a certificate builder with names, serial number and validity."""
+def _certificate_builder(name: str, issuer: x509.Name, valid_days: int) -> x509.CertificateBuilder:
+    """Return a certificate builder with names, serial number and validity, which begins an hour ago.
+
+    name: whom the certificate names. issuer: name of the CA. valid_days: until it ends.
+    """
     now = datetime.now(UTC)
-    made = x509.CertificateBuilder().subject_name(_named(name)).issuer_name(issuer)
-    made = made.serial_number(x509.random_serial_number())
+    builder = x509.CertificateBuilder().subject_name(_x509_name(name)).issuer_name(issuer)
+    builder = builder.serial_number(x509.random_serial_number())
     # Validity begins an hour ago, since the clocks of two machines differ.
-    return made.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
+    return builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(
+        now + timedelta(days=valid_days)
+    )
 
 
-def _named(name: str) -> x509.Name:
-    """Return an X.509 name."""
+def _x509_name(name: str) -> x509.Name:
+    """Return an X.509 name with this common name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(signs: bool) -> x509.KeyUsage:
-    """Return the key usage of a certificate that signs others, or of one that identifies a service."""
+    """Return the key usage of a certificate: to sign others (`signs`), or to identify a service."""
     return x509.KeyUsage(not signs, False, False, False, False, signs, signs, False, False)
 
 
@@ -181,21 +210,22 @@ class JoinCode:
     secret: bytes
 
     def __str__(self) -> str:
+        """Return the code as it is printed: the address, a slash, then authority and secret in base64."""
         return f"{self.address}/{urlsafe_b64encode(self.authority + self.secret).decode()}"
 
 
-def parse_code(written: str) -> JoinCode:
-    """Read a code as it was printed. Raises InvalidRequest."""
-    address, _, told = written.strip().rpartition("/")
+def parse_code(code_text: str) -> JoinCode:
+    """Return a code from its printed text. Raises InvalidRequest for a text that is incomplete or no code."""
+    address, _, encoded = code_text.strip().rpartition("/")
     try:
-        held = urlsafe_b64decode(told)
+        decoded = urlsafe_b64decode(encoded)
     except (binascii.Error, ValueError):
-        held = b""
-    if len(held) != PINNED + SECRET or not address.rpartition(":")[2].isdecimal():
+        decoded = b""
+    if len(decoded) != PINNED + SECRET or not address.rpartition(":")[2].isdecimal():
         raise InvalidRequest(
             "this is not a whole code: copy all of what `specsot serve --share` printed", "code"
         )
-    return JoinCode(address, held[:PINNED], held[PINNED:])
+    return JoinCode(address, decoded[:PINNED], decoded[PINNED:])
 
 
 # Role of the join server's certificate; no member has this role.
@@ -204,15 +234,15 @@ DOOR = "join"
 PORT = 50059
 # Seconds. Limits a whole exchange with one machine, and connecting to the join server. Untuned.
 PATIENCE = 15.0
-# Bytes. Longest line of the protocol.
+# Bytes. Maximum length of a line of the protocol.
 LONGEST = 1 << 16
-# Connections. Most that the join server handles at a time. Untuned.
+# Connections. Maximum that the join server handles at a time. Untuned.
 MOST = 16
 # Flags that all workers of a ring share. Their values are plain words, so that no value can name a file.
 SHARED = ("--dtype", "--quantization", "--kv-cache-dtype", "--batch-invariant")
 
 # Called with a line for the user.
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,116 +262,140 @@ class JoinedFleet:
 class JoinServer:
     """The join server: admits a machine that presents the current code, then draws another code.
 
-    tell: called with a line for each machine, and with each new invitation.
+    authority: signs the certificates. address: where the server listens, which the code names. master:
+        address of the members' server. flags: command-line flags that workers share. print_line: called with
+        a line for each machine, and with each new invitation.
     """
 
     def __init__(
-        self, authority: Authority, address: str, master: str, flags: tuple[str, ...], tell: Tell
+        self, authority: Authority, address: str, master: str, flags: tuple[str, ...], print_line: PrintLine
     ) -> None:
         self._authority = authority
         self._address = address
-        self._tell = tell
-        self._told = {"master": master, "flags": flags}
-        self._inside = 0
+        self._print_line = print_line
+        self._answer_fields = {"master": master, "flags": flags}
+        self._num_connections = 0
         self.code = self._draw()
 
-    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle one connection."""
-        self._inside += 1
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle one connection, as the module's docstring describes; close it at once if there are MOST
+        already.
+
+        A connection that ends early, or takes longer than PATIENCE, is dropped without a line.
+
+        reader, writer: the two directions of the connection.
+        """
+        self._num_connections += 1
         try:
-            if self._inside > MOST:
+            if self._num_connections > MOST:
                 return
             async with asyncio.timeout(PATIENCE):
-                await _say(writer, {"specsot": __version__, "ca": self._authority.pem})
-                asked = await _hear(reader)
-                answer = self._answer(asked)
+                await _send_message(writer, {"specsot": __version__, "ca": self._authority.pem})
+                message = await _read_message(reader)
+                answer = self._answer(message)
                 host = writer.get_extra_info("peername")[0]
-                self._tell(
+                self._print_line(
                     f"{host} was {'refused: ' + answer['refused'] if 'refused' in answer else 'let in'}"
                 )
                 if "refused" not in answer:
-                    self._tell(invitation(self.code))
-                await _say(writer, answer)
+                    self._print_line(invitation(self.code))
+                await _send_message(writer, answer)
         except (TimeoutError, SpecsotError, OSError):
             # The machine only read the CA, or disconnected.
             pass
         finally:
-            self._inside -= 1
+            self._num_connections -= 1
             writer.close()
 
-    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a machine's request: a certificate, or why it is refused."""
-        shown = str(asked.get("secret", "")).encode()
-        if not hmac.compare_digest(shown, b64encode(self.code.secret)):
+    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a machine's request: a certificate, or why it is refused.
+
+        request: the machine's message, with its secret and its certificate request. If it is granted, a new
+            code is drawn.
+        """
+        shown_secret = str(message.get("secret", "")).encode()
+        if not hmac.compare_digest(shown_secret, b64encode(self.code.secret)):
             return {"refused": "its code was used already, or is mistyped: take the newest one"}
         try:
-            certificate = self._authority.sign(str(asked.get("request", "")), "worker")
+            certificate = self._authority.sign(str(message.get("request", "")), "worker")
         except InvalidRequest as error:
             return {"refused": str(error)}
         # The code is used up, whether or not the answer arrives.
         self.code = self._draw()
-        return {"certificate": certificate, **self._told}
+        return {"certificate": certificate, **self._answer_fields}
 
     def _draw(self) -> JoinCode:
-        """Return a new code."""
+        """Return a new code with a random secret."""
         return JoinCode(self._address, pin(self._authority.pem), secrets.token_bytes(SECRET))
 
 
 def invitation(code: JoinCode) -> str:
-    """Return the line that tells a user how to join."""
+    """Return the line that tells a user how to join with this code."""
     return f"on the next machine: specsot join {code}"
 
 
 @asynccontextmanager
 async def open_join_server(
-    folder: Path, roles: tuple[str, ...], address: str, master: str, flags: tuple[str, ...], tell: Tell
+    folder: Path,
+    roles: tuple[str, ...],
+    address: str,
+    master: str,
+    flags: tuple[str, ...],
+    print_line: PrintLine,
 ) -> AsyncGenerator[JoinServer]:
-    """Run the join server within the context. Raises InvalidRequest, Unavailable.
+    """Run the join server within the context.
 
-    roles: roles of this machine, whose certificates are made anew.
+    folder: of the authority. roles: roles of this machine, whose certificates are made anew. address: where
+        to listen, host:port. master: address of the members' server. flags: command-line flags that workers
+        share. print_line: called with lines for the user, the invitation first.
+    Raises InvalidRequest for a folder without a usable CA, Unavailable if the address is taken.
     """
     authority = Authority(folder)
     for role in (DOOR, *roles):
         authority.write(role)
-    endpoint = JoinServer(authority, address, master, flags, tell)
+    join_server = JoinServer(authority, address, master, flags, print_line)
     context = context_of(Tls(cert=folder / DOOR / "own.pem", key=folder / DOOR / "own.key"))
     host, _, port = address.rpartition(":")
     try:
         server = await asyncio.start_server(
-            endpoint.meet, host.strip("[]"), int(port), ssl=context, limit=LONGEST
+            join_server.handle_connection, host.strip("[]"), int(port), ssl=context, limit=LONGEST
         )
     except OSError as error:
         raise Unavailable(f"cannot listen at {address}: {reason(error)}") from None
     async with server:
-        tell(invitation(endpoint.code))
-        yield endpoint
+        print_line(invitation(join_server.code))
+        yield join_server
 
 
-async def join_fleet(written: str, folder: Path) -> tuple[JoinedFleet, Tls]:
-    """Join, and keep the certificate in the folder. Raises InvalidRequest, Refused, Unavailable, each in one
-    line.
+async def join_fleet(code_text: str, folder: Path) -> tuple[JoinedFleet, Tls]:
+    """Join a fleet, and keep the certificate in a folder; return what the fleet said, and the TLS files.
 
     A code that this machine has already used is not presented again. Another code of the same fleet is, since
     the fleet may have another address or other flags by now.
+
+    code_text: the code as it was printed. folder: gets a folder for each code.
+    Raises InvalidRequest, Refused, Unavailable, each in one line.
     """
-    code = parse_code(written)
-    own = folder / hashlib.sha256(str(code).encode()).hexdigest()[:32]
-    if not (holds(own, datetime.now(UTC)) and (own / "place.json").exists()):
-        await _be_let_in(code, own)
-    kept = json.loads((own / "place.json").read_text())
-    tls = Tls(own / "ca.pem", own / "own.pem", own / "own.key")
-    return JoinedFleet(kept["master"], kept["own"], _checked(kept["flags"])), tls
+    code = parse_code(code_text)
+    code_folder = folder / hashlib.sha256(str(code).encode()).hexdigest()[:32]
+    if not (is_valid(code_folder, datetime.now(UTC)) and (code_folder / "place.json").exists()):
+        await _request_certificate(code, code_folder)
+    stored = json.loads((code_folder / "place.json").read_text())
+    tls = Tls(code_folder / "ca.pem", code_folder / "own.pem", code_folder / "own.key")
+    return JoinedFleet(stored["master"], stored["own"], _checked_flags(stored["flags"])), tls
 
 
-async def _be_let_in(code: JoinCode, own: Path) -> None:
-    """Check the fleet's CA against the code, present the code, and write the certificate. Raises Refused,
-    Unavailable.
+async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
+    """Check the fleet's CA against the code, present the code, and write the certificate.
+
+    code: the code. code_folder: gets key, certificate, CA and place.json.
+    Raises Refused (another CA, another version, or the code is not accepted), Unavailable.
     """
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
     async with _connection(code.address, unverified) as (reader, _):
-        ca = str((await _hear(reader)).get("ca", ""))
+        ca = str((await _read_message(reader)).get("ca", ""))
     try:
         genuine = hmac.compare_digest(pin(ca), code.authority)
     except ValueError:
@@ -349,34 +403,44 @@ async def _be_let_in(code: JoinCode, own: Path) -> None:
     if not genuine:
         raise Refused(f"who answers at {code.address} is not the fleet of this code, or the code is mistyped")
     async with _connection(code.address, ssl.create_default_context(cadata=ca)) as (reader, writer):
-        theirs = (await _hear(reader)).get("specsot")
-        if theirs != __version__:
-            raise Refused(f"the fleet at {code.address} runs SpecSoT {theirs}, this machine {__version__}")
-        key = write_key(own)
-        await _say(writer, {"secret": b64encode(code.secret).decode(), "request": request_of(key)})
-        told = await _hear(reader)
-        if "refused" in told:
-            raise Refused(f"{code.address} does not let this machine in: {told['refused']}")
-        write_identity(own, str(told["certificate"]), ca)
-        place = {"master": str(told["master"]), "own": writer.get_extra_info("sockname")[0]}
-        (own / "place.json").write_text(json.dumps({**place, "flags": _checked(told["flags"])}))
+        their_version = (await _read_message(reader)).get("specsot")
+        if their_version != __version__:
+            raise Refused(
+                f"the fleet at {code.address} runs SpecSoT {their_version}, this machine {__version__}"
+            )
+        key = write_key(code_folder)
+        await _send_message(writer, {"secret": b64encode(code.secret).decode(), "request": request_of(key)})
+        answer = await _read_message(reader)
+        if "refused" in answer:
+            raise Refused(f"{code.address} does not let this machine in: {answer['refused']}")
+        write_identity(code_folder, str(answer["certificate"]), ca)
+        place = {"master": str(answer["master"]), "own": writer.get_extra_info("sockname")[0]}
+        (code_folder / "place.json").write_text(
+            json.dumps({**place, "flags": _checked_flags(answer["flags"])})
+        )
 
 
-def _checked(flags: Any) -> tuple[str, ...]:
-    """Return the flags, if they are flags that workers of a ring share. Raises Refused."""
-    words = [str(word) for word in flags]
-    known = all(name in SHARED for name in words[::2]) and len(words) % 2 == 0
-    if not known or not all(re.fullmatch(r"[a-z0-9]{1,16}", value) for value in words[1::2]):
-        raise Refused(f"the fleet asks for flags that no worker of it needs: {' '.join(words)[:200]}")
-    return tuple(words)
+def _checked_flags(flags: Any) -> tuple[str, ...]:
+    """Return the flags, if they are flags that workers of a ring share, with plain words as values.
+
+    flags: what the first machine sent: names and values in turn.
+    Raises Refused for any other flag, so that a fleet cannot make this machine read files.
+    """
+    parts = [str(word) for word in flags]
+    known = all(name in SHARED for name in parts[::2]) and len(parts) % 2 == 0
+    if not known or not all(re.fullmatch(r"[a-z0-9]{1,16}", value) for value in parts[1::2]):
+        raise Refused(f"the fleet asks for flags that no worker of it needs: {' '.join(parts)[:200]}")
+    return tuple(parts)
 
 
 @asynccontextmanager
 async def _connection(
     address: str, context: ssl.SSLContext
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to a join server. Raises Unavailable: no answer, connection lost, or a certificate of another
-    CA.
+    """Connect to a join server; yield the reader and writer of the connection within the context.
+
+    address: host:port. context: says whether the server's certificate is verified.
+    Raises Unavailable: no answer, connection lost, or a certificate of another CA.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -391,27 +455,29 @@ async def _connection(
     except ssl.SSLError as error:
         raise Unavailable(f"{address} has no certificate of the fleet: {error.reason}") from None
     except (TimeoutError, OSError) as error:
-        why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or "nobody answers").lower()
-        raise Unavailable(f"cannot join at {address}: {why}") from None
+        reason = (
+            "no answer" if isinstance(error, TimeoutError) else (error.strerror or "nobody answers").lower()
+        )
+        raise Unavailable(f"cannot join at {address}: {reason}") from None
 
 
-async def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+async def _send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     """Send a message as a line of JSON."""
     writer.write(json.dumps(message).encode() + b"\n")
     await writer.drain()
 
 
-async def _hear(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Read a message. Raises Unavailable if there is no whole line of JSON."""
+async def _read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Return the next message. Raises Unavailable if there is no whole line that is a JSON object."""
     try:
-        heard = json.loads(await reader.readuntil(b"\n"))
+        message = json.loads(await reader.readuntil(b"\n"))
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-        heard = None
-    if not isinstance(heard, dict):
+        message = None
+    if not isinstance(message, dict):
         raise Unavailable(
             "the other machine went away before it had said all; take the newest code and try again"
         )
-    return cast("dict[str, Any]", heard)
+    return cast("dict[str, Any]", message)
 
 
 def own_address() -> str:

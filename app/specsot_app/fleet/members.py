@@ -19,32 +19,44 @@ if TYPE_CHECKING:
 BETWEEN = "--"
 
 
-def words_of(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the arguments of this module for the members' command lines: [[a, x], [b]] -> (a, x, --, b)."""
+def joined_arguments(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the arguments of this module for the members' command lines: [[a, x], [b]] -> (a, x, --, b).
+
+    lines: for each member its module and its arguments.
+    """
     return tuple(word for line in lines for word in (BETWEEN, *line))[1:]
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the members until they end; return the exit status."""
-    programs = [_program(*line) for line in _lines(words)]
+def main(arguments: Sequence[str]) -> int:
+    """Run the members in this process until they end; return the exit status.
+
+    arguments: the members' command lines, separated by BETWEEN.
+    """
+    programs = [_program(*line) for line in _command_lines(arguments)]
     from specsot.service.member import run_members
 
     return run_members(*programs)
 
 
-def _lines(words: Sequence[str]) -> list[list[str]]:
-    """Split the arguments into the members' command lines."""
-    lines = list[list[str]]([[]])
-    for word in words:
+def _command_lines(arguments: Sequence[str]) -> list[list[str]]:
+    """Return the members' command lines: (a, x, --, b) -> [[a, x], [b]]. Without arguments there is one empty
+    line.
+    """
+    command_lines = list[list[str]]([[]])
+    for word in arguments:
         if word == BETWEEN:
-            lines.append([])
+            command_lines.append([])
         else:
-            lines[-1].append(word)
-    return lines
+            command_lines[-1].append(word)
+    return command_lines
 
 
 def _program(module: str, *arguments: str) -> MemberProgram:
-    """Return the program of a service's package, or of a module in place of one."""
+    """Return the program of one member.
+
+    module: a service's package, whose `__main__` has `program`, or a module that has it itself. arguments:
+        the member's command line.
+    """
     found = find_spec(module)
     package = found is not None and found.submodule_search_locations is not None
     return import_module(f"{module}.__main__" if package else module).program(arguments)

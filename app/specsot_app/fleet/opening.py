@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from specsot_master.core.ring.ring_state import RingOptions
 
 # Seconds. How long stage 0 waits for a draft tree if every step has to carry a whole tree. With the default
-# of one
-# second, nearly all steps went without trees on two cores with 14 busy processes. A bound; untuned.
+# of one second, nearly all steps went without trees on two cores with 14 busy processes. A bound; untuned.
 WHOLE_TREE_TIMEOUT = 60.0
 
-# Called with a kind of thing, how many of them are present, and of how many.
+# Reports progress: called with a kind of thing, how many of them are ready, and their total.
 Watch = Callable[[str, int, int], None]
 
 
@@ -34,18 +33,34 @@ class FleetClient(Protocol):
     """A client that answers requests. Events of one request come in order, `Finished` last."""
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
-        """Yield the request's events. Closing the iterator early cancels the request."""
+        """Yield the request's events in order, `Finished` last. Closing the iterator early cancels the
+        request.
+
+        ask: the request.
+        """
         ...
 
-    async def cancel(self, request: str) -> Any: ...
+    async def cancel(self, request: str) -> Any:
+        """Cancel a running request; it then ends with the reason CANCELLED.
 
-    async def info(self) -> Info: ...
+        request: the request's id, which its `Started` event has. An unknown id has no effect.
+        """
+        ...
 
-    async def close(self) -> None: ...
+    async def info(self) -> Info:
+        """Return the state of the fleet: models, members, pages, requests, steps."""
+        ...
+
+    async def close(self) -> None:
+        """End the fleet, or only the connection if the fleet belongs to a running master."""
+        ...
 
 
-async def hear(fleet: FleetClient, ask: Ask) -> View:
-    """Ask the fleet, and return the view after the last event."""
+async def final_view(fleet: FleetClient, ask: Ask) -> View:
+    """Send a request to the fleet, wait for its end, and return the view after the last event.
+
+    fleet: the client that answers. ask: the request.
+    """
     view = View()
     async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
         async for numbered in events:
@@ -53,9 +68,13 @@ async def hear(fleet: FleetClient, ask: Ask) -> View:
     return view
 
 
-async def finish(fleet: FleetClient, ask: Ask) -> Finished:
-    """Return the end of one request. Raises Unavailable if the request ended without an answer."""
-    end = (await hear(fleet, ask)).finished
+async def finished_answer(fleet: FleetClient, ask: Ask) -> Finished:
+    """Send a request to the fleet, and return its last event.
+
+    fleet: the client that answers. ask: the request.
+    Raises Unavailable if the answer ended for another reason than STOP or LENGTH.
+    """
+    end = (await final_view(fleet, ask)).finished
     if end is None or end.reason not in (Reason.STOP, Reason.LENGTH):
         raise Unavailable(f"the answer ended with {end.reason.value if end else 'nothing'}")
     return end
@@ -64,7 +83,10 @@ async def finish(fleet: FleetClient, ask: Ask) -> Finished:
 def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return options that name a model: SmolLM2 and its head if none is named.
 
-    out: gets a line if SmolLM2 cannot be fetched; the small bundled model is used then.
+    Options with a master, a model or demo="small" are returned unchanged; so are options for which SmolLM2
+    cannot be fetched, and then the small bundled model is used.
+
+    options: as the user gave them. out: gets a line if SmolLM2 is being fetched, or cannot be fetched.
     """
     from specsot_app.runtime import log_to_stderr
 
@@ -72,17 +94,19 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     if options.master is not None or options.model is not None or options.demo == "small":
         return options
     try:
-        model = demo.smollm2(out)
+        model = demo.smollm2_file(out)
     except (SpecsotError, OSError) as error:
         print(f"specsot: no SmolLM2 ({error}): {demo.SMALL}", file=out)
         return options
-    drafts = options.draft_model or (demo.head() if options.drafter in (None, "eagle") else None)
-    return replace(options, model=model, draft_model=drafts)
+    draft_model = options.draft_model or (demo.head_folder() if options.drafter in (None, "eagle") else None)
+    return replace(options, model=model, draft_model=draft_model)
 
 
 def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
-    """Return the options with model and device chosen, and check them before anything is loaded.
+    """Return the options with model and device chosen, after a check of everything that can be checked before
+    anything is loaded.
 
+    options: as the user gave them. out: gets a line about the model or the device that was chosen.
     Raises ModelError, InvalidRequest.
     """
     options = with_device(with_demo(options, out), out)
@@ -91,19 +115,22 @@ def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
     return options
 
 
-def has_drafter(known: Info) -> bool:
-    """Return whether the fleet has a drafter."""
-    return any(member.kind == "drafter" for member in known.members)
+def has_drafter(info: Info) -> bool:
+    """Return whether a drafter is among the members of the fleet. info: the fleet's state."""
+    return any(member.kind == "drafter" for member in info.members)
 
 
+# Opens the fleet that the options describe.
 Opener = Callable[[FleetOptions], Coroutine[Any, Any, FleetClient]]
 
 
-async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> FleetClient:
+async def open_fleet(options: FleetOptions, on_progress: Watch | None = None) -> FleetClient:
     """Open the fleet that the options describe: connect to a master, start processes, or load it into this
     process.
 
-    watch: receives progress, perhaps on another thread.
+    options: with model and device chosen, see `prepared`.
+    on_progress: called with what is counted ("layers" or "services"), how many are ready, and their total,
+        perhaps on another thread; None: nothing is reported.
     Raises Unavailable (no master answers), ModelError, HeadMismatch.
     """
     from specsot_app.runtime import log_to_stderr
@@ -114,12 +141,17 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
     if options.kind == "processes":
         from specsot_app.fleet.processes import ProcessFleet
 
-        return await ProcessFleet.start(options, models_of(options), watch=watch)
-    return await open_embedded(options, models_of(options), watch)
+        return await ProcessFleet.start(options, models_of(options), on_progress=on_progress)
+    return await open_embedded(options, models_of(options), on_progress)
 
 
-async def open_embedded(options: FleetOptions, models: Models, watch: Watch | None = None) -> FleetClient:
-    """Load a fleet into this process."""
+async def open_embedded(
+    options: FleetOptions, models: Models, on_progress: Watch | None = None
+) -> FleetClient:
+    """Load a fleet into this process, and return it once its ring is complete.
+
+    options: with model and device chosen. models: the directories to load. on_progress: as for `open_fleet`.
+    """
     from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
     from specsot_app.runtime import quiet_logs
 
@@ -131,13 +163,15 @@ async def open_embedded(options: FleetOptions, models: Models, watch: Watch | No
         layers=models.layers,
         devices=tuple(place.device for place in models.places),
     )
-    loaded = adding_up(watch, read_config(models.base).layers) if watch else None
-    return await EmbeddedFleet.start(local, loaded=loaded)
+    loaded = summed_progress(on_progress, read_config(models.base).layers) if on_progress else None
+    return await EmbeddedFleet.start(local, on_loaded=loaded)
 
 
 def ring_of(options: FleetOptions) -> RingOptions:
     """Return the ring's options. If trees are fixed, stage 0 waits for each tree, however busy the machine
     is.
+
+    options: of the fleet.
     """
     from specsot_master.core.ring.ring_state import EngineConfig, RingOptions
 
@@ -148,18 +182,23 @@ def ring_of(options: FleetOptions) -> RingOptions:
         shape=TreeShape(fixed=fixed),
         conduct=EngineConfig(plan_style=options.plan_style or "auto"),
     )
-    whole = fixed or options.drafting.tuner == "fixed"
-    return replace(ring, draft_timeout=WHOLE_TREE_TIMEOUT) if whole else ring
+    waits_for_trees = fixed or options.drafting.tuner == "fixed"
+    return replace(ring, draft_timeout=WHOLE_TREE_TIMEOUT) if waits_for_trees else ring
 
 
-def adding_up(watch: Watch, layers: int) -> Callable[[str, int], None]:
-    """Return a callback that adds up the layers that each worker has loaded, and passes the sum to
-    `watch`.
+def summed_progress(on_progress: Watch, layers: int) -> Callable[[str, int], None]:
+    """Return a callback that adds up the layers that all workers have loaded, and reports the sum.
+
+    on_progress: called with "layers", the sum so far, and `layers`. layers: number of layers of the model.
     """
-    there: dict[str, int] = {}
+    loaded_layers: dict[str, int] = {}
 
     def loaded(worker: str, count: int) -> None:
-        there[worker] = count
-        watch("layers", min(sum(there.values()), layers), layers)
+        """Record how many layers a worker has loaded, and report the sum of all workers.
+
+        worker: the worker's name. count: its number of loaded layers so far.
+        """
+        loaded_layers[worker] = count
+        on_progress("layers", min(sum(loaded_layers.values()), layers), layers)
 
     return loaded

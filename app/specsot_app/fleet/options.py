@@ -55,8 +55,10 @@ class ClientOptions:
     token: str | None = option(None, "Bearer token to send.", secret=True)
 
     async def connect(self, master: str) -> MasterClient:
-        """Return a client of the master at host:port. The token file takes precedence. Raises Unavailable,
-        InvalidRequest.
+        """Return a client of a running master. The token file takes precedence over the token.
+
+        master: its address, host:port.
+        Raises Unavailable if it does not answer, InvalidRequest if the token file cannot be read.
         """
         from specsot.transport.grpc_client import connect
 
@@ -65,7 +67,9 @@ class ClientOptions:
 
     @asynccontextmanager
     async def connected(self, master: str) -> AsyncGenerator[MasterClient]:
-        """Return the same client, closed at the end of the context."""
+        """Yield a client of the master at host:port, which is closed at the end of the context. Raises as
+        `connect` does.
+        """
         client = await self.connect(master)
         try:
             yield client
@@ -85,26 +89,36 @@ def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given` with at least two stages. Raises InvalidRequest if an option says one."""
+    """Return `given` with at least two stages; unchanged if another option says how many.
+
+    given: values by flag, such as "layer-splits".
+    Raises InvalidRequest if an option says one stage.
+    """
     counts = {
         "stages": given.get("stages"),
-        "layers": len(listed_in(given.get("layers"))) or None,
-        "layer_splits": len(listed_in(given.get("layer-splits"))) + 1 if given.get("layer-splits") else None,
-        "devices": len(listed_in(given.get("devices"))) or None,
+        "layers": len(parts_of_list(given.get("layers"))) or None,
+        "layer_splits": len(parts_of_list(given.get("layer-splits"))) + 1
+        if given.get("layer-splits")
+        else None,
+        "devices": len(parts_of_list(given.get("devices"))) or None,
     }
-    said = {name: count for name, count in counts.items() if count is not None}
-    for name, count in said.items():
+    counts_given = {name: count for name, count in counts.items() if count is not None}
+    for name, count in counts_given.items():
         if count <= 1:
             raise InvalidRequest(f"distributed is True, but {name} say {count}", field="distributed")
-    return {**given, "stages": given.get("stages") or (None if said else 2)}
+    return {**given, "stages": given.get("stages") or (None if counts_given else 2)}
 
 
 def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given` with one stage; warn of options that have no effect then. Raises InvalidRequest."""
+    """Return `given` with one stage, without the options that split the model, of which a warning tells.
+
+    given: values by flag, such as "layer-splits".
+    Raises InvalidRequest for a value that no model could have.
+    """
     stages = given.get("stages")
     splits = given.get("layer-splits")
-    layers = listed_in(given.get("layers"))
-    devices = listed_in(given.get("devices"))
+    layers = parts_of_list(given.get("layers"))
+    devices = parts_of_list(given.get("devices"))
     check_stage_count(stages)
     for ranges in (layers, splits and splits_of(splits)):
         if ranges:
@@ -115,24 +129,26 @@ def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
         inactive.append(f"layers {','.join(layers)}")
     if splits:
         inactive.append(f"layer_splits {splits}")
-    kept = {flag: value for flag, value in given.items() if flag not in ("layers", "layer-splits")}
+    result = {flag: value for flag, value in given.items() if flag not in ("layers", "layer-splits")}
     # Several rings of one stage each have several devices.
     if len(devices) > 1 and not given.get("replicas"):
         inactive.append(f"devices {','.join(devices[1:])}")
-        kept["devices"] = devices[0]
+        result["devices"] = devices[0]
     if inactive:
         warn_inactive(f"without effect, because distributed is False: {'; '.join(inactive)}")
-    return {**kept, "stages": 1}
+    return {**result, "stages": 1}
 
 
 def check_stage_count(stages: int | None) -> None:
-    """Raise InvalidRequest if there are fewer than one stage."""
+    """Raise InvalidRequest if there are fewer than one stage; None, which means no choice, is allowed."""
     if stages is not None and stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {stages}", field="stages")
 
 
-def listed_in(given: str | Sequence[str] | None) -> Sequence[str]:
-    """Return the parts of a comma-separated value; a sequence stays as it is, and None has no parts."""
+def parts_of_list(given: str | Sequence[str] | None) -> Sequence[str]:
+    """Return the parts of a comma-separated value; a sequence stays as it is, and None or an empty text has
+    no parts.
+    """
     return given.split(",") if isinstance(given, str) else given or ()
 
 
@@ -252,19 +268,28 @@ class Models:
 def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """Return options that name the models as other processes find them, and the form in which published
     weights are held.
+
+    options: of the fleet. models: the directories that were found.
     """
-    draft = models.draft and address_of_model(models.draft)
+    draft_address = models.draft and address_of_model(models.draft)
     if not models.places and read_config(models.base).published:
         from specsot_model.published import as_published  # torch
 
         options = as_published(options, models.base)
-    return replace(options, model=address_of_model(models.base), draft_model=draft, drafter=models.drafts)
+    return replace(
+        options, model=address_of_model(models.base), draft_model=draft_address, drafter=models.drafts
+    )
 
 
 def models_of(options: FleetOptions) -> Models:
-    """Return the directories that a local fleet loads. Raises ModelError, InvalidRequest."""
+    """Return the directories that a local fleet loads, and its layer ranges and places, after checking all
+    options that need no loading.
+
+    options: of the fleet.
+    Raises ModelError, InvalidRequest.
+    """
     require_torch()
-    check(options)
+    check_choices(options)
     check_stage_count(options.stages)
     warn_of_processes(options)
     if options.drafter in (None, "eagle"):
@@ -280,18 +305,18 @@ def models_of(options: FleetOptions) -> Models:
 
 
 def warn_of_processes(options: FleetOptions) -> None:
-    """Warn of options for processes if the fleet runs in this process."""
+    """Warn of options for several processes if the fleet runs in this process. options: of the fleet."""
     given = [(name, getattr(options, name)) for name in ("transport", "comm_mode", "hop_dtype")]
-    named = [f"{name} {value}" for name, value in given if value]
-    if named and options.kind == "embedded":
-        are = "has" if len(named) == 1 else "have"
+    parts = [f"{name} {value}" for name, value in given if value]
+    if parts and options.kind == "embedded":
+        verb = "has" if len(parts) == 1 else "have"
         warn_inactive(
-            f"{' and '.join(named)} {are} no effect in one process; --fleet processes starts several"
+            f"{' and '.join(parts)} {verb} no effect in one process; --fleet processes starts several"
         )
 
 
-def check(options: FleetOptions) -> None:
-    """Raise InvalidRequest if an option with fixed choices has another value."""
+def check_choices(options: FleetOptions) -> None:
+    """Raise InvalidRequest if an option with fixed choices has another value. options: of the fleet."""
     for entry in entries_of(FleetOptions):
         if entry.kind.choices and len(entry.path) == 1:
             value = getattr(options, entry.name)
@@ -300,9 +325,12 @@ def check(options: FleetOptions) -> None:
 
 
 def draft_of(options: FleetOptions, base: Path) -> Path | None:
-    """The directory of the head or model that drafts for `base`; None if nothing drafts or nothing is needed.
+    """Return the directory of the head or model that drafts for a base model; None if nothing drafts or no
+    model is needed.
 
     Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one.
+
+    options: of the fleet. base: the base model's directory.
     Raises ModelError, InvalidRequest.
     """
     if options.drafter in MODELLESS:
@@ -319,7 +347,11 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
 
 
 def _named_head(options: FleetOptions) -> Path | None:
-    """The bundled head that `draft_model` names; None if it names a path, a Hub repository, or no head."""
+    """Return the bundled head that `draft_model` names; None if it names a path, a Hub repository, or no
+    head.
+
+    options: of the fleet.
+    """
     name = str(options.draft_model)
     if options.drafter == "model" or "/" in name or Path(name).exists():
         return None
@@ -327,20 +359,30 @@ def _named_head(options: FleetOptions) -> Path | None:
 
 
 def check_head(options: FleetOptions, draft: Path | None) -> None:
-    """Raise InvalidRequest if the head is not of the kind that `use_eagle3` says."""
+    """Raise InvalidRequest if the head is not of the kind that `use_eagle3` says; return if nothing is said
+    or no head drafts.
+
+    options: of the fleet. draft: the head's directory; None: no head.
+    """
     if options.use_eagle3 is None or draft is None or options.drafter not in (None, "eagle"):
         return
     from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
 
     kind = kind_of(Checkpoint.open(draft, options.draft_format == "bin"))
     if (kind == "eagle3") != options.use_eagle3:
-        names = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
-        told = names.get(kind, "a head of EAGLE-1 or EAGLE-2")
-        raise InvalidRequest(f"use_eagle3 is {options.use_eagle3}, but {draft} is {told}", field="use_eagle3")
+        descriptions = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash head"}
+        description = descriptions.get(kind, "a head of EAGLE-1 or EAGLE-2")
+        raise InvalidRequest(
+            f"use_eagle3 is {options.use_eagle3}, but {draft} is {description}", field="use_eagle3"
+        )
 
 
 def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
-    """Return the layer range of each stage, or () if they are not chosen. Raises InvalidRequest."""
+    """Return the layer range of each stage, or () if they are not chosen.
+
+    options: of the fleet. base: the base model's directory, whose number of layers is read.
+    Raises InvalidRequest for ranges that do not cover the model, or are not as many as the stages.
+    """
     if options.layers is None:
         return ()
     ranges = parse_ranges(options.layers, read_config(base).layers)
@@ -350,10 +392,13 @@ def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
 
 
 def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
-    """Return the place of each stage, if `devices` says. Raises InvalidRequest.
+    """Return the place of each stage, if `devices` says; else ().
 
     The seeds' table of parameters names GPU 0 even if the model is not distributed. On a machine without a
     GPU, that entry then has no effect except a warning, and the CPU computes.
+
+    options: of the fleet.
+    Raises InvalidRequest for a malformed place.
     """
     places = parse_devices(options.devices) if options.devices else ()
     if options.distributed is not False or not needs_missing_gpu(places):
@@ -363,7 +408,7 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
 
 
 def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
-    """Whether the only place is a GPU of this machine, which has none."""
+    """Return whether the only place is a GPU of this machine, which has none; False for several places."""
     if len(places) != 1 or places[0].device == "cpu" or not local_hosts([places[0].host]):
         return False
     import torch
@@ -372,37 +417,43 @@ def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
 
 
 def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
-    """Return the place of each stage, all on this machine. Raises InvalidRequest for a place on another
-    machine.
+    """Return the place of each stage, all on this machine; () if they are not chosen.
+
+    options: of the fleet. ranges: number of chosen layer ranges; 0: not chosen.
+    Raises InvalidRequest for a place on another machine, or another number of places than stages.
     """
     places = places_of(options)
     check_stages(ranges or options.stages, places)
-    elsewhere = {place.host for place in places} - local_hosts(place.host for place in places)
-    if elsewhere:
-        told = f"devices name {', '.join(sorted(elsewhere))}, another machine"
+    other_hosts = {place.host for place in places} - local_hosts(place.host for place in places)
+    if other_hosts:
+        message = f"devices name {', '.join(sorted(other_hosts))}, another machine"
         raise InvalidRequest(
-            f"{told}: specsot serve --devices spreads a fleet, connect reaches it", "devices"
+            f"{message}: specsot serve --devices spreads a fleet, connect reaches it", "devices"
         )
     return places
 
 
 def public_name(options: FleetOptions) -> str:
-    """Return the model's name in answers; empty means the name of its directory."""
+    """Return the model's name in answers: "demo" without a model; empty, which means the name of its
+    directory, with one.
+    """
     return "" if options.model else "demo"
 
 
 def local_hosts(hosts: Iterable[str]) -> frozenset[str]:
-    """Return the hosts that are this machine. Raises InvalidRequest for a host that cannot be resolved."""
+    """Return the hosts that are this machine. hosts: names or addresses. Raises InvalidRequest for a host
+    that cannot be resolved.
+    """
     return frozenset(host for host in set(hosts) if _is_local_host(host))
 
 
 def _is_local_host(host: str) -> bool:
     """Return whether the host is this machine: only an address of this machine can be bound."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
     except OSError:
         raise InvalidRequest(f"devices: nobody here knows the host {host}", field="devices") from None
-    for family, kind, _, _, address in found:
+    for family, kind, _, _, address in addresses:
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(address)
             return True

@@ -25,21 +25,25 @@ from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
 from specsot_app.fleet.service_specs import LOOPBACK, PRIVATE, Service, Serving, processes_of, services_of
 
 # Called with a service's name and a line of its output.
-OnLine = Callable[[str, str], None]
+OutputCallback = Callable[[str, str], None]
 
 # Exit status of a service that was given an unusable argument or model.
 WRONG_INPUT = 2
 
 
 class ChildProcess:
-    """A running service, whose newest lines of output are kept."""
+    """A running service, whose newest 20 lines of output are kept. Make it on a running event loop.
 
-    def __init__(self, service: Service, process: Process, tell: OnLine) -> None:
+    service: what was started. process: the process; its output is a pipe. on_line: called with the service's
+        name and each line of its output.
+    """
+
+    def __init__(self, service: Service, process: Process, on_line: OutputCallback) -> None:
         self.service = service
         self._process = process
-        self._tell = tell
+        self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=20)
-        self._listening = asyncio.create_task(self._listen())
+        self._reading = asyncio.create_task(self._read_output())
 
     @property
     def pid(self) -> int:
@@ -54,22 +58,25 @@ class ChildProcess:
     async def wait_ended(self) -> SpecsotError:
         """Wait until the child has ended; return an error with its last line of output.
 
-        The error is a ModelError if the child's input was unusable, else Unavailable.
+        The error is a ModelError if the child's input was unusable, else Unavailable. Its text is the exit
+        status if the child printed nothing, and the signal's number if a signal ended it.
         """
         status = await self._process.wait()
         # `wait` does not cancel the reading if this waiter is cancelled, so that the next waiter gets the
         # last lines.
-        await asyncio.wait([self._listening])
+        await asyncio.wait([self._reading])
         last = self._lines[-1] if self._lines else f"exit status {status}"
         # A process that a signal ended could not print a reason.
         if status < 0:
             last = f"ended by signal {-status}"
         line = last.removeprefix(f"specsot-{self.service.name.split('-')[0]}: ")
-        kind = ModelError if status == WRONG_INPUT else Unavailable
-        return kind(f"{self.service.name}: {line}")
+        error_class = ModelError if status == WRONG_INPUT else Unavailable
+        return error_class(f"{self.service.name}: {line}")
 
     async def end(self) -> None:
-        """Ask the child to end (SIGTERM), wait for the grace period, then kill it."""
+        """Ask the child to end (SIGTERM), wait for the service's grace period, then kill it. Returns at once
+        if it has ended.
+        """
         if self._process.returncode is None:
             self._process.terminate()
         try:
@@ -77,23 +84,27 @@ class ChildProcess:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        await self._listening
+        await self._reading
 
-    async def _listen(self) -> None:
-        """Read the child's output to its end, so that the child never blocks on a full pipe."""
+    async def _read_output(self) -> None:
+        """Read the child's output to its end, so that the child never blocks on a full pipe; empty lines are
+        dropped.
+        """
         assert self._process.stdout is not None
         async for raw in self._process.stdout:
             line = raw.decode(errors="replace").rstrip()
             if line:
                 self._lines.append(line)
-                self._tell(self.service.name, line)
+                self._on_line(self.service.name, line)
 
 
-async def start(service: Service, tell: OnLine) -> ChildProcess:
-    """Start one service in a session of its own, so that Ctrl-C reaches only this process, which ends the
-    services in order.
+async def start(service: Service, on_line: OutputCallback) -> ChildProcess:
+    """Start one service as a process and return it; whether the service works is not awaited.
 
-    tell: receives each line of output.
+    The process has a session of its own, so that Ctrl-C reaches only this process, which ends the services in
+    order.
+
+    service: what to start. on_line: called with the service's name and each line of its output.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -109,20 +120,20 @@ async def start(service: Service, tell: OnLine) -> ChildProcess:
         start_new_session=True,
         limit=1 << 20,
     )
-    return ChildProcess(service, process, tell)
+    return ChildProcess(service, process, on_line)
 
 
 T = TypeVar("T")
 
-# Called with a kind of thing, how many of them are present, and of how many.
+# Reports progress: called with a kind of thing, how many of them are ready, and their total.
 Watch = Callable[[str, int, int], None]
 # Called with the services of other machines that have not joined yet.
-Absent = Callable[[Sequence[Service]], None]
+OnMissing = Callable[[Sequence[Service]], None]
 
-# Ends, and seconds. A member that ends ENDS times in a row, each time within SOON seconds of its start, is
-# not started
-# again. Untuned.
+# Number of ends. A member that ends so often in a row, each time within SOON seconds of its start, is not
+# started again. Untuned.
 ENDS = 3
+# Seconds. An end within this time of the start counts towards ENDS. Untuned.
 SOON = 1800.0
 # Seconds between checks of a ring that is not complete yet. Untuned.
 PAUSE = 0.05
@@ -130,27 +141,36 @@ PAUSE = 0.05
 LAST_WORDS = 2.0
 
 
-def keep_quiet(service: str, line: str) -> None:
-    """Ignore a line of output; `ChildProcess` keeps the last lines anyway."""
+def keep_quiet(service_name: str, line: str) -> None:
+    """Ignore a line of output; `ChildProcess` keeps the last lines anyway.
+
+    service_name: name of the service that wrote the line. line: the line without its end.
+    """
 
 
-def require_members(absent: Sequence[Service]) -> None:
-    """Ignore which services have not joined."""
+def require_members(missing: Sequence[Service]) -> None:
+    """Ignore which services have not joined. missing: the services of other machines that have not joined."""
 
 
 class ProcessFleet:
     """Processes of a master, workers and drafters, and a client of the master.
 
     children: the processes on this machine, the master first.
+    client: is connected to the master. stack: closes the client and ends the processes. on_line: called with
+        a service's name and each line of its output.
     """
 
     def __init__(
-        self, children: list[ChildProcess], client: MasterClient, stack: AsyncExitStack, tell: OnLine
+        self,
+        children: list[ChildProcess],
+        client: MasterClient,
+        stack: AsyncExitStack,
+        on_line: OutputCallback,
     ) -> None:
         self.children = children
         self._client = client
         self._stack = stack
-        self._tell = tell
+        self._on_line = on_line
 
     @classmethod
     async def start(
@@ -158,17 +178,23 @@ class ProcessFleet:
         options: FleetOptions,
         models: Models,
         port: int | None = None,
-        tell: OnLine = keep_quiet,
+        on_line: OutputCallback = keep_quiet,
         http_port: int | None = None,
         serving: Serving = PRIVATE,
-        watch: Watch | None = None,
-        absent: Absent = require_members,
+        on_progress: Watch | None = None,
+        on_missing: OnMissing = require_members,
     ) -> ProcessFleet:
-        """Start every service that runs on this machine, and wait until the ring is complete.
+        """Start every service that runs on this machine, and wait until the ring is complete and all members
+        have joined.
 
+        options: the fleet. models: the directories to load.
         port: port of the master; None takes a free one.
+        on_line: called with a service's name and each line of its output.
         http_port: port of the master's HTTP server; None starts none.
-        watch: receives progress. absent: receives the services of other machines that are missing.
+        serving: addresses, TLS files, places and flags of the services.
+        on_progress: called with "services", how many have joined, and their total; None: nothing is reported.
+        on_missing: called with the services of other machines that have not joined, at first and whenever
+            they change.
         Raises what a service died of, in one line; then no process is left running.
         """
         port = port or free_port()
@@ -181,19 +207,22 @@ class ProcessFleet:
             services = services_of(options, models, port, folder, http_port, serving)
             for service in processes_of(services):
                 if service.host is None:
-                    children.append(await start(service, tell))
-            whole = ready_client(services, serving.client, watch, absent)
-            client = await unless_one_ends(children, whole)
+                    children.append(await start(service, on_line))
+            connecting = ready_client(services, serving.client, on_progress, on_missing)
+            client = await unless_one_ends(children, connecting)
             stack.push_async_callback(client.close)
-            return cls(children, client, stack.pop_all(), tell)
+            return cls(children, client, stack.pop_all(), on_line)
         raise AssertionError("unreachable: the stack passes errors on")
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
-        """Yield the events of one request, in order."""
+        """Yield the events of one request, in order. Closing the iterator cancels the request.
+
+        ask: the request.
+        """
         return self._client.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request."""
+        """Cancel a request; return whether the master knew it. request: the request's id."""
         return await self._client.cancel(request)
 
     async def info(self) -> Info:
@@ -202,10 +231,10 @@ class ProcessFleet:
 
     async def keep_running(self) -> SpecsotError:
         """Restart members that end, until the master ends or a member cannot be restarted; return why."""
-        return await keep_running(self.children, self._tell, 1)
+        return await keep_running(self.children, self._on_line, 1)
 
     async def close(self) -> None:
-        """Close the client and end all processes."""
+        """Close the client and end all processes, the master first."""
         await self._stack.aclose()
 
 
@@ -220,7 +249,10 @@ def free_port() -> int:
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Return whether no process listens at this port at this moment."""
+    """Return whether no process listens at this port at this moment.
+
+    port: a TCP port. host: the address to try, without a port.
+    """
     try:
         check_free(address_of(host, port))
     except Unavailable:
@@ -229,37 +261,48 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
 
 
 async def ready_client(
-    services: Sequence[Service], trust: ClientOptions, watch: Watch | None, absent: Absent
+    services: Sequence[Service],
+    client_options: ClientOptions,
+    on_progress: Watch | None,
+    on_missing: OnMissing,
 ) -> MasterClient:
-    """Return a client of the master, the first of `services`, once all rings are complete and all members
-    have joined.
+    """Return a client of the master once all rings are complete and all members have joined; wait without
+    limit.
 
-    absent: called at first, and whenever the set of missing services of other machines changes.
+    services: all services of the fleet, the master first.
+    client_options: what the client trusts and sends.
+    on_progress: called with "services", how many have joined, and their total; None: nothing is reported.
+    on_missing: called with the services of other machines that have not joined, at first and whenever they
+        change.
     """
     master, *members = services
-    missing = [one for one in members if one.host is not None]
-    absent(missing)
+    missing = [service for service in members if service.host is not None]
+    on_missing(missing)
     while True:
         try:
-            client = await trust.connect(master.address)
+            client = await client_options.connect(master.address)
             info = await client.info()
             joined = {member.name for member in info.members}
-            if watch:
-                watch("services", 1 + len(info.members) - (not info.ready), len(services))
-            if not info.waiting_for and joined.issuperset(one.name for one in members):
+            if on_progress:
+                on_progress("services", 1 + len(info.members) - (not info.ready), len(services))
+            if not info.waiting_for and joined.issuperset(service.name for service in members):
                 return client
             await client.close()
-            if missing != (missing := [one for one in missing if one.name not in joined]):
-                absent(missing)
+            if missing != (missing := [service for service in missing if service.name not in joined]):
+                on_missing(missing)
         except (Unavailable, Cancelled):
             # The master is still starting; or it has ended, which `unless_one_ends` notices.
             pass
         await asyncio.sleep(PAUSE)
 
 
-async def unless_one_ends(children: list[ChildProcess], work: Coroutine[Any, Any, T]) -> T:
-    """Return the work's result. Raises why a child ended, if one ends first, or what the work raises."""
-    working = asyncio.ensure_future(work)
+async def unless_one_ends(children: list[ChildProcess], coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the coroutine's result, unless a child ends first; the coroutine is then cancelled.
+
+    children: the processes to watch. coroutine: what to run meanwhile.
+    Raises why a child ended, or what the coroutine raises.
+    """
+    working = asyncio.ensure_future(coroutine)
     ending = asyncio.ensure_future(first_end(children))
     try:
         await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -277,57 +320,69 @@ async def unless_one_ends(children: list[ChildProcess], work: Coroutine[Any, Any
 async def end_all(children: list[ChildProcess]) -> None:
     """End the master first, so that answers can finish while members still run; then end the members
     concurrently.
+
+    children: the processes, the master first; an empty list is allowed.
     """
     await asyncio.gather(*(child.end() for child in children[:1]))
     await asyncio.gather(*(child.end() for child in children[1:]))
 
 
-async def keep_running(children: list[ChildProcess], tell: OnLine, vital: int = 0) -> SpecsotError:
+async def keep_running(
+    children: list[ChildProcess], on_line: OutputCallback, num_vital: int = 0
+) -> SpecsotError:
     """Restart members that end, while the others continue.
 
-    Return an error when one of the first `vital` children ends, or a member ends that cannot be restarted:
-    one with unusable input, or one that ended ENDS times in a row soon after its start.
+    Return an error when one of the first `num_vital` children ends, or a member ends that cannot be
+    restarted: one with unusable input, or one that ended ENDS times in a row soon after its start.
+
+    children: the processes; a restarted one takes the place of its predecessor in this list.
+    on_line: called with a service's name and each line of its output, and a line for each restart.
+    num_vital: how many of the first children are never restarted: 1 if the first one is the master.
     """
     now = asyncio.get_running_loop().time
-    lives = Lives()
+    short_lives = ShortLives()
     started = [now()] * len(children)
     while True:
-        place, error = await first_end(children)
-        service = children[place].service
-        often = lives.too_short(place, now() - started[place])
-        if place < vital or isinstance(error, ModelError):
+        index, error = await first_end(children)
+        service = children[index].service
+        is_hopeless = short_lives.record_end(index, now() - started[index])
+        if index < num_vital or isinstance(error, ModelError):
             return error
-        if often:
-            told = f"{ENDS} times in a row within {SOON / 60:.0f} minutes of its start"
-            tell(service.name, f"{error}, {told}: it is given up")
+        if is_hopeless:
+            description = f"{ENDS} times in a row within {SOON / 60:.0f} minutes of its start"
+            on_line(service.name, f"{error}, {description}: it is given up")
             return error
-        tell(service.name, f"{error}: it is started again")
-        children[place], started[place] = await start(service, tell), now()
+        on_line(service.name, f"{error}: it is started again")
+        children[index], started[index] = await start(service, on_line), now()
 
 
-class Lives:
-    """Counts each member's short lives in a row. Loading alone may take minutes and then run out of
-    memory.
+class ShortLives:
+    """Counts for each member how often in a row it ended soon after its start.
+
+    "Soon" is long, since loading alone may take minutes and then run out of memory.
     """
 
     def __init__(self) -> None:
         self._short = Counter[int]()
 
-    def too_short(self, member: int, seconds: float) -> bool:
-        """Record an end; return whether restarting the member is pointless.
+    def record_end(self, index: int, seconds: float) -> bool:
+        """Record that a member ended; return whether restarting it is pointless, since it ended ENDS times in
+        a row within SOON seconds of its start.
 
-        member: place among the children. seconds: how long it ran.
+        index: the member's place among the children. seconds: how long it ran.
         """
-        self._short[member] = self._short[member] + 1 if seconds < SOON else 0
-        return self._short[member] == ENDS
+        self._short[index] = self._short[index] + 1 if seconds < SOON else 0
+        return self._short[index] == ENDS
 
 
 async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:
-    """Wait until a child ends; return its place and why it ended."""
+    """Wait until a child ends; return its index among the children, and why it ended. children: at least one
+    process.
+    """
     endings = [asyncio.ensure_future(child.wait_ended()) for child in children]
     try:
         await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
-        return next((place, one.result()) for place, one in enumerate(endings) if one.done())
+        return next((index, ending.result()) for index, ending in enumerate(endings) if ending.done())
     finally:
         for ending in endings:
             ending.cancel()

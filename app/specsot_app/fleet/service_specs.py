@@ -15,10 +15,10 @@ from specsot.service.option_table import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed
 from specsot_app.core.device_map import HostDevice, address_of, ports_of
-from specsot_app.fleet.members import words_of
+from specsot_app.fleet.members import joined_arguments
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, public_name, resolved
 
-# Seconds a child may take to end by itself, in addition to its --grace. Untuned.
+# Seconds. Time that a child has to end by itself, in addition to its --grace. Untuned.
 EXIT_GRACE = 10.0
 LOOPBACK = "127.0.0.1"
 # Default port of the master's --fleet-listen.
@@ -96,8 +96,8 @@ class Serving:
         return address_of(self.host, port)
 
     def reached(self, port: int) -> str:
-        """Return the address at which this machine reaches the server; a wildcard host is reached by the
-        loopback address.
+        """Return the address at which this machine reaches the server with this port; a wildcard host is
+        reached by the loopback address.
         """
         return address_of(LOOPBACK if self.host in ("", "0.0.0.0", "::", "[::]") else self.host, port)
 
@@ -118,13 +118,18 @@ class Serving:
         return arguments_of(self.client)
 
     def tls_files(self, role: str) -> tuple[str, ...]:
-        """Return the TLS flags of a service. On another machine the folder has the same name."""
+        """Return the TLS flags of a service; no flags without certificates. On another machine the folder has
+        the same name.
+
+        role: the folder's part for this kind of service: "master", "worker" or "drafter".
+        """
         if self.certificates is None:
             return ()
         own = self.certificates / role
         return flags_of(tls_ca=own / "ca.pem", tls_cert=own / "own.pem", tls_key=own / "own.key")
 
 
+# A fleet on this machine alone, without TLS.
 PRIVATE = Serving()
 
 
@@ -150,70 +155,87 @@ def services_of(
     http_port: int | None = None,
     serving: Serving = PRIVATE,
 ) -> list[Service]:
-    """Return the master first; then, for each ring, its workers in order and its drafter.
+    """Return all services of a fleet: the master first; then, for each ring, its workers in order and its
+    drafter.
 
-    port, http_port: of the master. folder: for the members' unix sockets.
+    options: of the fleet. models: the directories to load.
+    port, http_port: of the master; http_port None: no HTTP. folder: for the members' unix sockets. serving:
+        addresses, TLS files and flags.
     """
     if models.places:
-        serving = replace(serving, places=models.places, here=frozenset(one.host for one in models.places))
-    here = len(serving.places) // serving.replicas
-    stages = len(models.layers) or (here and here + serving.joining) or options.stages or STAGES
-    weights = resolved(options, models)
+        serving = replace(
+            serving, places=models.places, here=frozenset(place.host for place in models.places)
+        )
+    num_places = len(serving.places) // serving.replicas
+    stages = len(models.layers) or (num_places and num_places + serving.joining) or options.stages or STAGES
+    loaded_options = resolved(options, models)
     roles = roles_of(serving.replicas, stages - serving.joining, models.drafts != "none")
-    places = placed(serving, options.device, roles)
-    turns = take_turns(serving, places)
-    services = [master_of(options, models, stages, port, http_port, serving, turns)]
+    places = places_of_roles(serving, options.device, roles)
+    stages_take_turns = take_turns(serving, places)
+    services = [master_of(options, models, stages, port, http_port, serving, stages_take_turns)]
     ports = ports_of([place.host for place in places])
     # With several workers, the master may give each a GPU of its own, so that the drafter cannot share a
     # process.
-    alone = stages * serving.replicas == 1
+    is_only_worker = stages * serving.replicas == 1
     for role, place, member_port in zip(roles, places, ports):
         address = address_of(place.host, member_port) if serving.spread else f"unix:{folder / role.name}"
-        own = replace(weights, device=place.device)
-        loaded = drafts(own) if role.stage is None else runs(own, models, role.stage)
-        joins = MemberOptions(serving.fleet or serving.reached(port), address, role.name)
-        words = (
-            *loaded,
+        member_options = replace(loaded_options, device=place.device)
+        model_flags = (
+            drafter_flags(member_options)
+            if role.stage is None
+            else worker_flags(member_options, models, role.stage)
+        )
+        membership = MemberOptions(serving.fleet or serving.reached(port), address, role.name)
+        arguments = (
+            *model_flags,
             *serving.members,
             *serving.tls_files(role.kind),
-            *arguments_of(joins),
+            *arguments_of(membership),
             "--listen",
             address,
         )
-        elsewhere = place.host if serving.spread and place.host not in serving.here else None
-        service = Service(role.name, f"specsot_{role.kind}", address, words, host=elsewhere)
-        beside = role.stage is None and (alone or turns) and not elsewhere
-        services.append(replace(service, within=services[-1].name) if beside else service)
-    return shared(services, serving.replicas if turns else None)
+        remote_host = place.host if serving.spread and place.host not in serving.here else None
+        service = Service(role.name, f"specsot_{role.kind}", address, arguments, host=remote_host)
+        shares_process = role.stage is None and (is_only_worker or stages_take_turns) and not remote_host
+        services.append(replace(service, within=services[-1].name) if shares_process else service)
+    return with_cores(services, serving.replicas if stages_take_turns else None)
 
 
 def processes_of(services: Sequence[Service]) -> list[Service]:
-    """Return the processes to start.
+    """Return the processes to start, in the order of the services.
 
     A drafter runs in the process of a worker that has all layers, or that takes turns with others: what they
     exchange with every step then stays on the device and is not serialized, and neither waits for cores.
+
+    services: all services, of which those with `within` share a process.
     """
     return [
-        _housing(one, [each for each in services if each.within == one.name])
-        for one in services
-        if one.within is None
+        _with_guests(service, [guest for guest in services if guest.within == service.name])
+        for service in services
+        if service.within is None
     ]
 
 
-def _housing(service: Service, guests: Sequence[Service]) -> Service:
-    """Return a service that runs the guests in its process, too."""
+def _with_guests(service: Service, guests: Sequence[Service]) -> Service:
+    """Return a service that runs the guests in its process, too; the service itself if there are no guests.
+
+    service: the service that has the process. guests: the services that share it.
+    """
     if not guests:
         return service
-    lines = [(one.module, *one.arguments) for one in (service, *guests)]
-    return replace(service, module="specsot_app.fleet.members", arguments=words_of(lines))
+    command_lines = [(member.module, *member.arguments) for member in (service, *guests)]
+    return replace(service, module="specsot_app.fleet.members", arguments=joined_arguments(command_lines))
 
 
-def roles_of(replicas: int, stages: int, drafts: bool) -> list[Role]:
-    """Return the members of all rings, ring by ring."""
+def roles_of(replicas: int, stages: int, with_drafter: bool) -> list[Role]:
+    """Return the members of all rings, ring by ring: workers in the order of their stages, then the drafter.
+
+    replicas: number of rings. stages: workers of each ring. with_drafter: whether each ring has a drafter.
+    """
     roles: list[Role] = []
     for ring in range(replicas):
         roles += (Role("worker", f"worker-{ring * stages + stage}", stage) for stage in range(stages))
-        roles += [Role("drafter", f"drafter-{ring}" if ring else "drafter")] * drafts
+        roles += [Role("drafter", f"drafter-{ring}" if ring else "drafter")] * with_drafter
     return roles
 
 
@@ -224,98 +246,125 @@ def master_of(
     port: int,
     http_port: int | None,
     serving: Serving,
-    turns: bool,
+    stages_take_turns: bool,
 ) -> Service:
-    """Return the master's service. turns: see `take_turns`."""
-    steer = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
-    steer += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
-    steer += ("--served-model-name", public_name(options))
-    steer += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))
-    steer += flags_of(http=None if http_port is None else serving.listens(http_port))
-    steer += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)
-    steer += flags_of(plan_style=options.plan_style, max_in_flight=1 if turns else None)
-    steer += flags_of(fleet_listen=serving.fleet) + serving.tls_files("master") + serving.master
+    """Return the master's service.
+
+    options: of the fleet. models: the directories to load. stages: workers of each ring. port, http_port: of
+        the master; http_port None: no HTTP. serving: addresses, TLS files and flags. stages_take_turns: the
+        stages compute one after the other, so that one frame is in flight; see `take_turns`.
+    """
+    flags = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
+    flags += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
+    flags += ("--served-model-name", public_name(options))
+    flags += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))
+    flags += flags_of(http=None if http_port is None else serving.listens(http_port))
+    flags += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)
+    flags += flags_of(plan_style=options.plan_style, max_in_flight=1 if stages_take_turns else None)
+    flags += flags_of(fleet_listen=serving.fleet) + serving.tls_files("master") + serving.master
     tls_files = serving.tls_files_of_clients
-    steer += flags_of(token_file=serving.token_file or (tls_files and tls_files / "master" / "tokens"))
-    steer += ("--client-tls", "off") if serving.private else ()
-    steer += flags_of(grace=serving.grace)
+    flags += flags_of(token_file=serving.token_file or (tls_files and tls_files / "master" / "tokens"))
+    flags += ("--client-tls", "off") if serving.private else ()
+    flags += flags_of(grace=serving.grace)
     grace = EXIT_GRACE + (serving.grace or 0)
-    return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED, grace=grace)
+    return Service("master", "specsot_master", serving.reached(port), flags, UNCONFIGURED, grace=grace)
 
 
-def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[HostDevice]:
+def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> list[HostDevice]:
     """Return where each member runs; a drafter runs at the place of the worker before it.
 
     Unless places were chosen, all members run on `device` of this machine.
+
+    serving: the chosen places, ring by ring. device: a torch device. roles: the members, ring by ring.
     """
     chosen = iter(serving.places)
     places: list[HostDevice] = []
     for role in roles:
-        beside = places[-1] if places else HostDevice(LOOPBACK, device)
-        places.append(beside if role.stage is None else next(chosen, HostDevice(LOOPBACK, device)))
+        previous = places[-1] if places else HostDevice(LOOPBACK, device)
+        places.append(previous if role.stage is None else next(chosen, HostDevice(LOOPBACK, device)))
     return places
 
 
-def runs(options: FleetOptions, models: Models, number: int) -> tuple[str, ...]:
-    """Return the flags of the worker of stage `number`."""
-    layers = flags_of(layers=models.layers[number] if models.layers else None)
+def worker_flags(options: FleetOptions, models: Models, stage: int) -> tuple[str, ...]:
+    """Return the command-line flags of the worker of one stage.
+
+    options: with which the worker loads. models: with the layer range of each stage, if chosen. stage: the
+        stage's number within its ring.
+    """
+    layers = flags_of(layers=models.layers[stage] if models.layers else None)
     return (*arguments_of(options, OF_WORKER), *layers)
 
 
-def drafts(options: FleetOptions) -> tuple[str, ...]:
-    """Return the flags of a drafter."""
-    own = {"draft_dtype": options.drafter_dtype, "draft_quantization": options.drafter_quantization}
-    return arguments_of(replace(options, **own), OF_DRAFTER)
+def drafter_flags(options: FleetOptions) -> tuple[str, ...]:
+    """Return the command-line flags of a drafter. options: with which it loads."""
+    renamed = {"draft_dtype": options.drafter_dtype, "draft_quantization": options.drafter_quantization}
+    return arguments_of(replace(options, **renamed), OF_DRAFTER)
 
 
-def flags_of(**given: object) -> tuple[str, ...]:
+def flags_of(**values: object) -> tuple[str, ...]:
     """Return flags as on a command line; values that are None are left out: (layers="0:4") -> ("--layers",
     "0:4").
+
+    values: by the flag's name with underscores.
     """
-    named = [
-        (f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None
+    pairs = [
+        (f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value is not None
     ]
-    return tuple(word for pair in named for word in pair)
+    return tuple(word for pair in pairs for word in pair)
 
 
 def take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
     """Return whether the stages of a ring compute one after the other, each with all cores of the machine.
 
     For many sequences, that is as fast as all stages at once with a share of the cores each, and for few
-    sequences it is faster (docs/results/cpu.md).
+    sequences it is faster (docs/results/cpu.md). It requires that all places are this machine's CPU, that no
+    other machine can join, and that OMP_NUM_THREADS is not set.
+
+    serving: addresses. places: where each member runs.
     """
-    here = not serving.spread and all(place.device == "cpu" for place in places)
+    is_local = not serving.spread and all(place.device == "cpu" for place in places)
     # Members that join from other machines have cores of their own.
-    others = exposed(serving.fleet or address_of(serving.host, 0))
-    return here and not others and not os.environ.get("OMP_NUM_THREADS")
+    is_exposed = exposed(serving.fleet or address_of(serving.host, 0))
+    return is_local and not is_exposed and not os.environ.get("OMP_NUM_THREADS")
 
 
-def shared(services: Sequence[Service], rings: int | None) -> list[Service]:
-    """Divide the cores of this machine among its member processes, or among `rings` if stages take turns.
+def with_cores(services: Sequence[Service], num_rings: int | None) -> list[Service]:
+    """Return the services with the number of threads that each member process may use in its environment.
 
     OMP_NUM_THREADS of this process's environment takes precedence.
+
+    services: all services, the master first. num_rings: the cores are divided among so many rings, if stages
+        take turns; None: among the member processes of this machine.
     """
-    here = sum(service.host is None and service.within is None for service in services[1:])
-    cores = ("OMP_NUM_THREADS", str(share_of(rings or here)))
+    num_processes = sum(service.host is None and service.within is None for service in services[1:])
+    cores = ("OMP_NUM_THREADS", str(threads_per_process(num_rings or num_processes)))
     return [*services[:1], *(replace(one, environment=(cores, *UNCONFIGURED)) for one in services[1:])]
 
 
-def share_of(members: int) -> int:
-    """Return the threads of each of `members` processes."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() else max((os.cpu_count() or 1) // max(members, 1), 1)
+def threads_per_process(num_processes: int) -> int:
+    """Return the threads of each of several processes that share this machine's cores: OMP_NUM_THREADS if it
+    is set, else at least 1.
+
+    num_processes: how many processes compute at the same time.
+    """
+    configured = os.environ.get("OMP_NUM_THREADS", "")
+    return (
+        int(configured) if configured.isdecimal() else max((os.cpu_count() or 1) // max(num_processes, 1), 1)
+    )
 
 
 def command_of(service: Service) -> str:
-    """Return the service's command line, quoted for a shell."""
+    """Return the command line with which a user starts the service, quoted for a shell."""
     return shlex.join([service.module.replace("_", "-"), *service.arguments])
 
 
-def inviting(serving: Serving, stages: int | None, device: str, fleet: str | None) -> Serving:
-    """Return a serving with a server for members, and with stages left to machines that join. Raises
-    InvalidRequest.
+def with_join_server(serving: Serving, stages: int | None, device: str, fleet_listen: str | None) -> Serving:
+    """Return a serving with a server for members, and with stages left to machines that join.
 
-    fleet: address of that server, if chosen.
+    serving: without stages on other machines. stages: number of stages; None: one more than the places of
+        this machine. device: of the stages here, if no places are chosen. fleet_listen: address of the
+        members' server; None: this machine's address.
+    Raises InvalidRequest if no stage is left to others.
     """
     from specsot_app.fleet.joining import own_address
 
@@ -326,13 +375,13 @@ def inviting(serving: Serving, stages: int | None, device: str, fleet: str | Non
             "share leaves stages of one ring to others: --devices of this machine, and fewer than --stages",
             "share",
         )
-    host = fleet.rpartition(":")[0] if fleet else own_address()
-    places = tuple(HostDevice(host, own) for own in devices)
+    host = fleet_listen.rpartition(":")[0] if fleet_listen else own_address()
+    places = tuple(HostDevice(host, device) for device in devices)
     return replace(
         serving,
         places=places,
         here=frozenset({host}),
-        fleet=fleet or address_of(host, FLEET_PORT),
+        fleet=fleet_listen or address_of(host, FLEET_PORT),
         joining=joining,
         certificates=serving.certificates or state_folder() / "share",
         private=serving.certificates is None,
@@ -345,37 +394,43 @@ _TLS_FILES = (
 )
 
 
-def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
-    """Return a serving with a server for members that other machines reach. fleet: its address, if chosen.
+def with_member_server(serving: Serving, fleet_listen: str | None, insecure: bool) -> Serving:
+    """Return a serving with a server for members that other machines reach, if some stages run there.
 
-    Raises InvalidRequest, naming what is missing, if other machines could connect without certificates.
+    serving: addresses and places. fleet_listen: address of the server, if chosen. insecure: other machines
+        may connect without certificates.
+    Raises InvalidRequest, naming what is missing, if other machines could connect without certificates or
+    cannot reach a place.
     """
     if exposed(address_of(serving.host, 0)) and serving.certificates is None and not insecure:
         raise InvalidRequest(f"--host {serving.host} is open to other machines: {_TLS_FILES}", "certificates")
     if not serving.spread:
-        apart = address_of(LOOPBACK, FLEET_PORT) if serving.certificates else None
-        return replace(serving, fleet=fleet or apart)
+        default_address = address_of(LOOPBACK, FLEET_PORT) if serving.certificates else None
+        return replace(serving, fleet=fleet_listen or default_address)
     hosts = [place.host for place in serving.places]
-    elsewhere = next(host for host in hosts if host not in serving.here)
+    remote_host = next(host for host in hosts if host not in serving.here)
     for host in hosts:
         if not exposed(address_of(host, 0)):
             raise InvalidRequest(
-                f"devices name {host}, which {elsewhere} cannot reach: write this machine's address",
+                f"devices name {host}, which {remote_host} cannot reach: write this machine's address",
                 field="devices",
             )
     if serving.certificates is None and not insecure:
-        raise InvalidRequest(f"{elsewhere} is another machine: {_TLS_FILES}", "certificates")
-    return replace(serving, fleet=fleet or _endpoint(hosts, serving.here, elsewhere))
+        raise InvalidRequest(f"{remote_host} is another machine: {_TLS_FILES}", "certificates")
+    return replace(serving, fleet=fleet_listen or _endpoint(hosts, serving.here, remote_host))
 
 
-def _endpoint(hosts: Iterable[str], here: frozenset[str], elsewhere: str) -> str:
-    """Return the address of the members' server: this machine's among the hosts. Raises InvalidRequest if
-    none is this machine.
+def _endpoint(hosts: Iterable[str], own_hosts: frozenset[str], remote_host: str) -> str:
+    """Return the address of the members' server: that of the first host that is this machine.
+
+    hosts: the hosts of all stages. own_hosts: those that are this machine. remote_host: one that is not, for
+        the error.
+    Raises InvalidRequest if none is this machine.
     """
-    own = next((host for host in hosts if host in here), None)
-    if own is None:
+    own_host = next((host for host in hosts if host in own_hosts), None)
+    if own_host is None:
         raise InvalidRequest(
-            f"no device is here: give --fleet-listen HOST:{FLEET_PORT}, where {elsewhere} reaches this one",
+            f"no device is here: give --fleet-listen HOST:{FLEET_PORT}, where {remote_host} reaches this one",
             field="fleet_listen",
         )
-    return address_of(own, FLEET_PORT)
+    return address_of(own_host, FLEET_PORT)

@@ -48,32 +48,45 @@ COUNT_TOKENS_FROM = 23
 FRESH = 0.7
 
 
-def fitting(text: str, columns: int) -> str:
-    """Return HELP wrapped between words to so many columns."""
+def wrapped_help(help_text: str, columns: int) -> str:
+    """Return HELP wrapped between words to a terminal's width; explanations that continue are indented.
+
+    help_text: lines, of which those with "/" in front have an explanation from column COUNT_TOKENS_FROM on.
+        columns: the width.
+    """
     indent = " " * min(COUNT_TOKENS_FROM, columns // 2)
-    lines = ((line, indent if line.startswith("/") else "") for line in text.splitlines())
-    return "\n".join(textwrap.fill(line, columns, subsequent_indent=more) for line, more in lines)
+    lines = ((line, indent if line.startswith("/") else "") for line in help_text.splitlines())
+    return "\n".join(
+        textwrap.fill(line, columns, subsequent_indent=indent_next) for line, indent_next in lines
+    )
 
 
-def anew(ask: Ask) -> Ask:
-    """Return the question for another answer: with temperature FRESH if the answer would be the same."""
+def for_another_answer(ask: Ask) -> Ask:
+    """Return the request so that it may get another answer: with temperature FRESH if its temperature is 0
+    and no seed is given.
+
+    ask: the request; otherwise it is returned unchanged.
+    """
     if ask.sampling.temperature or ask.seed is not None:
         return ask
     return replace(ask, sampling=replace(ask.sampling, temperature=FRESH))
 
 
+# Matches a line that is a command: a slash and letters, then perhaps a space and an argument.
 _COMMAND = re.compile(r"(/[a-z]+)(?: +(.*))?")
 
 
 def parse_line(line: str) -> tuple[str, str]:
-    """Return a command and its argument, or ("", question).
+    """Return (command, its argument), or ("", question). An empty line gives ("", "").
 
     Only a line that begins like a command, such as "/mode direct", is one; a path or pasted text is a
     question.
+
+    line: what the user sent, which may have several lines.
     """
-    said = line.strip()
-    found = _COMMAND.fullmatch(said)
-    return (found[1], found[2] or "") if found else ("", said)
+    stripped = line.strip()
+    match = _COMMAND.fullmatch(stripped)
+    return (match[1], match[2] or "") if match else ("", stripped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,61 +111,76 @@ class ChatHistory:
         return (*before, *self.turns)
 
     def with_question(self, question: str) -> tuple[Message, ...]:
-        """Return the messages of a request that asks this question."""
+        """Return the messages of a request that asks this question: the conversation, then the question."""
         return (*self.messages, Message("user", question))
 
     def answered(self, question: str, answer: str) -> ChatHistory:
-        """Return the conversation with this exchange; with an empty answer, the conversation stays
-        as it was.
+        """Return the conversation with this exchange; with an empty answer, the conversation stays as it was.
+
+        question: what was asked. answer: the merged text.
         """
         if not answer.strip():
             return self
-        more = Message("user", question), Message("assistant", answer)
-        return replace(self, turns=(*self.turns, *more))
+        exchange = Message("user", question), Message("assistant", answer)
+        return replace(self, turns=(*self.turns, *exchange))
 
     def without_last(self, question: str) -> ChatHistory:
-        """Return the conversation without this question and its answer, if they are the newest exchange."""
+        """Return the conversation without its newest exchange, if that is this question and its answer; else
+        unchanged.
+        """
         asked = self.turns[-2:-1] == (Message("user", question),)
         return replace(self, turns=self.turns[:-2]) if asked else self
 
     def without_oldest(self) -> ChatHistory:
-        """Return the conversation without its oldest exchange."""
+        """Return the conversation without its oldest exchange; an empty one stays empty."""
         return replace(self, turns=self.turns[2:])
 
 
 def is_seed(text: str) -> bool:
-    """Return whether the text is a seed. Its length is checked first, since Python refuses to read thousands
-    of digits.
+    """Return whether the text is a seed: a whole number from 0 to MAX_SEED.
+
+    Its length is checked first, since Python refuses to read thousands of digits.
     """
     return text.isdecimal() and len(text) < 100 and int(text) <= MAX_SEED
 
 
-def write_messages(talk: ChatHistory) -> str:
-    """Return the conversation as JSON."""
-    listed = [{"role": one.role, "content": one.content} for one in talk.messages]
-    return json.dumps(listed, ensure_ascii=False, indent=1) + "\n"
+def write_messages(history: ChatHistory) -> str:
+    """Return the conversation, with the system message, as JSON: a list of objects with role and content."""
+    messages = [{"role": message.role, "content": message.content} for message in history.messages]
+    return json.dumps(messages, ensure_ascii=False, indent=1) + "\n"
 
 
-def read_messages(talk: ChatHistory, text: str) -> ChatHistory:
-    """Return the same chat with the messages of a saved one. Raises ValueError."""
+def read_messages(history: ChatHistory, text: str) -> ChatHistory:
+    """Return the chat with the messages of a saved one; its mode and seed stay.
+
+    history: the present chat. text: JSON as `write_messages` returns it.
+    Raises ValueError if the text is no list of messages, or questions and answers do not take turns.
+    """
     try:
-        read = tuple(Message(str(one["role"]), _text_of(one["content"])) for one in json.loads(text))
+        read = tuple(
+            Message(str(message["role"]), _text_of(message["content"])) for message in json.loads(text)
+        )
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError("not a list of messages of text") from error
-    told = bool(read) and read[0].role == "system"
-    system, turns = (read[0].content, read[1:]) if told else ("", read)
-    if [one.role for one in turns] != ["user", "assistant"] * (len(turns) // 2):
+    has_system = bool(read) and read[0].role == "system"
+    system, turns = (read[0].content, read[1:]) if has_system else ("", read)
+    if [message.role for message in turns] != ["user", "assistant"] * (len(turns) // 2):
         raise ValueError("questions and answers must take turns")
-    return replace(talk, system=system, turns=turns)
+    return replace(history, system=system, turns=turns)
 
 
 def _text_of(content: Any) -> str:
-    """Return a message's text, or the joined texts of its parts. Raises KeyError, TypeError."""
+    """Return a message's text, or the joined texts of its parts. Raises KeyError or TypeError for content
+    that has none.
+
+    content: a string, or a list of objects with `text`.
+    """
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
+# Makes the request from the conversation and the question.
 Asker = Callable[[ChatHistory, str], Ask]
-# (events, number of exchanges that were left out) -> View
+# Shows events; called with them and the number of exchanges that were left out, and returns the last view.
 Show = Callable[[AsyncGenerator[Numbered], int], Any]
 # The field that an error names if the request does not fit the ring's memory.
 TOO_LARGE = "max_new_tokens"
@@ -162,36 +190,46 @@ TOO_LARGE = "max_new_tokens"
 class AnsweredQuestion:
     """A question with its answer.
 
-    talk: the conversation as it was sent, without the oldest exchanges if they did not fit.
+    history: the conversation as it was sent, without the oldest exchanges if they did not fit.
     question: the question.
     view: the answer.
     """
 
-    talk: ChatHistory
+    history: ChatHistory
     question: str
     view: View
 
 
 class RunningAnswer:
-    """An answer in progress. Call `show` once; `stop` may be called at any time."""
+    """An answer in progress. Call `show` once; `stop` may be called at any time. Runs on the background loop.
 
-    def __init__(self, fleet: FleetClient, asker: Asker, show: Show) -> None:
+    fleet: the client that answers. make_ask: makes the request from a history and a question. show: shows the
+        events, and returns the view after the last one.
+    """
+
+    def __init__(self, fleet: FleetClient, make_ask: Asker, show: Show) -> None:
         self._fleet = fleet
-        self._asker = asker
+        self._make_ask = make_ask
         self._show = show
         self._task: asyncio.Task[Any] | None = None
         self._request: str | None = None
         self._stopping = False
 
-    async def show(self, talk: ChatHistory, question: str) -> AnsweredQuestion:
+    async def show(self, history: ChatHistory, question: str) -> AnsweredQuestion:
         """Ask, and show the answer. Raises what asking raises, and CancelledError if it was stopped before it
         began.
+
+        history: the conversation before the question. question: what is asked.
         """
         self._task = asyncio.current_task()
-        fitting, first, rest = await self._begin(talk, question)
-        async with aclosing(rest):
-            left_out = (len(talk.turns) - len(fitting.turns)) // 2
-            return AnsweredQuestion(fitting, question, await self._show(self._noted(first, rest), left_out))
+        wrapped_help, first_event, later_events = await self._send(history, question)
+        async with aclosing(later_events):
+            left_out = (len(history.turns) - len(wrapped_help.turns)) // 2
+            return AnsweredQuestion(
+                wrapped_help,
+                question,
+                await self._show(self._record_request_id(first_event, later_events), left_out),
+            )
 
     async def stop(self) -> None:
         """Cancel the request, and let what was written arrive. A second call, or one before the request
@@ -203,178 +241,219 @@ class RunningAnswer:
         elif self._task is not None:
             self._task.cancel()
 
-    async def _begin(
-        self, talk: ChatHistory, question: str
+    async def _send(
+        self, history: ChatHistory, question: str
     ) -> tuple[ChatHistory, Numbered, AsyncGenerator[Numbered]]:
-        """Send the request, and return the conversation that fits, the first event, and the other events.
+        """Send the request, and return the conversation that fits, the first event, and the later events.
 
         The oldest exchanges are left out, one by one, while the model's context is too short for all of them
-        and an answer of the usual length.
+        and an answer of the usual length. Raises InvalidRequest if the question alone does not fit.
+
+        history: the conversation before the question. question: what is asked.
         """
         while True:
-            ask = self._asker(talk, question)
-            if talk.turns:
+            ask = self._make_ask(history, question)
+            if history.turns:
                 ask = replace(ask, limits=replace(ask.limits, max_new_tokens=ask.limits.new_tokens))
             events = cast("AsyncGenerator[Numbered]", self._fleet.generate(ask))
             try:
-                return talk, await anext(events), events
+                return history, await anext(events), events
             except InvalidRequest as error:
                 shorter = isinstance(error, ContextLengthExceeded) or error.field == TOO_LARGE
-                if not (shorter and talk.turns):
+                if not (shorter and history.turns):
                     raise
-                talk = talk.without_oldest()
+                history = history.without_oldest()
 
-    async def _noted(self, first: Numbered, rest: AsyncGenerator[Numbered]) -> AsyncGenerator[Numbered]:
-        """Yield the events, and note the request's id."""
-        if isinstance(first.event, Started):
-            self._request = first.event.request
-        yield first
-        async for numbered in rest:
+    async def _record_request_id(
+        self, first_event: Numbered, later_events: AsyncGenerator[Numbered]
+    ) -> AsyncGenerator[Numbered]:
+        """Yield all events, and record the request's id, which `stop` needs.
+
+        first_event: the first event, which has the id unless the request failed. later_events: the other
+            events.
+        """
+        if isinstance(first_event.event, Started):
+            self._request = first_event.event.request
+        yield first_event
+        async for numbered in later_events:
             yield numbered
 
 
 class Chat:
-    """The chat's loop.
+    """The loop of a chat: reads lines, runs commands, asks questions and keeps the conversation.
 
-    positions: positions of the model's context, if known. drafter: whether the fleet has a drafter.
+    background: the loop on which requests run. fleet: the client that answers. make_ask: makes a request from
+        a history and a question. keyboard: the source of lines. streams: where answers and remarks go.
+        output_format: how answers are shown.
+    max_positions: positions of the model's context; None if unknown.
+    has_drafter: whether the fleet has a drafter, which summaries mention.
     """
 
     def __init__(
         self,
         background: BackgroundLoop,
         fleet: FleetClient,
-        asker: Asker,
+        make_ask: Asker,
         keyboard: LineInput,
         streams: Streams,
-        manner: OutputFormat,
-        positions: int | None = None,
-        drafter: bool = False,
+        output_format: OutputFormat,
+        max_positions: int | None = None,
+        has_drafter: bool = False,
     ) -> None:
         self._background = background
         self._fleet = fleet
-        self._asker = asker
+        self._make_ask = make_ask
         self._keyboard = keyboard
         self._streams = streams
-        self._positions = positions
-        self._manner: OutputFormat = manner
+        self._max_positions = max_positions
+        self._output_format: OutputFormat = output_format
         # Lines that were typed while an answer was written.
-        self._typed: deque[str] = deque()
+        self._typed_lines: deque[str] = deque()
         self._failed = False
-        self._drafter = drafter
+        self._has_drafter = has_drafter
         self._last: AnsweredQuestion | None = None
 
-    def go_on(self, talk: ChatHistory) -> int:
-        """Run until the user leaves; return 1 if a question was not answered, else 0."""
-        while (line := self._next_line(talk)) is not None:
+    def run(self, history: ChatHistory) -> int:
+        """Run until the user leaves; return 1 if a question was not answered, else 0.
+
+        history: the conversation to begin with.
+        """
+        while (line := self._next_line(history)) is not None:
             match parse_line(line):
                 case "", "":
                     pass
                 case "", question:
-                    talk = self._answer(talk, question)
+                    history = self._answer(history, question)
                 case "/mode", mode if mode in MODES:
-                    talk = replace(talk, mode=mode)
+                    history = replace(history, mode=mode)
                     self._remark(f"mode {mode}")
                 case "/mode", _:
                     self._remark(f"/mode takes one of {', '.join(MODES)}")
                 case "/system", text:
-                    talk = replace(talk, system=text)
+                    history = replace(history, system=text)
                     self._remark("system message set" if text else "no system message")
                 case "/seed", number if not number or is_seed(number.removeprefix("-")):
                     drawn = not number or number.startswith("-")  # as everywhere, a negative seed is random
-                    talk = replace(talk, seed=None if drawn else int(number))
+                    history = replace(history, seed=None if drawn else int(number))
                     self._remark("a seed is drawn each time" if drawn else f"seed {number}")
                 case "/seed", _:
                     self._remark(f"/seed takes a whole number up to {MAX_SEED}, or nothing")
                 case "/compare", "":
                     self._compare()
                 case "/retry", "" if self._last is not None:
-                    talk = self._answer(
-                        talk.without_last(self._last.question), self._last.question, again=True
+                    history = self._answer(
+                        history.without_last(self._last.question), self._last.question, differently=True
                     )
                 case "/retry", "":
                     self._remark("nothing was answered yet")
                 case ("/save" | "/load") as word, file:
-                    talk = self._keep(talk, word, Path(file).expanduser()) if file else talk
+                    history = self._save_or_load(history, word, Path(file).expanduser()) if file else history
                     self._remark("" if file else f"{word} needs a file")
                 case "/clear", "":
-                    talk = replace(talk, turns=())
+                    history = replace(history, turns=())
                     self._remark("forgotten")
                 case "/stop", "":
                     self._remark("nothing is being written")
                 case "/help", "":
-                    self._remark(fitting(HELP, shutil.get_terminal_size().columns))
+                    self._remark(wrapped_help(HELP, shutil.get_terminal_size().columns))
                 case (("/exit" | "/quit"), ""):
                     break
                 case _:
                     self._remark(f"no command is called {line.strip()}; /help tells all")
         return int(self._failed)
 
-    def _keep(self, talk: ChatHistory, word: str, file: Path) -> ChatHistory:
-        """Save or load the conversation."""
+    def _save_or_load(self, history: ChatHistory, command_word: str, file: Path) -> ChatHistory:
+        """Save the conversation to a file, or load one, and print a remark; return the conversation to
+        continue with.
+
+        If the file cannot be written or read, the reason is printed and the conversation stays as it was.
+
+        history: the conversation. command_word: "/save" or "/load". file: the file.
+        """
         try:
-            if word == "/save":
-                file.write_text(write_messages(talk), "utf-8")
+            if command_word == "/save":
+                file.write_text(write_messages(history), "utf-8")
             else:
-                talk = read_messages(talk, file.read_text("utf-8"))
+                history = read_messages(history, file.read_text("utf-8"))
                 self._last = None
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            self._remark(f"{file}: {why}")
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._remark(f"{file}: {reason}")
         else:
-            done = "kept in" if word == "/save" else "read from"
-            self._remark(f"{counted(len(talk.turns) // 2, 'exchange')} {done} {file}")
-        return talk
+            verb = "kept in" if command_word == "/save" else "read from"
+            self._remark(f"{counted(len(history.turns) // 2, 'exchange')} {verb} {file}")
+        return history
 
-    def _next_line(self, talk: ChatHistory) -> str | None:
-        """Return the next line; None at the end of the input or at Ctrl-C."""
-        if self._typed:
-            return self._typed.popleft()
+    def _next_line(self, history: ChatHistory) -> str | None:
+        """Return the next line: first those typed during the last answer; None at the end of the input or at
+        Ctrl-C.
+
+        history: its mode is shown in the prompt.
+        """
+        if self._typed_lines:
+            return self._typed_lines.popleft()
         try:
-            return self._keyboard.read("> " if talk.mode == "auto" else f"{talk.mode}> ")
+            return self._keyboard.read("> " if history.mode == "auto" else f"{history.mode}> ")
         except KeyboardInterrupt:
             print(file=self._streams.err)
             return None
 
-    def _answer(self, talk: ChatHistory, question: str, again: bool = False) -> ChatHistory:
-        """Return the conversation with this exchange, or unchanged if there was no answer."""
-        answered = self._ask(talk, question, lambda view: summary(view, self._drafter), again)
+    def _answer(self, history: ChatHistory, question: str, differently: bool = False) -> ChatHistory:
+        """Return the conversation with this exchange, or unchanged if there was no answer.
+
+        history: the conversation before the question. question: what is asked. differently: another answer
+            than before is wanted.
+        """
+        answered = self._ask(history, question, lambda view: summary(view, self._has_drafter), differently)
         if answered is None:
-            return talk
+            return history
         self._last = answered
-        return answered.talk.answered(question, answered.view.merged)
+        return answered.history.answered(question, answered.view.merged)
 
     def _compare(self) -> None:
         """Answer the last question the other way; the answer is shown, but not added to the conversation."""
         if self._last is None:
             self._remark("nothing was answered yet")
             return
-        first = self._last.view
-        if has_no_plan(first.finished):
+        first_view = self._last.view
+        if has_no_plan(first_view.finished):
             self._remark(f"nothing to compare with: {NO_PLAN}")
             return
-        talk = replace(self._last.talk, mode="direct" if first.panels else "sot")
+        history = replace(self._last.history, mode="direct" if first_view.panels else "sot")
         self._ask(
-            talk, self._last.question, lambda view: summary(first, self._drafter, view.finished, "/compare")
+            history,
+            self._last.question,
+            lambda view: summary(first_view, self._has_drafter, view.finished, "/compare"),
         )
 
     def _ask(
-        self, talk: ChatHistory, question: str, line: Summary, again: bool = False
+        self, history: ChatHistory, question: str, make_summary: Summary, differently: bool = False
     ) -> AnsweredQuestion | None:
-        """Ask and show; return None if there was no answer. again: another answer than before is wanted."""
+        """Ask and show; return None if there was no answer, after a remark that says why.
 
-        def asker(talk: ChatHistory, question: str) -> Ask:
-            asked = self._asker(talk, question)
-            return anew(asked) if again else asked
+        Lines that are typed meanwhile are kept for later, except "/stop", which ends the answer.
 
-        answering = RunningAnswer(self._fleet, asker, partial(self._show, line))
-        work = self._background.start(answering.show(talk, question))
-        for typed in self._keyboard.during(work):
+        history: the conversation before the question. question: what is asked. make_summary: makes the line
+            that is shown below the answer. differently: another answer than before is wanted.
+        """
+
+        def make_ask(history: ChatHistory, question: str) -> Ask:
+            """Return the request, changed if another answer than before is wanted.
+
+            history: the conversation that fits. question: what is asked.
+            """
+            asked = self._make_ask(history, question)
+            return for_another_answer(asked) if differently else asked
+
+        answering = RunningAnswer(self._fleet, make_ask, partial(self._show, make_summary))
+        future = self._background.start(answering.show(history, question))
+        for typed in self._keyboard.during(future):
             if parse_line(typed) == ("/stop", ""):
                 self._background.start(answering.stop())
             else:
-                self._typed.append(typed)
+                self._typed_lines.append(typed)
         try:
-            answered = work.result()
+            answered = future.result()
         except CancelledError:
             self._remark("stopped before anything was written")
         except SpecsotError as error:
@@ -385,22 +464,30 @@ class Chat:
             self._failed = self._failed or finished is None or finished.reason is Reason.FAILED
             return answered
 
-    async def _show(self, line: Summary, events: AsyncGenerator[Numbered], left_out: int) -> View:
-        """Show an answer, and mention exchanges that were left out."""
+    async def _show(self, make_summary: Summary, events: AsyncGenerator[Numbered], left_out: int) -> View:
+        """Show an answer, and before it mention exchanges that were left out; return the view after the last
+        event.
+
+        make_summary: makes the line below the answer. events: of the request. left_out: number of exchanges
+            that were left out.
+        """
         if left_out:
-            self._remark(tell_left_out(left_out, self._positions))
-        return await show(events, self._manner, self._streams, line)
+            self._remark(describe_left_out(left_out, self._max_positions))
+        return await show(events, self._output_format, self._streams, make_summary)
 
     def _remark(self, text: str) -> None:
-        """Print a remark to the error stream."""
+        """Print a remark to the error stream; an empty one is not printed."""
         if text:
             print(text, file=self._streams.err, flush=True)
 
 
-def tell_left_out(exchanges: int, positions: int | None) -> str:
-    """Return the remark about exchanges that did not fit."""
-    which, fit, was = (
+def describe_left_out(exchanges: int, max_positions: int | None) -> str:
+    """Return the remark about exchanges that were left out, since they do not fit the model's context.
+
+    exchanges: their number, at least 1. max_positions: positions of the context; None if unknown.
+    """
+    noun, fit, verb_was = (
         ("exchange", "fits", "was") if exchanges == 1 else (f"{exchanges} exchanges", "fit", "were")
     )
-    room = f" of {positions} positions" if positions else ""
-    return f"the oldest {which} no longer {fit} the model's context{room}, and {was} left out"
+    capacity = f" of {max_positions} positions" if max_positions else ""
+    return f"the oldest {noun} no longer {fit} the model's context{capacity}, and {verb_was} left out"

@@ -28,27 +28,36 @@ class LineInput(Protocol):
     """The source of a chat's lines."""
 
     def read(self, prompt: str) -> str | None:
-        """Return the next line, or None at the end. Raises KeyboardInterrupt."""
+        """Return the next line, or None at the end of the input. Raises KeyboardInterrupt at Ctrl-C.
+
+        prompt: shown in front of the line, if there is a terminal.
+        """
         ...
 
-    def during(self, work: Future[Any]) -> Iterator[str]:
-        """Yield the lines that arrive until the work is done; Ctrl-C yields INTERRUPT."""
+    def during(self, future: Future[Any]) -> Iterator[str]:
+        """Yield the lines that arrive until the work is done; Ctrl-C yields INTERRUPT.
+
+        future: is done when the work is.
+        """
         ...
 
 
 class PipeInput:
-    """Lines of a pipe. Every line waits for its turn, so that only Ctrl-C arrives while an answer
-    is written.
+    """Lines of a pipe. Every line waits for its turn, so that only Ctrl-C arrives while an answer is written.
+
+    lines: the stream to read.
     """
 
     def __init__(self, lines: TextIO) -> None:
         self._lines = lines
 
     def read(self, prompt: str) -> str | None:
+        """Return the next line with its newline, or None at the end. The prompt is not shown."""
         return self._lines.readline() or None
 
-    def during(self, work: Future[Any]) -> Iterator[str]:
-        return _lines_until_done(work, None)
+    def during(self, future: Future[Any]) -> Iterator[str]:
+        """Yield INTERRUPT at each Ctrl-C until the future is done; lines of the pipe stay unread."""
+        return _lines_until_done(future, None)
 
 
 class TerminalInput:
@@ -57,16 +66,22 @@ class TerminalInput:
     What is typed during an answer is not echoed, since the answer occupies the screen.
     """
 
-    def __init__(self, terminal: TextIO, visible: bool, history: Path) -> None:
+    def __init__(self, terminal: TextIO, shows_prompt: bool, history: Path) -> None:
         """Open the terminal.
 
-        visible: the output is a terminal, too, so that prompts can be edited there.
+        terminal: the stream to read, which is a terminal.
+        shows_prompt: the output is a terminal, too, so that prompts can be edited there.
         history: file with the questions of earlier conversations.
         """
         self._terminal = terminal
-        self._session = _session(history) if visible else None
+        self._session = _session(history) if shows_prompt else None
 
     def read(self, prompt: str) -> str | None:
+        """Return the next question, which may have several lines, or None at the end (Ctrl-D). Raises
+        KeyboardInterrupt.
+
+        prompt: shown in front of the first line.
+        """
         if self._session is None:
             print(prompt, end="", file=sys.stderr, flush=True)
             return self._terminal.readline() or None
@@ -75,17 +90,25 @@ class TerminalInput:
         except EOFError:
             return None
 
-    def during(self, work: Future[Any]) -> Iterator[str]:
-        return _lines_until_done(work, self._terminal.fileno())
+    def during(self, future: Future[Any]) -> Iterator[str]:
+        """Yield the lines that are typed, and INTERRUPT at each Ctrl-C, until the future is done."""
+        return _lines_until_done(future, self._terminal.fileno())
 
 
 def input_from(lines: TextIO, out: TextIO, history: Path) -> LineInput:
-    """Return the input for a terminal or a pipe."""
+    """Return the source of lines for a terminal or a pipe.
+
+    lines: the stream to read. out: the stream of answers, on which prompts are edited if it is a terminal.
+        history: file with earlier questions, used at a terminal alone.
+    """
     return TerminalInput(lines, out.isatty(), history) if lines.isatty() else PipeInput(lines)
 
 
 def _session(history: Path) -> PromptSession[str]:
-    """Return a prompt session with Enter, Alt-Enter and a history that only this user can read."""
+    """Return a prompt session with Enter, Alt-Enter and a history that only this user can read.
+
+    history: the history's file, created if missing; if that fails, the history is kept in memory.
+    """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -93,9 +116,11 @@ def _session(history: Path) -> PromptSession[str]:
     keys = KeyBindings()
 
     def send(event: KeyPressEvent) -> None:
+        """Accept the question as it is. event: of the Enter key."""
         event.current_buffer.validate_and_handle()
 
     def begin_line(event: KeyPressEvent) -> None:
+        """Insert a line break. event: of Alt-Enter."""
         event.current_buffer.insert_text("\n")
 
     keys.add("enter")(send)
@@ -105,75 +130,100 @@ def _session(history: Path) -> PromptSession[str]:
         history.parent.mkdir(parents=True, exist_ok=True)
         # Only this user may read what was asked.
         history.touch(mode=0o600)
-        kept = FileHistory(history)
+        stored = FileHistory(history)
     except OSError:
-        kept = InMemoryHistory()
-    return PromptSession(multiline=True, key_bindings=keys, history=kept)
+        stored = InMemoryHistory()
+    return PromptSession(multiline=True, key_bindings=keys, history=stored)
 
 
-def _lines_until_done(work: Future[Any], terminal: int | None) -> Iterator[str]:
-    """Yield lines of the terminal, and INTERRUPT at Ctrl-C, until the work is done."""
-    with _bell(work) as heard, nullcontext() if terminal is None else _unseen(terminal):
-        watched: list[Any] = [heard] if terminal is None else [heard, terminal]
+def _lines_until_done(future: Future[Any], terminal: int | None) -> Iterator[str]:
+    """Yield lines of the terminal, and INTERRUPT at Ctrl-C, until the future is done.
+
+    A terminal that is closed meanwhile yields nothing more.
+
+    future: is done when the work is. terminal: file descriptor of the terminal; None: only Ctrl-C is watched.
+    """
+    with (
+        _done_or_interrupt(future) as receiver,
+        nullcontext() if terminal is None else _without_echo(terminal),
+    ):
+        sources: list[Any] = [receiver] if terminal is None else [receiver, terminal]
         while True:
-            ready, _, _ = select.select(watched, [], [])
-            if heard in ready:
-                said = heard.recv(64)
-                if DONE in said:
+            ready, _, _ = select.select(sources, [], [])
+            if receiver in ready:
+                received = receiver.recv(64)
+                if DONE in received:
                     return
                 yield INTERRUPT
-            elif typed := os.read(watched[1], 4096):
+            elif typed := os.read(sources[1], 4096):
                 yield from typed.decode(errors="replace").splitlines()
             else:
                 # The terminal has been closed.
-                watched = [heard]
+                sources = [receiver]
 
 
 @contextmanager
-def _bell(work: Future[Any]) -> Generator[socket.socket]:
-    """Yield a socket that receives DONE when the work is done, and the signal's number at Ctrl-C, which
-    raises no exception.
+def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
+    """Yield a socket that receives DONE when the future is done, and the signal's number at Ctrl-C, which
+    raises no exception meanwhile.
+
+    future: is done when the work is.
     """
-    heard, rings = socket.socketpair()
-    rings.setblocking(False)
-    with heard, rings, _instead_of_interrupts(rings.fileno()):
-        work.add_done_callback(_ringing(rings))
-        yield heard
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    with receiver, sender, _signals_to(sender.fileno()):
+        future.add_done_callback(_done_sender(sender))
+        yield receiver
 
 
-def _ringing(bell: socket.socket) -> Callable[[Any], None]:
-    """Return a callback that sends DONE."""
+def _done_sender(sender: socket.socket) -> Callable[[Any], None]:
+    """Return a callback for a future that sends DONE over a socket.
+
+    sender: the sending side of the socket.
+    """
 
     def ring(_: Any) -> None:
+        """Send DONE; the argument is the future, which is not used."""
         # The waiting side may have closed its socket.
         with suppress(OSError):
-            bell.send(DONE)
+            sender.send(DONE)
 
     return ring
 
 
 @contextmanager
-def _instead_of_interrupts(place: int) -> Generator[None]:
-    """Let signals write their number to this file descriptor, and let Ctrl-C raise no exception."""
-    handler = signal.signal(signal.SIGINT, _raise_nothing)
-    before = signal.set_wakeup_fd(place)
+def _signals_to(file_descriptor: int) -> Generator[None]:
+    """Within the context, let signals write their number to this file descriptor, and let Ctrl-C raise no
+    exception.
+
+    file_descriptor: of a socket that does not block.
+    """
+    previous_handler = signal.signal(signal.SIGINT, _raise_nothing)
+    previous_descriptor = signal.set_wakeup_fd(file_descriptor)
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
-        signal.signal(signal.SIGINT, handler)
+        signal.set_wakeup_fd(previous_descriptor)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
-def _raise_nothing(number: int, frame: FrameType | None) -> None: ...
+def _raise_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT by doing nothing; its number was already written to the socket. number, frame: as Python
+    passes them to a handler.
+    """
+    ...
 
 
 @contextmanager
-def _unseen(terminal: int) -> Generator[None]:
-    """Turn the echo off, since typed characters would disturb the display."""
-    before = termios.tcgetattr(terminal)
-    hidden = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+def _without_echo(terminal: int) -> Generator[None]:
+    """Turn the terminal's echo off within the context, since typed characters would disturb the display.
+
+    terminal: file descriptor of the terminal.
+    """
+    previous = termios.tcgetattr(terminal)
+    hidden = [*previous[:3], previous[3] & ~termios.ECHO, *previous[4:]]
     termios.tcsetattr(terminal, termios.TCSANOW, hidden)
     try:
         yield
     finally:
-        termios.tcsetattr(terminal, termios.TCSANOW, before)
+        termios.tcsetattr(terminal, termios.TCSANOW, previous)

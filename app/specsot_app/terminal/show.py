@@ -22,10 +22,11 @@ from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
 
-# Returns the line that stays below an answer.
+# Makes the line that stays below an answer from its last view.
 Summary = Callable[[View], str]
+# `live`: panels on a terminal; `plain`: text; `json`: one object for each event.
 OutputFormat = Literal["live", "plain", "json"]
-# Frames a second of the live view. More flicker in slow terminals. Untuned.
+# Frames per second of the live view. More flicker in slow terminals. Untuned.
 FRAMES_PER_SECOND = 8
 
 
@@ -44,6 +45,8 @@ class Streams:
 def format_for(streams: Streams, json: bool) -> OutputFormat:
     """Return JSON if it is asked for, panels on a terminal that can move its cursor, and plain text
     otherwise.
+
+    streams: the output, whose `out` may be a terminal. json: whether JSON was asked for.
     """
     if json:
         return "json"
@@ -52,20 +55,30 @@ def format_for(streams: Streams, json: bool) -> OutputFormat:
 
 
 async def show(
-    events: AsyncIterator[Numbered], manner: OutputFormat, streams: Streams, line: Summary = summary
+    events: AsyncIterator[Numbered],
+    output_format: OutputFormat,
+    streams: Streams,
+    make_summary: Summary = summary,
 ) -> View:
-    """Read the events to their end, and show each; return what was shown."""
-    match manner:
+    """Read the events to their end, and show each; return the view after the last one.
+
+    events: of one request. output_format: how to show them. streams: where to. make_summary: makes the line
+        below the answer, which JSON does not have.
+    """
+    match output_format:
         case "json":
             return await show_json(events, streams)
         case "plain":
-            return await show_text(events, streams, line)
+            return await show_text(events, streams, make_summary)
         case "live":
-            return await show_live(events, Console(file=streams.out), line)
+            return await show_live(events, Console(file=streams.out), make_summary)
 
 
 async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
-    """Print one JSON object a line; the last one is `finished`."""
+    """Print one JSON object a line; the last one is `finished`. Return the view after the last event.
+
+    events: of one request. streams: where to.
+    """
     view = View()
     async for numbered in events:
         view = advance(view, numbered.event)
@@ -73,38 +86,57 @@ async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
     return view
 
 
-async def show_text(events: AsyncIterator[Numbered], streams: Streams, line: Summary = summary) -> View:
-    """Print the merged answer as it grows; a forecast and the summary go to the error stream."""
+async def show_text(
+    events: AsyncIterator[Numbered], streams: Streams, make_summary: Summary = summary
+) -> View:
+    """Print the merged answer as it grows; a forecast and the summary go to the error stream. Return the view
+    after the last event.
+
+    events: of one request. streams: where to. make_summary: makes the summary from the last view.
+    """
     view = View()
-    written = 0
+    num_printed = 0
     async for numbered in events:
         view = advance(view, numbered.event)
-        if isinstance(numbered.event, Started) and view.forecast and (told := apply_forecast(view.forecast)):
-            print(told, file=streams.err, flush=True)
+        if (
+            isinstance(numbered.event, Started)
+            and view.forecast
+            and (forecast := apply_forecast(view.forecast))
+        ):
+            print(forecast, file=streams.err, flush=True)
         if isinstance(numbered.event, MergedText) or view.finished:
-            print(view.merged[written:], end="", file=streams.out, flush=True)
-            written = len(view.merged)
-    if written and not view.merged.endswith("\n"):
+            print(view.merged[num_printed:], end="", file=streams.out, flush=True)
+            num_printed = len(view.merged)
+    if num_printed and not view.merged.endswith("\n"):
         print(file=streams.out, flush=True)
-    print(line(view), file=streams.err, flush=True)
+    print(make_summary(view), file=streams.err, flush=True)
     return view
 
 
 class LiveView:
-    """What the live screen draws at its own pace: the newest view, at the screen's current size."""
+    """What the live screen draws at its own pace: the newest view, at the screen's current size.
+
+    console: the terminal. `view` is replaced after each event.
+    """
 
     def __init__(self, console: Console) -> None:
         self.view = View()
         self._console = console
 
     def __rich__(self) -> RenderableType:
+        """Return the picture of the newest view, which rich draws several times a second."""
         return draw(self.view, Size(self._console.width, self._console.height))
 
 
-async def show_live(events: AsyncIterator[Numbered], console: Console, line: Summary = summary) -> View:
-    """Show panels while the request runs, then the answer and the summary.
+async def show_live(
+    events: AsyncIterator[Numbered], console: Console, make_summary: Summary = summary
+) -> View:
+    """Show panels while the request runs, then the answer and the summary; return the view after the last
+    event.
 
     If the request is interrupted or fails, print what was written so far, and re-raise.
+
+    events: of one request. console: the terminal. make_summary: makes the summary from the last view.
     """
     picture = LiveView(console)
     try:
@@ -115,7 +147,7 @@ async def show_live(events: AsyncIterator[Numbered], console: Console, line: Sum
     except BaseException:
         console.print(unfinished(picture.view))
         raise
-    console.print(conclude(picture.view, line(picture.view)))
+    console.print(conclude(picture.view, make_summary(picture.view)))
     return picture.view
 
 
@@ -128,23 +160,33 @@ class _Count(MofNCompleteColumn):
 
 
 def bars(err: TextIO) -> Progress:
-    """Return progress bars that disappear when they are done, and that only a terminal shows."""
+    """Return progress bars that disappear when they are done, and that only a terminal shows.
+
+    err: the stream to draw on.
+    """
     console = Console(file=err)
     columns = TextColumn("{task.description}"), BarColumn(20), _Count(), TimeElapsedColumn()
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 
 
 @contextmanager
-def counting_bar(err: TextIO, what: str, total: int) -> Generator[Callable[[], None]]:
-    """Show a bar; each call of the yielded function advances it by one."""
+def counting_bar(err: TextIO, description: str, total: int) -> Generator[Callable[[], None]]:
+    """Show a bar within the context; each call of the yielded function advances it by one.
+
+    err: the stream to draw on. description: written before the bar. total: number of calls that fill the bar.
+    """
     with bars(err) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(description, total=total)
         yield lambda: progress.advance(task)
 
 
-def weights_of(wanted: FleetOptions) -> str:
-    """Return what is loaded and its size, such as "model.safetensors, 513 MiB"."""
-    model = Path(wanted.model or small_pair() / "base")
+def weights_of(options: FleetOptions) -> str:
+    """Return what is loaded and its size, such as "model.safetensors, 513 MiB"; only a name if there are no
+    weight files.
+
+    options: of the fleet; without a model, the bundled small model is meant.
+    """
+    model = Path(options.model or small_pair() / "base")
     files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("*.gguf")]
     if not files:
         return model.name
@@ -153,18 +195,28 @@ def weights_of(wanted: FleetOptions) -> str:
 
 
 def open_with_progress(err: TextIO) -> Opener:
-    """Return `open_fleet` with a progress bar while the fleet loads."""
+    """Return `open_fleet` with a progress bar while the fleet loads.
 
-    async def opener(wanted: FleetOptions) -> FleetClient:
-        if wanted.master is not None:
-            return await open_fleet(wanted)
+    err: the stream to draw on.
+    """
+
+    async def opener(options: FleetOptions) -> FleetClient:
+        """Open the fleet; a bar is shown unless the fleet belongs to a running master.
+
+        options: of the fleet.
+        """
+        if options.master is not None:
+            return await open_fleet(options)
         with bars(err) as progress:
-            named = f"loading {weights_of(wanted)}"
-            task = progress.add_task(named, total=None)
+            description_of_files = f"loading {weights_of(options)}"
+            task = progress.add_task(description_of_files, total=None)
 
-            def watch(what: str, there: int, total: int) -> None:
-                progress.update(task, description=f"{named}: {what}", completed=there, total=total)
+            def report(unit: str, count: int, total: int) -> None:
+                """Show progress: `count` of `total` are ready. unit: what is counted, such as "layers"."""
+                progress.update(
+                    task, description=f"{description_of_files}: {unit}", completed=count, total=total
+                )
 
-            return await open_fleet(wanted, watch)
+            return await open_fleet(options, report)
 
     return opener

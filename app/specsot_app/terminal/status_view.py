@@ -15,6 +15,7 @@ from rich.text import Text
 from specsot.core.info import Info, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo, StepsInfo
 from specsot.errors import SpecsotError, Unavailable
 
+# Characters of a curve, from lowest to highest.
 CURVE_SIGNS = "▁▂▃▄▅▆▇█"
 # Columns of a bar.
 BAR_WIDTH = 24
@@ -36,67 +37,79 @@ class StatusView:
     lost: str | None = None
 
 
-def lines_of(found: Info) -> list[str]:
-    """Return the state as lines."""
-    return [f"{name:<9} {value}" for name, value in facts(found)]
+def lines_of(info: Info) -> list[str]:
+    """Return the fleet's state as lines of a name and a value. info: the state."""
+    return [f"{name:<9} {value}" for name, value in facts(info)]
 
 
-def facts(found: Info) -> list[tuple[str, str]]:
-    """Return names and values of everything to show."""
+def facts(info: Info) -> list[tuple[str, str]]:
+    """Return (name, value) of everything to show, in order; what the fleet does not have is left out. info:
+    the state.
+    """
     models = [
-        ("model", f"{one.name} · {one.layers} layers · {one.max_positions} positions") for one in found.models
+        ("model", f"{entry.name} · {entry.layers} layers · {entry.max_positions} positions")
+        for entry in info.models
     ]
-    members = [(one.kind, describe_member(one, found)) for one in found.members]
-    pages = [("pages", describe_pages(found.pages))] if found.pages else []
-    plan = [("plan", found.plan)] if found.plan else []
-    requests = [("requests", describe_requests(found.requests))] if found.requests else []
-    steps = [("steps", describe_steps(found.steps))] if found.steps else []
-    epoch = ("epoch", f"{found.epoch} · {'ready' if found.ready else 'not ready'}")
-    rings = [("replica", describe_replica(one)) for one in found.replicas]
-    waiting = [("waiting", line) for line in found.waiting_for]
-    last = [*rings, *waiting, ("version", found.version)]
-    return [*models, *members, *plan, *pages, *requests, *steps, epoch, *last]
+    members = [(entry.kind, describe_member(entry, info)) for entry in info.members]
+    pages = [("pages", describe_pages(info.pages))] if info.pages else []
+    plan = [("plan", info.plan)] if info.plan else []
+    requests = [("requests", describe_requests(info.requests))] if info.requests else []
+    steps = [("steps", describe_steps(info.steps))] if info.steps else []
+    epoch = ("epoch", f"{info.epoch} · {'ready' if info.ready else 'not ready'}")
+    replicas = [("replica", describe_replica(entry)) for entry in info.replicas]
+    waiting = [("waiting", line) for line in info.waiting_for]
+    ending = [*replicas, *waiting, ("version", info.version)]
+    return [*models, *members, *plan, *pages, *requests, *steps, epoch, *ending]
 
 
-def describe_member(member: MemberInfo, found: Info) -> str:
-    """Return a member's address, its layers, and the duration of a step there."""
+def describe_member(member: MemberInfo, info: Info) -> str:
+    """Return a member's name, address, layers, milliseconds of a step, and whether it is a standby, in one
+    line.
+
+    member: the member. info: the state of its fleet.
+    """
     layers = f" · layers {member.layers}" if member.layers else ""
-    seconds = stage_seconds(member, found)
-    least = f", at least {member.min_seconds * 1e3:.1f}" if member.min_seconds else ""
-    pace = f" · {seconds * 1e3:.1f} ms a step{least}" if seconds else ""
+    seconds = stage_seconds(member, info)
+    minimum = f", at least {member.min_seconds * 1e3:.1f}" if member.min_seconds else ""
+    pace = f" · {seconds * 1e3:.1f} ms a step{minimum}" if seconds else ""
     ring = "" if member.replica is None else f" · replica {member.replica}"
     return (
         f"{member.name} at {member.address}{layers}{pace}{ring}{' · stands by' if member.is_standby else ''}"
     )
 
 
-def stage_seconds(member: MemberInfo, found: Info) -> float | None:
-    """Return a worker's seconds per step; None before the first step, and for other members."""
-    ring = [one for one in found.members if one.layers and one.replica == member.replica]
-    ranges = sorted(one.layers.first for one in ring if one.layers)
-    steps = next((one.steps for one in found.replicas if one.number == member.replica), found.steps)
+def stage_seconds(member: MemberInfo, info: Info) -> float | None:
+    """Return a worker's seconds per step; None before the first step, and for members without layers.
+
+    member: the member. info: the state of its fleet, which has the times of each ring's stages in order.
+    """
+    workers = [entry for entry in info.members if entry.layers and entry.replica == member.replica]
+    ranges = sorted(entry.layers.first for entry in workers if entry.layers)
+    steps = next((entry.steps for entry in info.replicas if entry.number == member.replica), info.steps)
     if member.layers is None or steps is None or len(steps.stages) != len(ranges):
         return None
     return steps.stages[ranges.index(member.layers.first)]
 
 
-def describe_replica(ring: ReplicaInfo) -> str:
-    """Return the state of one of several rings."""
-    parts = [f"{ring.number} · epoch {ring.epoch} · {'ready' if ring.ready else 'not ready'}"]
-    parts += [f"{ring.pages.free} of {ring.pages.total} pages free"] if ring.pages else []
-    requests = ring.requests
+def describe_replica(replica: ReplicaInfo) -> str:
+    """Return the state of one of several rings in one line: number, epoch, free pages, requests, steps per
+    second.
+    """
+    parts = [f"{replica.number} · epoch {replica.epoch} · {'ready' if replica.ready else 'not ready'}"]
+    parts += [f"{replica.pages.free} of {replica.pages.total} pages free"] if replica.pages else []
+    requests = replica.requests
     parts += [f"{requests.running} running, {requests.waiting} waiting"] if requests else []
-    parts += [f"{ring.steps.per_second:.1f} steps/s"] if ring.steps else []
+    parts += [f"{replica.steps.per_second:.1f} steps/s"] if replica.steps else []
     return " · ".join(parts)
 
 
 def describe_pages(pages: PagesInfo) -> str:
-    """Return the state of the KV pages."""
+    """Return the state of the KV pages in words, such as "20 of 64 free · 3 hold beginnings of prompts"."""
     return f"{pages.free} of {pages.total} free · {pages.kept} hold beginnings of prompts"
 
 
 def describe_requests(requests: RequestsInfo) -> str:
-    """Return the current requests, and ends and prompt tokens since the master began."""
+    """Return in one line the current requests, and ends and reused prompt tokens since the master began."""
     share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
     ended = " · ".join(f"{count} {why}" for why, count in requests.ended)
     parts = [
@@ -110,31 +123,36 @@ def describe_requests(requests: RequestsInfo) -> str:
 
 
 def describe_steps(steps: StepsInfo) -> str:
-    """Return the steps of the last seconds, and the totals."""
+    """Return in one line the steps of the last seconds, and the totals since the master began."""
     tokens = steps.per_second * steps.tokens_per_step
     each = f"{steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
     pace = f"{steps.per_second:.1f}/s with {each}"
     return f"{pace} · {tokens:.0f} tokens/s · {steps.steps} steps, {steps.tokens} tokens in all"
 
 
-def draw_status(standing: StatusView) -> RenderableType:
-    """Return the facts as a table, with used pages as a bar and the pace as a curve."""
+def draw_status(status: StatusView) -> RenderableType:
+    """Return the facts as a table, with used pages as a bar and the pace as a curve; the last line says how
+    to leave, or why the newest query failed.
+
+    status: what the queries returned.
+    """
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=LABEL_WIDTH)
     table.add_column(overflow="ellipsis", no_wrap=True)
-    for name, value in facts(standing.info):
+    for name, value in facts(status.info):
         table.add_row(name, value)
-        if name == "pages" and standing.info.pages:
-            pages = standing.info.pages
+        if name == "pages" and status.info.pages:
+            pages = status.info.pages
             table.add_row("", ProgressBar(pages.total, pages.total - pages.free, width=BAR_WIDTH))
         if name == "steps":
-            table.add_row("", Text(curve(standing.pace), style="cyan"))
-    return Group(table, Text(standing.lost or "Ctrl-C leaves", style="red" if standing.lost else "dim"))
+            table.add_row("", Text(curve(status.pace), style="cyan"))
+    return Group(table, Text(status.lost or "Ctrl-C leaves", style="red" if status.lost else "dim"))
 
 
 def curve(values: Sequence[float]) -> str:
-    """Return one character for each value, as high as the value relative to the highest: [1, 2, 4]
-    -> "▃▅█".
+    """Return one character for each value, as high as the value relative to the highest: [1, 2, 4] -> "▃▅█".
+
+    values: not negative; if all are 0, every character is the lowest; no values give an empty text.
     """
     highest = max(values, default=0.0)
     if not highest:
@@ -147,42 +165,59 @@ INFO_TIMEOUT = 5.0
 # Queries that the curve shows.
 CURVE_LENGTH = 48
 
-Look = Callable[[], Awaitable[Info]]
-Pause = Callable[[], Awaitable[None]]
+# Asks a master for its state.
+Query = Callable[[], Awaitable[Info]]
+# Waits until the next query.
+Wait = Callable[[], Awaitable[None]]
 
 
-async def watch(look: Look, pause: Pause, console: Console) -> None:
+async def watch(query: Query, wait: Wait, console: Console) -> None:
     """Show the state until cancelled.
 
-    A master that is lost is queried again. Raises SpecsotError if the first query fails.
+    A master that is lost is queried again.
+
+    query: asks the master for its state. wait: waits until the next query. console: the terminal.
+    Raises SpecsotError if the first query fails.
     """
     with Live(console=console, auto_refresh=False) as live:
-        async for standing in status_views(look, pause):
-            live.update(draw_status(standing), refresh=True)
+        async for status in status_views(query, wait):
+            live.update(draw_status(status), refresh=True)
 
 
-async def status_views(look: Look, pause: Pause) -> AsyncIterator[StatusView]:
-    """Yield what is known after each query. Raises what the first query raises."""
-    standing = with_pace(StatusView(await get_info(look)))
+async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
+    """Yield what is known after each query, without end.
+
+    If a later query fails, the last state is yielded again with the reason.
+
+    query: asks the master for its state. wait: waits until the next query.
+    Raises what the first query raises.
+    """
+    status = with_pace(StatusView(await get_info(query)))
     while True:
-        yield standing
-        await pause()
+        yield status
+        await wait()
         try:
-            standing = with_pace(replace(standing, info=await get_info(look), lost=None))
+            status = with_pace(replace(status, info=await get_info(query), lost=None))
         except SpecsotError as error:
-            standing = replace(standing, lost=f"{error}; looking again. Ctrl-C leaves")
+            status = replace(status, lost=f"{error}; looking again. Ctrl-C leaves")
 
 
-async def get_info(look: Look) -> Info:
-    """Query the master. Raises Unavailable if it does not answer in time."""
+async def get_info(query: Query) -> Info:
+    """Return the master's state. query: asks for it. Raises Unavailable if there is no answer within
+    INFO_TIMEOUT.
+    """
     try:
         async with asyncio.timeout(INFO_TIMEOUT):
-            return await look()
+            return await query()
     except TimeoutError:
         raise Unavailable(f"the master did not answer within {INFO_TIMEOUT:g} s") from None
 
 
-def with_pace(standing: StatusView) -> StatusView:
-    """Return the view with the newest pace appended."""
-    steps = standing.info.steps
-    return replace(standing, pace=(*standing.pace, steps.per_second if steps else 0.0)[-CURVE_LENGTH:])
+def with_pace(status: StatusView) -> StatusView:
+    """Return the view with the state's steps per second appended to its pace, of which the newest
+    CURVE_LENGTH are kept.
+
+    status: a view with a new state.
+    """
+    steps = status.info.steps
+    return replace(status, pace=(*status.pace, steps.per_second if steps else 0.0)[-CURVE_LENGTH:])

@@ -15,6 +15,7 @@ from specsot.service.option_table import Offer, option
 from specsot_app.fleet.options import FleetOptions
 from specsot_bench.core.methods import TableOptions
 
+# The options of a fleet that a table has; the others are part of the methods.
 OF_MEASURED = Offer(
     only=(
         *("model", "draft_model", "dtype", "quantization", "kv_cache_dtype"),
@@ -74,34 +75,41 @@ FULL = (Example("specsot bench full --minutes 60 --output full.json", "An hour")
 
 
 @command(TablesOptions, table="bench-quick", examples=QUICK)
-def quick(given: TablesOptions) -> int:
+def quick(options: TablesOptions) -> int:
     """Measure every family of methods side by side, with short answers: minutes on two cores."""
-    return measure("quick", given)
+    return measure("quick", options)
 
 
 @command(TablesOptions, table="bench-full", examples=FULL)
-def full(given: TablesOptions) -> int:
+def full(options: TablesOptions) -> int:
     """Measure all methods, up to 2,000 tokens: tables, plots, recommended settings."""
-    return measure("full", given)
+    return measure("full", options)
 
 
-def measure(name: str, given: TablesOptions) -> int:
-    """Run a table; `quick` and `full` differ in their methods alone."""
+def measure(name: str, options: TablesOptions) -> int:
+    """Run a table and publish it; return the exit status. `quick` and `full` differ in their methods alone.
+
+    name: "quick" or "full". options: of the command.
+    """
     require_torch()
-    place = given.output.place
+    output = options.output.place
     from specsot_app.fleet.demo import is_small, questions_of
-    from specsot_bench import rounds as room
+    from specsot_bench import rounds as rounds_module
     from specsot_bench.core import methods
     from specsot_bench.rounds import publish
 
-    course = {"quick": methods.quick, "full": methods.full}[name](given.methods)
-    models = room.models_of(given.fleet, given.small_model)
-    seconds = math.inf if given.minutes is None else 60 * given.minutes
+    method_table = {"quick": methods.quick, "full": methods.full}[name](options.methods)
+    models = rounds_module.models_of(options.fleet, options.small_model)
+    seconds = math.inf if options.minutes is None else 60 * options.minutes
     # The bundled small model knows only its own topics, so that its perplexity on an encyclopedia means
     # nothing.
-    unread = given.text is None and is_small(models.base)
-    text = None if unread else room.read_reference(given.text)
-    task = room.TableRun(
-        course, models, questions_of(given.prompts, is_small(models.base), room.QUESTIONS), text, seconds
+    reads_no_text = options.text is None and is_small(models.base)
+    text = None if reads_no_text else rounds_module.read_reference(options.text)
+    task = rounds_module.TableRun(
+        method_table,
+        models,
+        questions_of(options.prompts, is_small(models.base), rounds_module.QUESTIONS),
+        text,
+        seconds,
     )
-    return publish(task, name, place)
+    return publish(task, name, output)

@@ -15,6 +15,7 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.fleet.options import FleetOptions
 
+# The options of a fleet that a comparison has.
 OF_VERIFIED = Offer(
     without=(
         *("demo", "kv_memory", "drafting", "devices", "layout", "transport", "comm_mode", "hop_dtype"),
@@ -53,7 +54,7 @@ EXAMPLES = (
 
 
 @command(VerifyOptions, examples=EXAMPLES)
-def verify(given: VerifyOptions) -> int:
+def verify(options: VerifyOptions) -> int:
     """Compare a fleet's answers with Transformers, token for token, and check whether the head fits.
 
     Exit status 0: all answers agree, and the head fits. A quantized model is compared with itself,
@@ -64,10 +65,10 @@ def verify(given: VerifyOptions) -> int:
     from specsot_bench.verify import pair
 
     return pair.verify(
-        given.fleet,
-        given.prompts,
-        given.max_new_tokens,
-        given.near,
-        given.json,
+        options.fleet,
+        options.prompts,
+        options.max_new_tokens,
+        options.near,
+        options.json,
         open_with_progress(sys.stderr),
     )

@@ -21,15 +21,11 @@ from specsot_bench.core.methods import PLAIN, Method, MethodTable
 class StepSample:
     """The state of an answer after one step, counted from the answer's beginning.
 
-    seconds: since the request.
-    tokens: tokens written, those of a plan included.
-    grown: how many of them were written by steps with trees (prompts excluded).
-    steps: steps of the base after the prompts.
-    proposed: drafted tokens; None if unknown.
-    accepted: accepted drafts; None if unknown.
-    held: most bytes that the method held: KV pages, and the drafter with its own.
-    evictions: how often a window returned pages.
-    evicted: tokens that have left the window.
+    seconds: since the request. tokens: tokens written, those of a plan included. grown: how many of them were
+        written by steps with trees (prompts excluded). steps: steps of the base after the prompts. proposed:
+        drafted tokens; None if unknown. accepted: accepted drafts; None if unknown. held: maximum bytes that
+        the method held so far: KV pages, and the drafter with its own. evictions: how often a window returned
+        pages. evicted: tokens that have left the window.
     """
 
     seconds: float
@@ -94,15 +90,16 @@ class Recording:
     prompt: tuple[int, ...] = field(default=(), repr=False)
 
     def up_to(self, tokens: int) -> Excerpt:
-        """Return the answer when at least so many tokens were written; a planned answer at its end.
+        """Return the answer when at least so many tokens were written; a planned or shorter answer at its
+        end.
 
         With steps that end at 1, 3, 6 tokens, up_to(4) is the state at 6 tokens.
         """
         first, last = self.moments[0].seconds, self.moments[-1]
         if self.planned:
             return Excerpt(len(self.text), self.seconds, first, last, self.text)
-        then = next((one for one in self.moments if one.tokens >= tokens), last)
-        return Excerpt(then.tokens, then.seconds, first, then, self.text[: then.tokens])
+        sample = next((sample for sample in self.moments if sample.tokens >= tokens), last)
+        return Excerpt(sample.tokens, sample.seconds, first, sample, self.text[: sample.tokens])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,52 +136,61 @@ class Perplexities:
 
 
 def committed_by(segment: Segment) -> int:
-    """Return the sequence's tokens that are certain when this segment is computed."""
+    """Return how many of the sequence's tokens are certain when this segment is computed: those before a
+    tree, or a prompt chunk and all before it.
+    """
     return segment.start + len(segment.tokens) if isinstance(segment, PromptChunk) else segment.committed
 
 
-def evicted_by(policy: Policy | None, tokens: int) -> int:
-    """Return how many of so many tokens have left the window, whether or not their page is free already."""
-    return max(0, tokens - policy.sinks - policy.recent) if isinstance(policy, Window) else 0
+def evicted_by(policy: Policy | None, num_tokens: int) -> int:
+    """Return how many of so many tokens have left the window, whether or not their page is free already; 0
+    for other policies.
+    """
+    return max(0, num_tokens - policy.sinks - policy.recent) if isinstance(policy, Window) else 0
 
 
 def name_of(method: Method, tokens: int) -> str:
-    """Return the name of a row, the same in every run."""
+    """Return the name of a row, the same in every run: "tree V1 D=5 B=2, 500 tokens"."""
     return f"{method.name}, {tokens} tokens"
 
 
-def skipped(method: Method, tokens: int, why: str) -> dict[str, object]:
-    """Return the row of a method that was not measured."""
-    return {"name": name_of(method, tokens), "method": method.name, "tokens": tokens, "skipped": why}
+def skipped(method: Method, tokens: int, reason: str) -> dict[str, object]:
+    """Return the row of a method that was not measured. tokens: the length. reason: why."""
+    return {"name": name_of(method, tokens), "method": method.name, "tokens": tokens, "skipped": reason}
 
 
 def unwritten(
-    course: MethodTable, broken: Mapping[tuple[str, int], str], missing: Collection[object]
+    table: MethodTable, failures: Mapping[tuple[str, int], str], existing_names: Collection[object]
 ) -> list[dict[str, object]]:
     """Return rows for answers that do not exist, and for the shorter lengths that would have been read off
     them.
 
-    broken: why, by method and requested length. missing: names that have a row already.
+    table: methods and lengths. failures: why, by method and requested length. existing_names: names that have
+        a row already.
     """
-    found: list[dict[str, object]] = []
-    for method in course.methods:
-        for tokens in course.lengths_of(method):
-            whys = [why for (name, asked), why in broken.items()
-                    if name == method.name and (asked == tokens or not method.planned)]  # fmt: skip
-            if whys and name_of(method, tokens) not in missing:
-                found.append(skipped(method, tokens, whys[0]))
-    return found
+    rows: list[dict[str, object]] = []
+    for method in table.methods:
+        for tokens in table.lengths_of(method):
+            reasons = [reason for (name, requested), reason in failures.items()
+                    if name == method.name and (requested == tokens or not method.planned)]  # fmt: skip
+            if reasons and name_of(method, tokens) not in existing_names:
+                rows.append(skipped(method, tokens, reasons[0]))
+    return rows
 
 
-def row_of(runs: Runs, plain: Runs, quality: Perplexities) -> dict[str, object]:
-    """Return a row of the table. plain: the baseline at the same length; a ratio is taken within
-    its round.
+def row_of(runs: Runs, baseline: Runs, quality: Perplexities) -> dict[str, object]:
+    """Return a row of the table, by the names of its figures.
+
+    runs: one method at one length. baseline: at the same length; a ratio is taken within its round. quality:
+        perplexities.
     """
     readings = runs.readings
     method = runs.method
-    rates = [one.rate for one in readings]
-    ratios = [one.rate / other.rate for one, other in zip(readings, plain.readings)]
-    moments = [one.moment for one in readings]
+    rates = [excerpt.rate for excerpt in readings]
+    ratios = [
+        excerpt.rate / baseline_excerpt.rate for excerpt, baseline_excerpt in zip(readings, baseline.readings)
+    ]
+    samples = [excerpt.moment for excerpt in readings]
     return {
         "name": runs.name,
         "method": method.name,
@@ -196,70 +202,84 @@ def row_of(runs: Runs, plain: Runs, quality: Perplexities) -> dict[str, object]:
         "tokens_per_second_sd": round(statistics.stdev(rates), 2) if len(rates) > 1 else None,
         "speedup": round(statistics.median(ratios), 3),
         "speedup_range": [round(min(ratios), 3), round(max(ratios), 3)],
-        "ttft_ms": _ms(one.first for one in readings),
-        "tpot_ms": _ms(one.per_token for one in readings),
+        "ttft_ms": _ms(excerpt.first for excerpt in readings),
+        "tpot_ms": _ms(excerpt.per_token for excerpt in readings),
         "ppl": _rounded(quality.own),
         "ppl_reference": _rounded(quality.reference),
-        "accept_percent": _percent([(one.accepted, one.proposed) for one in moments]),
-        "tokens_per_round": _mean(one.per_step for one in readings),
-        "memory_mib": round(max(one.held for one in moments) / 2**20, 2),
-        "evictions": round(statistics.mean(one.evictions for one in moments), 1),
-        "evicted_tokens": round(statistics.mean(one.evicted for one in moments), 1),
-        "as_plain": sum(_same(one.text, other.text) for one, other in zip(readings, plain.readings)),
+        "accept_percent": _percent([(excerpt.accepted, excerpt.proposed) for excerpt in samples]),
+        "tokens_per_round": _mean(excerpt.per_step for excerpt in readings),
+        "memory_mib": round(max(excerpt.held for excerpt in samples) / 2**20, 2),
+        "evictions": round(statistics.mean(excerpt.evictions for excerpt in samples), 1),
+        "evicted_tokens": round(statistics.mean(excerpt.evicted for excerpt in samples), 1),
+        "as_plain": sum(
+            _same(excerpt.text, baseline_excerpt.text)
+            for excerpt, baseline_excerpt in zip(readings, baseline.readings)
+        ),
     }
 
 
-def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], course: MethodTable) -> list[Runs]:
-    """Return what was measured, by length and then in the methods' order.
+def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: MethodTable) -> list[Runs]:
+    """Return what was measured, by length and then in the methods' order; methods without answers are left
+    out.
 
-    answers: one a round, by method and requested length. Plans were written for every length; of other
+    answers: one for each round, by method and requested length. Plans were written for every length; of other
         methods only the longest was written, and the shorter ones are its prefixes.
+    table: methods and lengths.
     """
-    found: list[Runs] = []
-    for tokens in course.lengths:
-        for method in course.methods:
-            asked = [length for name, length in answers if name == method.name]
-            longest = max((length for length in asked if tokens in course.lengths_of(method)), default=0)
-            wanted = tokens if method.planned else longest
-            there = answers.get((method.name, wanted), ()) if tokens <= wanted else ()
-            if there:
-                prompts = tuple(one.prompt for one in there)
-                found.append(Runs(method, tokens, tuple(one.up_to(tokens) for one in there), prompts))
-    return found
+    measured: list[Runs] = []
+    for tokens in table.lengths:
+        for method in table.methods:
+            requested = [length for name, length in answers if name == method.name]
+            longest = max((length for length in requested if tokens in table.lengths_of(method)), default=0)
+            written_length = tokens if method.planned else longest
+            recordings = answers.get((method.name, written_length), ()) if tokens <= written_length else ()
+            if recordings:
+                prompts = tuple(recording.prompt for recording in recordings)
+                measured.append(
+                    Runs(method, tokens, tuple(recording.up_to(tokens) for recording in recordings), prompts)
+                )
+    return measured
 
 
 def baseline_of(runs: Sequence[Runs], tokens: int) -> Runs:
-    """Return the baseline at this length."""
-    return next(one for one in runs if one.method.name == PLAIN and one.tokens == tokens)
+    """Return the baseline at this length. Raises StopIteration if it was not measured."""
+    return next(measured for measured in runs if measured.method.name == PLAIN and measured.tokens == tokens)
 
 
-def perplexity(texts: Iterable[Sequence[float]]) -> float | None:
-    """Return exp of the mean negative log-likelihood over the tokens of all texts; None without tokens."""
-    listed = [loss for text in texts for loss in text]
-    return math.exp(statistics.mean(listed)) if listed else None
+def perplexity(losses_of_texts: Iterable[Sequence[float]]) -> float | None:
+    """Return exp of the mean negative log-likelihood over the tokens of all texts; None without tokens.
+
+    losses_of_texts: for each text the losses (nats) of its tokens.
+    """
+    all_losses = [loss for losses in losses_of_texts for loss in losses]
+    return math.exp(statistics.mean(all_losses)) if all_losses else None
 
 
-def _same(one: Sequence[int], other: Sequence[int]) -> bool:
+def _same(first: Sequence[int], second: Sequence[int]) -> bool:
     """Return whether both answers are equal as far as both go; the last step of one may have written more."""
-    return all(a == b for a, b in zip(one, other))
+    return all(a == b for a, b in zip(first, second))
 
 
 def _percent(drafts: Sequence[tuple[int | None, int | None]]) -> float | None:
-    """Return accepted drafts as a percentage of proposed drafts; the bonus token counts as neither."""
-    told = [(accepted, proposed) for accepted, proposed in drafts if accepted is not None and proposed]
-    if not told:
+    """Return accepted drafts as a percentage of proposed drafts; the bonus token counts as neither. None if
+    nothing was proposed or it is unknown.
+
+    drafts: (accepted, proposed) of each answer.
+    """
+    known = [(accepted, proposed) for accepted, proposed in drafts if accepted is not None and proposed]
+    if not known:
         return None
-    return round(100 * sum(one for one, _ in told) / sum(one or 0 for _, one in told), 1)
+    return round(100 * sum(one for one, _ in known) / sum(one or 0 for _, one in known), 1)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values, or None."""
-    told = [value for value in values if value is not None]
-    return round(statistics.mean(told), 2) if told else None
+    """Return the mean of the known values, rounded to two digits; None if none is known."""
+    known = [value for value in values if value is not None]
+    return round(statistics.mean(known), 2) if known else None
 
 
 def _ms(seconds: Iterable[float]) -> float:
-    """Return the mean in milliseconds."""
+    """Return the mean in milliseconds, rounded to three digits."""
     return round(1000 * statistics.mean(seconds), 3)
 
 

@@ -35,11 +35,12 @@ class EagleConfig:
     tree_mask_mode: TreeMaskMode = TreeMaskMode.FULL_MASK
 
     def __post_init__(self) -> None:
+        """Check every value. Raises InvalidRequest that names the first impossible one."""
         for name in ("topk", "num_steps", "num_draft_tokens"):
             value = getattr(self, name)
-            least = 2 if name == "num_draft_tokens" else 1
-            if type(value) is not int or value < least:
-                raise InvalidRequest(f"{name} must be an integer >= {least}, got {value!r}", name)
+            minimum = 2 if name == "num_draft_tokens" else 1
+            if type(value) is not int or value < minimum:
+                raise InvalidRequest(f"{name} must be an integer >= {minimum}, got {value!r}", name)
         with as_invalid_request():
             check_nodes(self.topk, self.num_steps, self.num_draft_tokens)
             check_mode(self.tree_mask_mode, self.num_draft_tokens)
@@ -76,48 +77,59 @@ class Batch:
     prompts: tuple[tuple[int, ...], ...]
     given: Any
 
-    def extended(self, written: Sequence[Sequence[int]], pad: int) -> Ids:
+    def extended(self, new_tokens: Sequence[Sequence[int]], pad_token: int) -> Ids:
         """Return what was given, followed by what was written; lists for lists.
 
-        For a tensor, return a tensor [sequences, longest] on the same device, filled with `pad`. What was
-        written begins in the same column of every row.
+        For a tensor, return a tensor [num_sequences, longest] on the same device, filled with `pad_token`.
+        What was written begins in the same column of every row.
+
+        new_tokens: token ids that each sequence wrote. pad_token: token id.
         """
-        rows = [[*row, *tokens] for row, tokens in zip(self.rows, written)]
+        rows = [[*row, *tokens] for row, tokens in zip(self.rows, new_tokens)]
         longest = max(map(len, rows))
-        single = not _is_nested(self.given)
+        is_single = not _is_nested(self.given)
         if hasattr(self.given, "new_tensor"):
-            rows = [row + [pad] * (longest - len(row)) for row in rows]
-            return self.given.new_tensor(rows[0] if single else rows)
-        return rows[0] if single else rows
+            rows = [row + [pad_token] * (longest - len(row)) for row in rows]
+            return self.given.new_tensor(rows[0] if is_single else rows)
+        return rows[0] if is_single else rows
 
 
-def read_batch(input_ids: Any, attention_mask: Any, vocabulary: int) -> Batch:
-    """Read one prompt ([tokens]) or several ([sequences, tokens], or lists of any lengths).
-
-    attention_mask: of the same shape; 0 marks padding. Raises InvalidRequest, naming the sequence.
+def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
+    """Return one prompt ([num_tokens]) or several ([num_sequences, num_tokens], or lists of any lengths) as a
+    batch.
 
     input_ids [[0, 5, 6], [7, 8, 9]] with attention_mask [[0, 1, 1], [1, 1, 1]] -> prompts (5, 6) and (7, 8,
     9).
+
+    input_ids: token ids. attention_mask: of the same shape; 0 marks padding; None: nothing is padding.
+        vocab_size: ids must be below it.
+    Raises InvalidRequest, naming the sequence that is empty or has an impossible id.
     """
     rows = _rows(input_ids, "input_ids")
-    seen = [[1] * len(row) for row in rows]
-    masks = seen if attention_mask is None else _rows(attention_mask, "attention_mask")
+    all_ones = [[1] * len(row) for row in rows]
+    masks = all_ones if attention_mask is None else _rows(attention_mask, "attention_mask")
     if [len(mask) for mask in masks] != [len(row) for row in rows]:
         raise InvalidRequest("attention_mask must have the shape of input_ids", "attention_mask")
-    prompts = tuple(tuple(token for token, seen in zip(row, mask) if seen) for row, mask in zip(rows, masks))
-    for number, prompt in enumerate(prompts):
+    prompts = tuple(
+        tuple(token for token, all_ones in zip(row, mask) if all_ones) for row, mask in zip(rows, masks)
+    )
+    for index, prompt in enumerate(prompts):
         if not prompt:
-            raise InvalidRequest(f"input_ids[{number}] is empty", "input_ids")
-        if not all(0 <= token < vocabulary for token in prompt):
+            raise InvalidRequest(f"input_ids[{index}] is empty", "input_ids")
+        if not all(0 <= token < vocab_size for token in prompt):
             raise InvalidRequest(
-                f"input_ids[{number}] must hold ids in [0, {vocabulary}), got {min(prompt)} .. {max(prompt)}",
+                f"input_ids[{index}] must hold ids in [0, {vocab_size}), got {min(prompt)} .. {max(prompt)}",
                 "input_ids",
             )
     return Batch(rows, prompts, input_ids)
 
 
 def _rows(given: Any, name: str) -> Rows:
-    """Return one row of ids for each sequence. Raises InvalidRequest."""
+    """Return one list of ids for each sequence.
+
+    value: as the caller gave it. name: of the argument, for the error.
+    Raises InvalidRequest for anything but integers, in one or two dimensions.
+    """
     nested = _plain(given)
     rows = nested if _is_nested(nested) else [nested]
     whole = all(isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows)
@@ -126,14 +138,16 @@ def _rows(given: Any, name: str) -> Rows:
     return [[int(value) for value in row] for row in rows]
 
 
-def _is_nested(given: Any) -> bool:
-    """Return whether several sequences were given."""
-    plain = _plain(given)
-    return isinstance(plain, list) and any(isinstance(each, list) for each in plain)
+def _is_nested(value: Any) -> bool:
+    """Return whether several sequences were given: value has lists within a list, or a tensor has two
+    dimensions.
+    """
+    plain = _plain(value)
+    return isinstance(plain, list) and any(isinstance(element, list) for element in plain)
 
 
-def _plain(given: Any) -> Any:
-    """Return lists of numbers for tensors, arrays, tuples, and lists of these."""
-    if hasattr(given, "tolist"):
-        return given.tolist()
-    return [_plain(each) for each in given] if isinstance(given, (list, tuple)) else given
+def _plain(value: Any) -> Any:
+    """Return lists of numbers for tensors, arrays, tuples, and lists of these; other values as they are."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [_plain(element) for element in value] if isinstance(value, (list, tuple)) else value

@@ -23,19 +23,21 @@ that wrote what plain decoding wrote. How each is computed: docs/bench.md."""
 
 
 def rate(row: Row) -> str:
-    """Return tokens a second with their deviation."""
+    """Return tokens a second with their standard deviation, such as "31.2 ± 0.4"; without it for a single
+    run.
+    """
     spread = row["tokens_per_second_sd"]
     return f"{row['tokens_per_second']:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
 
 
 def speedup(row: Row) -> str:
-    """Return the speedup with its range."""
+    """Return the speedup with its range, such as "1.82 (1.75 .. 1.90)"; without it for a single run."""
     low, high = row["speedup_range"]
     return f"{row['speedup']:.2f} ({low:.2f} .. {high:.2f})" if row["runs"] > 1 else f"{row['speedup']:.2f}"
 
 
 def same(row: Row) -> str:
-    """Return how many runs wrote the baseline's text."""
+    """Return how many runs wrote the baseline's text, such as "2/3"."""
     return f"{row['as_plain']}/{row['runs']}"
 
 
@@ -63,31 +65,35 @@ ADVICE = (
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Return COLUMNS, without the perplexity of a reference text if none was read."""
-    read = any(row.get("ppl_reference") is not None for row in rows)
-    return tuple(column for column in COLUMNS if read or column.heading != REFERENCE)
+    """Return COLUMNS, without the perplexity of a reference text if no row has one."""
+    has_reference = any(row.get("ppl_reference") is not None for row in rows)
+    return tuple(column for column in COLUMNS if has_reference or column.heading != REFERENCE)
 
 
 def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """Return the rows of each length, with skipped rows last."""
-    found: dict[int, list[Row]] = {tokens: [] for tokens in sorted({row["tokens"] for row in rows})}
+    """Return the rows of each number of tokens, in ascending order; skipped rows are last."""
+    rows_by_length: dict[int, list[Row]] = {tokens: [] for tokens in sorted({row["tokens"] for row in rows})}
     for row in sorted(rows, key=lambda row: "skipped" in row):
-        found[row["tokens"]].append(row)
-    return found
+        rows_by_length[row["tokens"]].append(row)
+    return rows_by_length
 
 
-def page_of(title: str, said: str, rows: Sequence[Row], advice: Sequence[Row]) -> str:
-    """Return what was done, a table for every length, and recommended settings."""
-    parts = [f"# {title}", said]
-    for tokens, some in by_length(rows).items():
-        parts += [f"## {tokens} tokens", markdown(columns_of(some), some)]
+def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[Row]) -> str:
+    """Return a page of Markdown: what was done, a table for every length, and recommended settings.
+
+    title: the heading. description: a paragraph. rows: of the tables. advice: rows of the recommendations.
+    """
+    parts = [f"# {title}", description]
+    for tokens, length_rows in by_length(rows).items():
+        parts += [f"## {tokens} tokens", markdown(columns_of(length_rows), length_rows)]
     return "\n\n".join([*parts, NOTES, "## Recommended settings", markdown(ADVICE, advice)]) + "\n"
 
 
 def latex_of(title: str, rows: Sequence[Row]) -> str:
-    """Return the same tables for a paper."""
+    """Return the same tables for a paper, in LaTeX. title: of each caption. rows: of the tables."""
     tables = (
-        latex(f"{title}: {tokens} tokens", columns_of(some), some) for tokens, some in by_length(rows).items()
+        latex(f"{title}: {tokens} tokens", columns_of(length_rows), length_rows)
+        for tokens, length_rows in by_length(rows).items()
     )
     return "\n\n".join([f"% {title}; needs \\usepackage{{booktabs,graphicx}}", *tables]) + "\n"
 
@@ -120,29 +126,35 @@ GOALS = (
 def recommend(rows: Sequence[Row]) -> list[Row]:
     """Return the best of our methods for every length and goal: of all, and of those that keep the baseline's
     text.
+
+    rows: measured ones; skipped rows and those of Transformers are left out.
     """
     ours = [row for row in rows if "skipped" not in row and not row["rival"]]
-    found: list[Row] = []
+    recommendations: list[Row] = []
     for tokens in sorted({_number(row, "tokens") for row in ours}):
-        here = [row for row in ours if row["tokens"] == tokens]
+        rows_of_length = [row for row in ours if row["tokens"] == tokens]
         for goal in GOALS:
-            found += _told(goal, int(tokens), here)
-    return found
+            recommendations += _recommendations_for(goal, int(tokens), rows_of_length)
+    return recommendations
 
 
-def _told(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[Row]:
-    """Return the recommendations for a goal at a length."""
+def _recommendations_for(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[Row]:
+    """Return the recommendations for a goal at a length: one among all rows, one among those that keep the
+    text.
+
+    goal: what counts. tokens: the length. rows: measured at this length.
+    """
     groups = {"any text": rows, "plain's text": [row for row in rows if row["exact"]]}
-    picked = {text: best_for(goal, group) for text, group in groups.items() if group}
+    best = {text: best_for(goal, group) for text, group in groups.items() if group}
     return [
         {"goal": goal.name, "tokens": tokens, "text": text, "method": row["method"],
          "figure": row[goal.column], "unit": goal.unit, "speedup": row["speedup"]}
-        for text, row in picked.items()
+        for text, row in best.items()
     ]  # fmt: skip
 
 
 def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
-    """Return the fastest of the rows that are within the goal's slack of the best."""
+    """Return the fastest of the rows that are within the goal's slack of the best. rows: at least one."""
     values = [_number(row, goal.column) for row in rows]
     best = max(values) if goal.most else min(values)
     allowed = best * (1 - goal.slack) if goal.most else best * (1 + goal.slack)
@@ -151,7 +163,7 @@ def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
 
 
 def _number(row: Row, column: str) -> float:
-    """Return a row's figure."""
+    """Return a row's figure in a column."""
     value = row[column]
     assert isinstance(value, int | float)
     return value

@@ -15,14 +15,19 @@ from specsot.service.option_table import COUNTS, Kind, Option, listed, option
 
 HfMode = Literal["generate", "assisted"]
 
+# Tokens at the beginning that every window keeps.
 SINKS = 4
+# Name and family of the baseline, which decodes without drafts, window or plan.
 PLAIN = "plain"
 FAMILIES = (
     *("plain", "transformers", "linear", "linear-window", "tree", "pruned", "window", "pruned-window"),
     *("eagle", "sot", "sot-eagle"),
 )
+# Levels of a usual tree, and tokens of a usual chain.
 DEPTH = 5
+# Children of a node of a usual tree.
 BREADTH = 2
+# Probability below which a node of a usual pruned tree has no children.
 THRESHOLD = 0.03
 
 
@@ -49,7 +54,9 @@ class Method:
 
     @property
     def exact(self) -> bool:
-        """Return whether the method must write the baseline's text (in fp32)."""
+        """Return whether the method must write the baseline's text (in fp32): it neither has a window nor
+        plans.
+        """
         return self.window is None and not self.planned
 
     @property
@@ -61,12 +68,12 @@ class Method:
             return "sot" if self.drafter == "none" else "sot-eagle"
         if self.drafter == "eagle":
             return "eagle"
-        drafts = self.options.mode if self.drafter == "model" else None
-        return "-".join(filter(None, (drafts, "window" if self.window else None))) or PLAIN
+        draft_mode = self.options.mode if self.drafter == "model" else None
+        return "-".join(filter(None, (draft_mode, "window" if self.window else None))) or PLAIN
 
     @property
     def small(self) -> bool:
-        """Return whether the method needs the small model."""
+        """Return whether the method needs the small model: to draft, or to assist Transformers."""
         return self.drafter == "model" or self.rival == "assisted"
 
 
@@ -84,13 +91,13 @@ class MethodTable:
     rounds: int
 
     def lengths_of(self, method: Method) -> tuple[int, ...]:
-        """Return the lengths at which a method is measured."""
+        """Return the numbers of tokens at which a method is measured: all, or the shortest alone."""
         return self.lengths if method.lengthy else self.lengths[:1]
 
 
-def read_families(written: str) -> tuple[str, ...]:
-    """Return "linear,window" as families of methods. Raises ValueError."""
-    names = tuple(part.strip() for part in written.split(","))
+def read_families(families: str) -> tuple[str, ...]:
+    """Return "linear,window" as families of methods. Raises ValueError for a name that is not in FAMILIES."""
+    names = tuple(part.strip() for part in families.split(","))
     if unknown := [name for name in names if name not in FAMILIES]:
         raise ValueError(f"no methods are called {unknown[0]!r}, only {', '.join(FAMILIES)}")
     return names
@@ -109,10 +116,13 @@ WINDOWS = Option(
 )
 
 
-def shared(option: Option, flag: str, text: str) -> Option:
-    """Return a shared option for a table that has always called it `flag`; its other names become aliases."""
+def shared(option: Option, flag: str, help_text: str) -> Option:
+    """Return a shared option for a table that has always called it `flag`; its other names become aliases.
+
+    option: declared once for several tables. flag: without dashes. help_text: of this table.
+    """
     names = tuple(name for name in (option.flag, *option.aliases) if name and name != flag)
-    return replace(option, help=text, flag=flag, aliases=names)
+    return replace(option, help=help_text, flag=flag, aliases=names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +153,26 @@ class TableOptions:
 
 
 def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:
-    """Return a method that always drafts a chain of so many tokens."""
+    """Return a method that always drafts a chain of so many tokens.
+
+    tokens: K, the drafted tokens of a step. lengthy: measured at every length. window: tokens that are
+        attended to; None: all.
+    """
     options = DraftOptions("linear", tokens, tuner="fixed", blend=False)
     name = f"linear K={tokens}"
-    sight = None
+    attention = None
     if window is not None:
         name = f"{name}, window {window}"
-        sight = sight_of(window)
-    return Method(name, "model", options, sight, lengthy=lengthy)
+        attention = window_of(window)
+    return Method(name, "model", options, attention, lengthy=lengthy)
 
 
 def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Method:
-    """Return tree V1: every drafted node has `breadth` children, down to a depth or a number of nodes."""
+    """Return tree V1: every drafted node has `breadth` children, down to a depth or a number of nodes.
+
+    depth: levels of a tree. breadth: children of a node. nodes: maximum nodes of a tree. lengthy: measured at
+        every length.
+    """
     options = DraftOptions("tree", depth, breadth, nodes, tuner="fixed", blend=False)
     return Method(f"tree V1 D={depth} B={breadth}", "model", options, lengthy=lengthy)
 
@@ -162,23 +180,27 @@ def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Me
 def pruned(
     depth: int, breadth: int, threshold: float, lengthy: bool = False, window: int | None = None
 ) -> Method:
-    """Return tree V2: nodes less likely than the threshold have no children."""
+    """Return tree V2: nodes less likely than the threshold have no children.
+
+    depth: levels of a tree. breadth: children of a node. threshold: probability. lengthy: measured at every
+        length. window: tokens that are attended to; None: all.
+    """
     options = DraftOptions("pruned", depth, breadth, 32, threshold, "fixed", blend=False)
     name = f"tree V2 D={depth} B={breadth} p={threshold:g}"
-    sight = None
+    attention = None
     if window is not None:
         name = f"{name}, window {window}"
-        sight = sight_of(window)
-    return Method(name, "model", options, sight, lengthy=lengthy)
+        attention = window_of(window)
+    return Method(name, "model", options, attention, lengthy=lengthy)
 
 
 def windowed(tokens: int) -> Method:
-    """Return a method without drafts that attends to so many tokens."""
-    return Method(f"window {tokens}", window=sight_of(tokens))
+    """Return a method without drafts that attends to so many tokens, sinks included."""
+    return Method(f"window {tokens}", window=window_of(tokens))
 
 
-def sight_of(tokens: int) -> Window:
-    """Return a window of so many tokens, sinks included."""
+def window_of(tokens: int) -> Window:
+    """Return a window of so many tokens, SINKS sinks included."""
     return Window(SINKS, tokens - SINKS)
 
 
@@ -192,7 +214,7 @@ EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", bl
 
 
 def quick(options: TableOptions = TableOptions()) -> MethodTable:
-    """Return the table of a run of minutes on two cores."""
+    """Return the table of a run of minutes on two cores. options: what replaces its default rows."""
     middle = (
         linear(4, lengthy=True),
         linear(8, lengthy=True),
@@ -201,13 +223,13 @@ def quick(options: TableOptions = TableOptions()) -> MethodTable:
         windowed(256),
         pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=256),
     )
-    return _asked(MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), 2), options)
+    return _with_options(MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), 2), options)
 
 
 def full(options: TableOptions = TableOptions()) -> MethodTable:
-    """Return the table of all methods."""
+    """Return the table of all methods. options: what replaces its default rows."""
     methods = (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE)
-    return _asked(MethodTable(methods, (500, 1000, 2000), 2), options)
+    return _with_options(MethodTable(methods, (500, 1000, 2000), 2), options)
 
 
 def _middle() -> Iterator[Method]:
@@ -221,38 +243,47 @@ def _middle() -> Iterator[Method]:
     yield from (linear(DEPTH, window=tokens) for tokens in (256, 1024))
 
 
-def _asked(usual: MethodTable, options: TableOptions) -> MethodTable:
+def _with_options(default_table: MethodTable, options: TableOptions) -> MethodTable:
     """Return the table with the lengths, chains, windows and families that were asked for.
 
     Methods that were asked for are measured at every length. Chains with windows are every K with every
     window.
+
+    default_table: the table without options. options: what replaces its rows.
     """
-    methods = usual.methods
+    methods = default_table.methods
     chains = options.chains
     windows = options.windows
     if chains:
-        methods = _instead(methods, "linear", (linear(tokens, True) for tokens in chains))
+        methods = _with_family(methods, "linear", (linear(tokens, True) for tokens in chains))
     if windows:
-        methods = _instead(methods, "window", map(windowed, windows))
-        usual_tree = (pruned(DEPTH, BREADTH, THRESHOLD, True, tokens) for tokens in windows)
-        methods = _instead(methods, "pruned-window", usual_tree)
+        methods = _with_family(methods, "window", map(windowed, windows))
+        pruned_windows = (pruned(DEPTH, BREADTH, THRESHOLD, True, tokens) for tokens in windows)
+        methods = _with_family(methods, "pruned-window", pruned_windows)
     if windows or (chains and "linear-window" in (options.families or ())):
-        behind = windows or tuple(_window_of(one) for one in usual.methods if one.family == "window")
-        both = (linear(tokens, True, window) for tokens in chains or (DEPTH,) for window in behind)
-        methods = _instead(methods, "linear-window", both)
+        window_sizes = windows or tuple(
+            _window_of(method) for method in default_table.methods if method.family == "window"
+        )
+        combined = (linear(tokens, True, window) for tokens in chains or (DEPTH,) for window in window_sizes)
+        methods = _with_family(methods, "linear-window", combined)
     if options.families:
-        methods = tuple(one for one in methods if one.family in (PLAIN, *options.families))
-    lengths = tuple(sorted(set(options.lengths or usual.lengths)))
-    return MethodTable(methods, lengths, options.rounds or usual.rounds)
+        methods = tuple(method for method in methods if method.family in (PLAIN, *options.families))
+    lengths = tuple(sorted(set(options.lengths or default_table.lengths)))
+    return MethodTable(methods, lengths, options.rounds or default_table.rounds)
 
 
-def _instead(methods: Sequence[Method], family: str, others: Iterable[Method]) -> tuple[Method, ...]:
-    """Return the methods with other members of a family, in the families' order."""
-    kept = [one for one in methods if one.family != family]
-    return tuple(sorted([*kept, *others], key=lambda one: FAMILIES.index(one.family)))
+def _with_family(
+    methods: Sequence[Method], family: str, replacements: Iterable[Method]
+) -> tuple[Method, ...]:
+    """Return the methods with other members of a family, in the families' order.
+
+    methods: of a table. family: whose members are replaced. replacements: its new members.
+    """
+    remaining = [method for method in methods if method.family != family]
+    return tuple(sorted([*remaining, *replacements], key=lambda method: FAMILIES.index(method.family)))
 
 
 def _window_of(method: Method) -> int:
-    """Return the tokens that a windowed method attends to."""
+    """Return the tokens that a windowed method attends to, sinks included."""
     assert method.window is not None
     return method.window.sinks + method.window.recent

@@ -45,12 +45,12 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """Return A's speed divided by B's, for each pair."""
-        return [one.rate / other.rate for one, other in zip(self.a, self.b)]
+        """Return A's tokens per second divided by B's, for each pair."""
+        return [run_a.rate / run_b.rate for run_a, run_b in zip(self.a, self.b)]
 
     @property
     def ratio(self) -> float:
-        """Return the median ratio."""
+        """Return the median ratio of A's speed to B's. Raises statistics.StatisticsError without pairs."""
         return statistics.median(self.ratios)
 
     @property
@@ -70,13 +70,20 @@ class Comparison:
 Side = TypeVar("Side")
 
 
-def order(sides: Sequence[Side], number: int) -> Sequence[Side]:
-    """Return the sides in the order of a round: forwards in even rounds, backwards in odd ones."""
-    return sides if number % 2 == 0 else sides[::-1]
+def order(sides: Sequence[Side], round_number: int) -> Sequence[Side]:
+    """Return the sides in the order in which a round runs them: as given in even rounds, backwards in odd
+    ones.
+
+    sides: what is compared. round_number: counted from 0.
+    """
+    return sides if round_number % 2 == 0 else sides[::-1]
 
 
-def turns(sides: Sequence[Side], count: int) -> Iterator[tuple[int, Side]]:
-    """Yield (round, side) for all rounds: with two sides and 2 rounds (0, A), (0, B), (1, B), (1, A)."""
-    for number in range(count):
-        for side in order(sides, number):
-            yield number, side
+def turns(sides: Sequence[Side], num_rounds: int) -> Iterator[tuple[int, Side]]:
+    """Yield (round number, side) for all rounds: with two sides and 2 rounds (0, A), (0, B), (1, B), (1, A).
+
+    sides: what is compared. num_rounds: 0 yields nothing.
+    """
+    for round_number in range(num_rounds):
+        for side in order(sides, round_number):
+            yield round_number, side

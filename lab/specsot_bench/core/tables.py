@@ -8,6 +8,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 Cell = Callable[[Row], str]
+# The cell of a figure that was not measured.
 NONE = "-"
 # Figures from this one on are written with an exponent.
 MANY = 1e5
@@ -28,14 +29,22 @@ class Column:
 
 
 def text(heading: str, key: str) -> Column:
-    """Return a column of text."""
+    """Return a column of text, left-aligned.
+
+    heading: of the column. key: of the entry in a row.
+    """
     return Column(heading, lambda row: str(row[key]), text=True)
 
 
 def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Column:
-    """Return a column of figures, times `scale`; `-` where nothing was measured."""
+    """Return a column of figures, times `scale`; `-` where nothing was measured.
+
+    heading: of the column. key: of the entry in a row. digits: decimals. From MANY on, an exponent is
+        written.
+    """
 
     def cell(row: Row) -> str:
+        """Return the figure of a row as text."""
         if (value := row.get(key)) is None:
             return NONE
         return f"{value * scale:.{digits}f}" if value * scale < MANY else f"{value * scale:.1e}"
@@ -44,7 +53,10 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
 
 
 def cells(columns: Sequence[Column], row: Row) -> list[str]:
-    """Return a row's cells. A skipped row says why, after its text columns."""
+    """Return a row's cells. A skipped row has its text columns, then why it was skipped, then empty cells.
+
+    columns: of the table. row: figures by key; "skipped" is the reason why nothing was measured.
+    """
     if "skipped" not in row:
         return [column.cell(row) for column in columns]
     names = [column.cell(row) for column in columns if column.text]
@@ -52,37 +64,51 @@ def cells(columns: Sequence[Column], row: Row) -> list[str]:
 
 
 def markdown(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table. columns: text columns first. rows: figures by key."""
     headings = [column.heading for column in columns]
     return pipes(headings, (cells(columns, row) for row in rows), sum(column.text for column in columns))
 
 
-def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_columns: int = 1) -> str:
     """Return a Markdown table with aligned columns, so that its source is readable, too.
 
-    left: number of text columns; figures after them are right-aligned. A row whose last cells are empty ends
-        with a reason that spans them.
+    headings: of the columns. rows: cells. A row whose last cells are empty ends with a reason that spans
+        them.
+    num_text_columns: number of text columns; figures after them are right-aligned.
     """
     lines = [list(headings), *map(list, rows)]
-    whole = [line for line in lines if line[-1]]
-    widths = [max(map(len, column)) for column in zip(*whole)]
-    widths[:left] = [max(len(line[place]) for line in lines) for place in range(left)]
-    rule = "|".join("-" * (width + 1) + ("-" if place < left else ":") for place, width in enumerate(widths))
-    shown = [_line(line, widths, left) for line in lines]
-    return "\n".join([shown[0], f"|{rule}|", *shown[1:]])
+    full_lines = [line for line in lines if line[-1]]
+    widths = [max(map(len, column)) for column in zip(*full_lines)]
+    widths[:num_text_columns] = [
+        max(len(line[column_index]) for line in lines) for column_index in range(num_text_columns)
+    ]
+    rule = "|".join(
+        "-" * (width + 1) + ("-" if column_index < num_text_columns else ":")
+        for column_index, width in enumerate(widths)
+    )
+    table_lines = [_line(line, widths, num_text_columns) for line in lines]
+    return "\n".join([table_lines[0], f"|{rule}|", *table_lines[1:]])
 
 
-def _line(line: Sequence[str], widths: Sequence[int], left: int) -> str:
-    """Return one line, text left-aligned and figures right-aligned."""
-    names = [cell.ljust(width) for cell, width in zip(line[:left], widths)]
+def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> str:
+    """Return one line of the table, text left-aligned and figures right-aligned.
+
+    line: cells. widths: of the columns, in characters. num_text_columns: columns that are left-aligned.
+    """
+    names = [cell.ljust(width) for cell, width in zip(line[:num_text_columns], widths)]
     if not line[-1]:
-        return f"| {' | '.join([*names, line[left]])} |{' |' * (len(line) - left - 1)}"
-    figures = (cell.rjust(width) for cell, width in zip(line[left:], widths[left:]))
+        return (
+            f"| {' | '.join([*names, line[num_text_columns]])} |{' |' * (len(line) - num_text_columns - 1)}"
+        )
+    figures = (cell.rjust(width) for cell, width in zip(line[num_text_columns:], widths[num_text_columns:]))
     return f"| {' | '.join([*names, *figures])} |"
 
 
 def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Return a LaTeX table for booktabs, as wide as the page."""
+    """Return a LaTeX table for booktabs, as wide as the page.
+
+    caption: plain text. columns: text columns first. rows: figures by key.
+    """
     headings = " & ".join(escape(column.heading) for column in columns)
     body = "\n".join(_latex_line(columns, row) for row in rows)
     return (
@@ -95,16 +121,20 @@ def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
 
 
 def _latex_line(columns: Sequence[Column], row: Row) -> str:
-    """Return one line of the LaTeX table."""
+    """Return one line of the LaTeX table; the reason of a skipped row spans all columns but the first."""
     name, *figures = cells(columns, row)
     if "skipped" in row:
         return f"{escape(name)} & \\multicolumn{{{len(columns) - 1}}}{{l}}{{{escape(figures[0])}}} \\\\"
     return " & ".join(map(escape, (name, *figures))) + " \\\\"
 
 
+# Characters whose escape is not a backslash before them.
 _SPECIAL = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def escape(text: str) -> str:
-    """Escape characters that LaTeX interprets."""
-    return "".join(_SPECIAL.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
+    """Return the text with characters escaped that LaTeX interprets."""
+    return "".join(
+        _SPECIAL.get(character, f"\\{character}" if character in "&%$#_{}" else character)
+        for character in text
+    )

@@ -34,7 +34,7 @@ class Acceptance:
 
     @property
     def by_depth(self) -> tuple[float, ...]:
-        """Return the shares of steps that accept at least 1, 2, ... drafts: lengths (0, 2, 1, 0) -> (0.5,
+        """Return the fractions of steps that accept at least 1, 2, ... drafts: lengths (0, 2, 1, 0) -> (0.5,
         0.25).
         """
         steps = max(len(self.lengths), 1)
@@ -43,7 +43,7 @@ class Acceptance:
 
     @property
     def any(self) -> float:
-        """Return the share of steps that accept a draft."""
+        """Return the fraction of steps that accept a draft; 0 without steps."""
         return self.by_depth[0] if self.by_depth else 0.0
 
 
@@ -64,49 +64,67 @@ class HeadFit:
 
     @property
     def verdict(self) -> Literal["fits", "off", "unfit"]:
-        """Return "fits", "off" (one setting is wrong, and `trial` says which) or "unfit"."""
+        """Return "fits", "off" (one setting is wrong, and `trial` says which) or "unfit" (hardly a draft is
+        accepted).
+        """
         if self.better is not None and self.better.per_step >= LEAST_SPEEDUP * self.as_is.per_step:
             return "off"
         return "fits" if self.as_is.any >= LEAST_ACCEPTANCE else "unfit"
 
 
-def think_of_trials(
-    own: Overrides, taps: tuple[int, ...] | None, layers: int, base_theta: float
+def settings_to_try(
+    given_settings: Overrides, taps: tuple[int, ...] | None, layers: int, base_theta: float
 ) -> tuple[Overrides, ...]:
     """Return settings worth trying: every tap one layer off, and other bases of the head's rotary positions.
 
-    own: what is set already. taps: the head's taps; None for a head that reads only the last hidden state.
+    given_settings: what is set already, and is kept apart from the one that is tried. taps: the layers that
+        the head reads; None for a head that reads only the last hidden state. layers: of the base.
+        base_theta: rotary base of the base model.
     """
-    moved = [tuple(tap + step for tap in taps) for step in (-1, 1)] if taps else []
-    layered = [replace(own, aux_layers=tried) for tried in moved if tried[0] >= 0 and tried[-1] <= layers]
+    shifted_taps = [tuple(tap + step for tap in taps) for step in (-1, 1)] if taps else []
+    layer_trials = [
+        replace(given_settings, aux_layers=shifted)
+        for shifted in shifted_taps
+        if shifted[0] >= 0 and shifted[-1] <= layers
+    ]
     thetas = dict.fromkeys((USUAL_ROPE_THETAS[0], base_theta, *USUAL_ROPE_THETAS[1:]))
-    return (*layered, *(replace(own, rope_theta=theta) for theta in thetas))
+    return (*layer_trials, *(replace(given_settings, rope_theta=theta) for theta in thetas))
 
 
-def as_flags(trial: Overrides) -> str:
-    """Return settings as command-line flags."""
-    layers = trial.aux_layers
-    theta = trial.rope_theta
-    named = [] if layers is None else [f"--aux-layers {','.join(map(str, layers))}"]
-    return " ".join([*named, *([] if theta is None else [f"--drafter-rope-theta {theta:.10g}"])])
+def as_flags(settings: Overrides) -> str:
+    """Return settings as command-line flags; an empty text if nothing is set."""
+    layers = settings.aux_layers
+    theta = settings.rope_theta
+    flags = [] if layers is None else [f"--aux-layers {','.join(map(str, layers))}"]
+    return " ".join([*flags, *([] if theta is None else [f"--drafter-rope-theta {theta:.10g}"])])
 
 
-def choose_trial(own: Sequence[float], others: Mapping[Overrides, Sequence[float]]) -> Overrides | None:
+def choose_trial(
+    own_log_probs: Sequence[float], log_probs_of_trials: Mapping[Overrides, Sequence[float]]
+) -> Overrides | None:
     """Return the settings that explain the same text best, if they do so beyond doubt; else None.
 
-    own, others: log-probability that the head gives each token of the base's text, token by token.
+    own_log_probs: log-probability that the head gives each token of the base's text. log_probs_of_trials: the
+        same under each other setting.
     """
-    gains = {trial: [b - a for a, b in zip(own, told)] for trial, told in others.items()}
-    sure = {trial: statistics.fmean(gain) for trial, gain in gains.items() if _is_sure(gain)}
-    return max(sure, key=lambda trial: sure[trial], default=None)
+    gains = {
+        trial: [b - a for a, b in zip(own_log_probs, log_probs)]
+        for trial, log_probs in log_probs_of_trials.items()
+    }
+    certain = {trial: statistics.fmean(gain) for trial, gain in gains.items() if _is_sure(gain)}
+    return max(certain, key=lambda trial: certain[trial], default=None)
 
 
-def _is_sure(gain: Sequence[float]) -> bool:
-    """Return whether the mean gain is large enough, and large compared with its standard error."""
-    if len(gain) < 2:
+def _is_sure(gains: Sequence[float]) -> bool:
+    """Return whether the mean gain is large enough, and large compared with its standard error; False for
+    fewer than two tokens.
+
+    gains: nats of each token.
+    """
+    if len(gains) < 2:
         return False
-    mean = statistics.fmean(gain)
-    error = statistics.stdev(gain) / len(gain) ** 0.5
+    mean = statistics.fmean(gains)
+    error = statistics.stdev(gains) / len(gains) ** 0.5
     return mean > LEAST_GAIN and mean > GAIN_ERRORS * error
 
 
@@ -174,8 +192,8 @@ class Report:
         return f"the base in {self.rounding} by itself" if self.rounding else "Transformers"
 
     def first(self, answer: CheckedAnswer) -> TokenDifference | None:
-        """Return the first difference that rounding does not explain, or None."""
-        return next((one for one in answer.differences if one.gap >= self.near), None)
+        """Return an answer's first difference that rounding does not explain, or None."""
+        return next((difference for difference in answer.differences if difference.gap >= self.near), None)
 
     @property
     def tokens(self) -> int:
@@ -185,13 +203,13 @@ class Report:
     @property
     def ties(self) -> int:
         """Return the number of differences that rounding explains."""
-        return sum(one.gap < self.near for answer in self.answers for one in answer.differences)
+        return sum(difference.gap < self.near for answer in self.answers for difference in answer.differences)
 
     @property
     def identical(self) -> bool:
         """Return whether all differences are near ties, and few."""
-        honest = not any(self.first(answer) for answer in self.answers)
-        return honest and self.ties <= max(1, MOST_TIES * self.tokens)
+        all_explained = not any(self.first(answer) for answer in self.answers)
+        return all_explained and self.ties <= max(1, MOST_TIES * self.tokens)
 
     @property
     def idle(self) -> bool:
@@ -207,13 +225,16 @@ class Report:
 
 
 def lines_of(report: Report, spell: Spell) -> Iterator[str]:
-    """Yield the report as lines."""
+    """Yield the report as lines.
+
+    report: what was found. spell: returns a token id's text.
+    """
     for answer in report.answers:
         first = report.first(answer)
         state = "same" if first is None else "DIFFERS"
         yield f"{state:<8}{answer.tokens:>4} tokens  {answer.per_step:.2f} a step  {answer.question[:60]}"
         if first is not None:
-            yield f"        {_spell(first, report.reference, spell)}"
+            yield f"        {_difference_in_words(first, report.reference, spell)}"
     same = sum(report.first(answer) is None for answer in report.answers)
     yield (
         f"{same} of {len(report.answers)} answers are what {report.reference} writes, token for token "
@@ -229,20 +250,23 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
         yield from _lines_of_fit(report.fit)
 
 
-def _spell(one: TokenDifference, reference: str, spell: Spell) -> str:
-    """Return a difference in words."""
-    ours = "ended" if one.ours is None else f"wrote {one.ours} {spell(one.ours)!r}"
-    theirs = f"{reference} {one.theirs} {spell(one.theirs)!r}"
-    return f"at token {one.at}: {ours}, {theirs}; its two best logits are {one.gap:.1e} apart"
+def _difference_in_words(difference: TokenDifference, reference: str, spell: Spell) -> str:
+    """Return a difference in words.
+
+    reference: name of the reference. spell: returns a token id's text.
+    """
+    ours = "ended" if difference.ours is None else f"wrote {difference.ours} {spell(difference.ours)!r}"
+    theirs = f"{reference} {difference.theirs} {spell(difference.theirs)!r}"
+    return f"at token {difference.at}: {ours}, {theirs}; its two best logits are {difference.gap:.1e} apart"
 
 
 def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
-    """Yield the lines about the head."""
+    """Yield the lines about the head: its family, its acceptance, and whether it fits."""
     for number, line in enumerate(fit.about):
         yield f"{'' if number else 'head':<10}{line}"
-    yield f"accepted  {_shares(fit.as_is)}"
+    yield f"accepted  {_acceptance_in_words(fit.as_is)}"
     if fit.verdict == "off" and fit.trial is not None and fit.better is not None:
-        yield f"          {_shares(fit.better)} with {as_flags(fit.trial)}"
+        yield f"          {_acceptance_in_words(fit.better)} with {as_flags(fit.trial)}"
         yield f"the head is OFF by one setting: run it with {as_flags(fit.trial)}"
     elif fit.verdict == "unfit":
         yield "the head does NOT FIT this base: hardly a draft is accepted, and no other layers or theta help"
@@ -250,14 +274,14 @@ def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
         yield "the head fits"
 
 
-def _shares(accepted: Acceptance) -> str:
-    """Return an acceptance in words."""
+def _acceptance_in_words(accepted: Acceptance) -> str:
+    """Return the tokens of a step, and the fraction of steps that accept at least so many drafts."""
     shares = ", ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(accepted.by_depth, start=1))
     return f"{accepted.per_step:.2f} tokens a step; steps that accept at least {shares or 'one draft: none'}"
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report as a JSON object."""
+    """Return the report as an object for JSON."""
     fit = report.fit
     return {
         "holds": report.holds,
@@ -275,7 +299,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
-    """Return the head's part of the report."""
+    """Return the head's part of the report; "better" is None if no other setting was better."""
     better = None
     if fit.trial is not None and fit.better is not None:
         better = {**asdict(fit.trial), **_accepted_as_json(fit.better)}
@@ -283,7 +307,7 @@ def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
 
 
 def _accepted_as_json(accepted: Acceptance) -> dict[str, Any]:
-    """Return an acceptance as a JSON object."""
+    """Return an acceptance as an object for JSON: number of steps, tokens per step, fractions by depth."""
     return {
         "steps": len(accepted.lengths),
         "tokens_per_step": round(accepted.per_step, 4),

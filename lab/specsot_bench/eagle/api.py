@@ -22,7 +22,7 @@ from specsot_bench.eagle.generation import (
     Prompts,
     measure,
     open_loop,
-    orders_of,
+    openings_of,
 )
 from specsot_bench.eagle.models import LoadOptions, TargetAndDraft, load_models
 from specsot_bench.tree_functions import TreeArrays, arrange_trees
@@ -86,12 +86,12 @@ class Eagle:
         Raises InvalidRequest before anything is computed.
         """
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
-        writing = self._write(batch.prompts, max_new_tokens, seed, eos_token_id)
-        for piece in writing.pieces():
+        generation = self._write(batch.prompts, max_new_tokens, seed, eos_token_id)
+        for piece in generation.pieces():
             if on_piece is not None:
                 on_piece(piece)
-        pad = pad_token_id if pad_token_id is not None else (*self._stops(eos_token_id), 0)[0]
-        return batch.extended(writing.tokens, pad), writing.stats
+        pad_token = pad_token_id if pad_token_id is not None else (*self._stops(eos_token_id), 0)[0]
+        return batch.extended(generation.tokens, pad_token), generation.stats
 
     def stream(
         self,
@@ -102,8 +102,11 @@ class Eagle:
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
     ) -> Iterator[Piece]:
-        """Yield pieces while they are written; leaving the loop stops the generation. Raises InvalidRequest
-        at once.
+        """Yield pieces while they are written; leaving the loop stops the generation.
+
+        The arguments are those of `generate`: prompts as token ids, the maximum number of new tokens, the
+        mask of padding, the seed and the end tokens.
+        Raises InvalidRequest at once.
         """
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
         return self._write(batch.prompts, max_new_tokens, seed, eos_token_id).pieces()
@@ -119,14 +122,17 @@ class Eagle:
     ) -> EagleBenchmark:
         """Compare speculation with decoding of the same target without drafts, on these prompts.
 
-        data: prompts as token ids; `batch_size` of them form a batch.
+        data: prompts as token ids, each one or several. max_new_tokens: of each answer. batch_size: prompts
+            that are written at once. seed: of all draws. eos_token_id: None takes the model's; () never
+            stops.
+        Raises InvalidRequest for no prompts.
         """
         vocabulary = self._models.target.config.vocab
-        prompts = [prompt for each in data for prompt in read_batch(each, None, vocabulary).prompts]
+        prompts = [prompt for entry in data for prompt in read_batch(entry, None, vocabulary).prompts]
         if not prompts or batch_size < 1:
             raise InvalidRequest("data must hold prompts, and batch_size be >= 1", "data")
         batches = [prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size)]
-        run = partial(self._run, limit=max_new_tokens, seed=seed, eos=eos_token_id)
+        run = partial(self._run, max_new_tokens=max_new_tokens, seed=seed, eos_token_id=eos_token_id)
         return measure(
             batches, partial(run, self._models), partial(run, self._models.plain), self.config.num_steps
         )
@@ -137,19 +143,25 @@ class Eagle:
 
         The tensors are on the target's device; see `specsot_kernels`. The config determines the mask's
         layout.
+
+        input_ids: prompts as token ids, one or several. attention_mask: 0 where input_ids is padding. seed:
+            of the draw of the next token.
+        Raises InvalidRequest without a draft.
         """
         if self._models.draft is None:
             raise InvalidRequest("nothing can be proposed without a draft", "draft")
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
-        wish = GenerationLimits(self.config.num_steps + 2, seed)
-        self._check_room(batch.prompts, wish.limit)
-        orders = orders_of(batch.prompts, self.config, wish, drafted=True)
-        ring = open_loop(self._models, self.config.shape, orders, sum(map(len, batch.prompts)))
-        ring.turn()
-        return self._arranged([ring.trees[sequence] for sequence in range(len(orders))], batch.prompts)
+        limits = GenerationLimits(self.config.num_steps + 2, seed)
+        self._check_room(batch.prompts, limits.limit)
+        orders = openings_of(batch.prompts, self.config, limits, with_drafter=True)
+        loop = open_loop(self._models, self.config.shape, orders, sum(map(len, batch.prompts)))
+        loop.turn()
+        return self._arranged([loop.trees[sequence] for sequence in range(len(orders))], batch.prompts)
 
     def _arranged(self, trees: Sequence[Tree], prompts: Prompts) -> TreeArrays:
-        """Return the trees as tensors."""
+        """Return the trees as tensors. trees: one for each prompt. prompts: token ids, whose lengths are the
+        roots' positions.
+        """
         device = self._models.target.device
         tokens = torch.tensor([tree.tokens for tree in trees], device=device)
         parents = torch.tensor([(-1, *tree.parents[1:]) for tree in trees], device=device)
@@ -157,44 +169,76 @@ class Eagle:
         return arrange_trees(tokens, parents, lengths, self.config.tree_mask_mode)
 
     def _write(
-        self, prompts: Prompts, limit: int, seed: int | None, eos: int | Sequence[int] | None
+        self,
+        prompts: Prompts,
+        max_new_tokens: int,
+        seed: int | None,
+        eos_token_id: int | Sequence[int] | None,
     ) -> Generation:
-        """Start a generation; without a seed, draw one."""
-        return self._start(self._models, prompts, limit, secrets.randbits(63) if seed is None else seed, eos)
+        """Start a generation; without a seed, draw one. The arguments are those of `_start`."""
+        return self._start(
+            self._models,
+            prompts,
+            max_new_tokens,
+            secrets.randbits(63) if seed is None else seed,
+            eos_token_id,
+        )
 
     def _run(
-        self, models: TargetAndDraft, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
+        self,
+        models: TargetAndDraft,
+        prompts: Prompts,
+        max_new_tokens: int,
+        seed: int,
+        eos_token_id: int | Sequence[int] | None,
     ) -> EagleStats:
-        """Run a generation to its end, and return its statistics."""
-        writing = self._start(models, prompts, limit, seed, eos)
-        for _ in writing.pieces():
+        """Run a generation to its end, and return its statistics. The arguments are those of `_start`."""
+        generation = self._start(models, prompts, max_new_tokens, seed, eos_token_id)
+        for _ in generation.pieces():
             pass
-        return writing.stats
+        return generation.stats
 
     def _start(
-        self, models: TargetAndDraft, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
+        self,
+        models: TargetAndDraft,
+        prompts: Prompts,
+        max_new_tokens: int,
+        seed: int,
+        eos_token_id: int | Sequence[int] | None,
     ) -> Generation:
-        """Start a generation. Raises InvalidRequest."""
-        if type(limit) is not int or limit < 1:
-            raise InvalidRequest(f"max_new_tokens must be an integer > 0, got {limit!r}", "max_new_tokens")
+        """Start a generation.
+
+        models: target and draft. prompts: token ids. max_new_tokens: of each sequence. seed: below 2**63.
+            eos_token_id: None takes the model's; () never stops.
+        Raises InvalidRequest for an impossible value.
+        """
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
+            raise InvalidRequest(
+                f"max_new_tokens must be an integer > 0, got {max_new_tokens!r}", "max_new_tokens"
+            )
         if not 0 <= seed < 2**63:
             raise InvalidRequest(f"seed must be in [0, 2**63), got {seed}", "seed")
-        self._check_room(prompts, limit)
-        return Generation(models, self.config, prompts, GenerationLimits(limit, seed, self._stops(eos)))
+        self._check_room(prompts, max_new_tokens)
+        return Generation(
+            models, self.config, prompts, GenerationLimits(max_new_tokens, seed, self._stops(eos_token_id))
+        )
 
-    def _check_room(self, prompts: Prompts, limit: int) -> None:
-        """Raise InvalidRequest if a prompt and its answer do not fit the model's positions."""
+    def _check_room(self, prompts: Prompts, max_new_tokens: int) -> None:
+        """Raise InvalidRequest if a prompt and its answer do not fit the model's positions.
+
+        prompts: token ids. max_new_tokens: length of an answer.
+        """
         positions = self._models.target.config.max_positions
-        for number, prompt in enumerate(prompts):
-            if len(prompt) + limit > positions:
+        for index, prompt in enumerate(prompts):
+            if len(prompt) + max_new_tokens > positions:
                 raise InvalidRequest(
-                    f"input_ids[{number}] has {len(prompt)} tokens; {limit} more do not fit the "
+                    f"input_ids[{index}] has {len(prompt)} tokens; {max_new_tokens} more do not fit the "
                     f"model's {positions} positions",
                     "max_new_tokens",
                 )
 
-    def _stops(self, eos: int | Sequence[int] | None) -> tuple[int, ...]:
-        """Return the token ids that end a sequence."""
-        if eos is None:
+    def _stops(self, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Return the token ids that end a sequence. eos_token_id: None takes the model's."""
+        if eos_token_id is None:
             return self._models.target.config.eos
-        return (eos,) if isinstance(eos, int) else tuple(eos)
+        return (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)

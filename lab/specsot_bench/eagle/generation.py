@@ -79,7 +79,7 @@ class EagleStats:
     @property
     def new_tokens(self) -> int:
         """Return the number of tokens that were written."""
-        return sum(len(one.tokens) for one in self.sequences)
+        return sum(len(sequence.tokens) for sequence in self.sequences)
 
     @property
     def tokens_per_second(self) -> float:
@@ -97,7 +97,9 @@ class EagleStats:
         return self.trees.mean_accept_length
 
 
+# The only epoch of this loop.
 EPOCH = 1
+# Tokens of a KV page.
 PAGE_ROWS = 256
 # Rows. Least size of a frame, like --rows: prompts are processed in chunks of so many tokens.
 ROWS = 512
@@ -111,11 +113,12 @@ class Step:
     result: Result
 
 
+# Returns the context of a phase of a step, by the phase's name.
 Phases = Callable[[str], AbstractContextManager[object]]
 
 
 def untimed(phase: str) -> AbstractContextManager[object]:
-    """Return a context for a phase of a step that is not timed."""
+    """Return a context for a phase of a step that is not timed. phase: its name, which is not used."""
     return nullcontext()
 
 
@@ -140,24 +143,25 @@ class StepLoop:
         verifier.near.drafter = self if engine else None
         verifier.quiet = lambda: not sequencer.prompt_rows_due
 
-    def turn(self, at: Phases = untimed) -> Step:
-        """Compute everything that is ready in one forward pass, then draft below what was written.
+    def turn(self, enter_phase: Phases = untimed) -> Step:
+        """Compute everything that is ready in one forward pass, then draft below what was written; return the
+        frame and its result.
 
-        at: entered around every phase: compose, layers, lm_head; and within lm_head: learn, draft and
-            arrange.
+        enter_phase: entered around every phase: compose, layers, lm_head; and within lm_head: learn, draft
+            and arrange.
         Raises ModelError if nothing can be computed, that is, no sequence is left.
         """
-        self.at = at
+        self.at = enter_phase
         self.trees = {}
-        with at("compose"):
+        with enter_phase("compose"):
             frame = self.sequencer.compose(0.0)
         if frame is None:
             raise ModelError("no sequence is left that could be fed")
-        with at("layers"):
-            passed = self._stage.run(frame)
-        with at("lm_head"):
-            verified = self._verifier.verify(passed)
-        with at("compose"):
+        with enter_phase("layers"):
+            output = self._stage.run(frame)
+        with enter_phase("lm_head"):
+            verified = self._verifier.verify(output)
+        with enter_phase("compose"):
             self.sequencer.apply_result(verified.result, 0.0)
             for drafts in verified.drafts or ():
                 self.sequencer.add_drafts(drafts)
@@ -194,19 +198,19 @@ class LoopHandle:
     def result(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
         """See `DraftHandle.result`."""
         engine = self._engine
-        at = self._loop.at
-        with at("learn"):
-            for one in features:
-                engine.observe(one)
-        with at("draft"):
+        enter_phase = self._loop.at
+        with enter_phase("learn"):
+            for batch in features:
+                engine.observe(batch)
+        with enter_phase("draft"):
             engine.begin()
-        with at("arrange"):
+        with enter_phase("arrange"):
             meanwhile()
-        with at("draft"):
+        with enter_phase("draft"):
             drafts = engine.finish()
         self._loop.trees = {draft.sequence: draft.tree for draft in drafts}
-        said = drafts or engine.paused_trees or engine.awake
-        return (Drafts(EPOCH, drafts, engine.paused_trees),) if said else ()
+        has_news = drafts or engine.paused_trees or engine.awake
+        return (Drafts(EPOCH, drafts, engine.paused_trees),) if has_news else ()
 
     def discard(self, sequence: int) -> None:
         """See `DraftHandle.discard`."""
@@ -221,44 +225,48 @@ StageMaker = Callable[[Decoder, int, int], DecoderStage]
 def open_loop(
     models: TargetAndDraft,
     shape: TreeShape,
-    orders: Sequence[Open],
-    rows: int = ROWS,
+    openings: Sequence[Open],
+    min_rows: int = ROWS,
     make_stage: StageMaker = DecoderStage,
 ) -> StepLoop:
     """Return the loop of a batch of sequences, all opened at once; each may be decoded up to its lease.
 
-    rows: least size of a frame; the trees of all sequences always fit into one frame.
+    models: target and draft. shape: of the trees. openings: one for each sequence. min_rows: minimum size of
+        a frame; the trees of all sequences always fit into one frame. make_stage: makes the stage; benchmarks
+        pass another.
     """
     slots = shape.slots if models.draft else 1
-    pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
-    rows = max(rows, len(orders) * shape.nodes)
+    pages = sum(-(-(opening.lease + slots) // PAGE_ROWS) for opening in openings)
+    min_rows = max(min_rows, len(openings) * shape.nodes)
     stage = make_stage(models.target, pages, PAGE_ROWS)
     engine = None
     if models.draft is not None:
         for layer, weight in models.draft.tap_slices().items():
             stage.tap(layer, weight)
-        configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
+        configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, min_rows, shape=shape)
         engine = make_engine(models.draft, configuration)
     stage.capture()
     logits = without_tokens(models.target.logits, models.unnamed)
     verifier = Verifier(logits, _no_grammar, _store_for(models, pages), stage)
     table = PageTable(pages, PAGE_ROWS)
-    budget = FrameBudget(rows, 1, slots, stage.prompt_rows(rows))
+    budget = FrameBudget(min_rows, 1, slots, stage.prompt_rows(min_rows))
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
-    for order in orders:
-        sequencer.apply_order(order)
+    for opening in openings:
+        sequencer.apply_order(opening)
     return StepLoop(stage, verifier, sequencer, engine)
 
 
 def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
-    """Return a store for the features that the drafter reads, or None without a drafter."""
+    """Return a store for the features that the drafter reads, or None without a drafter. pages: KV pages of
+    the stage.
+    """
     target = models.target
     draft = models.draft
     return FeatureStore(pages, PAGE_ROWS, draft.width, target.dtype, target.device) if draft else None
 
 
 def _no_grammar(_: object) -> None:
-    """Return no constraint."""
+    """Return no constraint. The argument is the opening's, which is not used."""
 
 
 Prompts = Sequence[tuple[int, ...]]
@@ -287,7 +295,7 @@ class _WrittenSequence:
     end: End | None = None
 
     def append(self, outcome: Outcome) -> None:
-        """Add the outcome of a step."""
+        """Add the outcome of a step: its tokens, its end, and how many drafts were accepted."""
         self.tokens += outcome.tokens
         self.end = outcome.end
         if outcome.accepted:
@@ -295,22 +303,26 @@ class _WrittenSequence:
 
 
 class Generation:
-    """A generation. Run it once, with `pieces`."""
+    """A generation. Run it once, with `pieces`.
+
+    models: target and draft. config: of trees and sampling. prompts: token ids. limits: length, seed and end
+        tokens. clock: returns seconds. make_stage: makes the stage.
+    """
 
     def __init__(
         self,
         models: TargetAndDraft,
         config: EagleConfig,
         prompts: Prompts,
-        wish: GenerationLimits,
+        limits: GenerationLimits,
         clock: Callable[[], float] = time.perf_counter,
         make_stage: StageMaker = DecoderStage,
     ) -> None:
-        orders = orders_of(prompts, config, wish, models.draft is not None)
-        self._ring = open_loop(models, config.shape, orders, make_stage=make_stage)
+        openings = openings_of(prompts, config, limits, models.draft is not None)
+        self._ring = open_loop(models, config.shape, openings, make_stage=make_stage)
         self._texts = [_WrittenSequence() for _ in prompts]
         self._num_steps = config.num_steps
-        self._seed = wish.seed
+        self._seed = limits.seed
         self._clock = clock
         self._proposed = self._steps = 0
         self._seconds = 0.0
@@ -325,7 +337,7 @@ class Generation:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Return the tokens of each sequence."""
+        """Return the token ids that each sequence has written so far."""
         return [text.tokens for text in self._texts]
 
     @property
@@ -341,10 +353,10 @@ class Generation:
         )
 
     def _apply(self, step: Step) -> Iterator[Piece]:
-        """Record a step, and yield its pieces."""
+        """Record a step, and yield its pieces, one for each sequence that wrote."""
         self._steps += 1
         self._proposed += sum(
-            len(one.tree) - 1 for one in step.frame.segments if isinstance(one, TreeSegment)
+            len(segment.tree) - 1 for segment in step.frame.segments if isinstance(segment, TreeSegment)
         )
         for outcome in step.result.outcomes:
             self._texts[outcome.sequence].append(outcome)
@@ -352,27 +364,34 @@ class Generation:
             yield Piece(outcome.sequence, outcome.tokens, outcome.end)
 
 
-def orders_of(prompts: Prompts, config: EagleConfig, wish: GenerationLimits, drafted: bool) -> list[Open]:
-    """Return the orders that open every sequence at once, with a lease to its end."""
+def openings_of(
+    prompts: Prompts, config: EagleConfig, limits: GenerationLimits, with_drafter: bool
+) -> list[Open]:
+    """Return the orders that open every sequence at once, with a lease to its end.
+
+    prompts: token ids. config: of the sampling. limits: length, seed and end tokens. with_drafter: the
+        sequences may be drafted for.
+    """
     return [
         Open(
             Opening(
                 sequence,
                 len(prompt),
-                drafted=drafted,
+                drafted=with_drafter,
                 sampling=config.sampling,
-                seed=wish.seed,
+                seed=limits.seed,
                 ordinal=sequence,
-                stop_ids=wish.stop_ids,
-                limit=wish.limit,
+                stop_ids=limits.stop_ids,
+                limit=limits.limit,
             ),
             prompt,
-            len(prompt) + wish.limit,
+            len(prompt) + limits.limit,
         )
         for sequence, prompt in enumerate(prompts)
     ]
 
 
+# Runs a batch of prompts and returns its statistics.
 Run = Callable[[Prompts], EagleStats]
 
 
@@ -397,6 +416,7 @@ class EagleBenchmark:
         return self.comparison.ratio
 
     def __str__(self) -> str:
+        """Return the comparison as four lines."""
         low, high = self.comparison.spread
         fast, plain = self.comparison.rates
         depths = " ".join(f"{rate:.2f}" for rate in self.trees.depth_rates)
@@ -411,20 +431,28 @@ class EagleBenchmark:
 
 
 def measure(
-    batches: Sequence[Prompts], speculate: Run, decode: Run, num_steps: int, warm: int = 1
+    batches: Sequence[Prompts], speculate: Run, decode: Run, num_steps: int, num_warm_up: int = 1
 ) -> EagleBenchmark:
-    """Run every batch with and without drafts, in the order AB BA AB ...; `warm` runs of each come first."""
-    for _ in range(warm):
+    """Return the comparison of all batches with and without drafts, run in the order AB BA AB ....
+
+    batches: of prompts. speculate, decode: run a batch with and without drafts. num_steps: depths of which
+        the acceptance is reported. num_warm_up: runs of each that come first and do not count.
+    """
+    for _ in range(num_warm_up):
         speculate(batches[0])
         decode(batches[0])
-    found: dict[Run, list[EagleStats]] = {speculate: [], decode: []}
+    runs_of_side: dict[Run, list[EagleStats]] = {speculate: [], decode: []}
     for pair, run in turns((speculate, decode), len(batches)):
-        found[run].append(run(batches[pair]))
-    ours = found[speculate]
-    plain = found[decode]
-    written = [(a.tokens, b.tokens) for x, y in zip(ours, plain) for a, b in zip(x.sequences, y.sequences)]
-    comparison = Comparison("speculation", _samples(ours), _samples(plain))
-    return EagleBenchmark(comparison, _trees(ours, num_steps), sum(a == b for a, b in written), len(written))
+        runs_of_side[run].append(run(batches[pair]))
+    speculative = runs_of_side[speculate]
+    baseline = runs_of_side[decode]
+    token_pairs = [
+        (a.tokens, b.tokens) for x, y in zip(speculative, baseline) for a, b in zip(x.sequences, y.sequences)
+    ]
+    comparison = Comparison("speculation", _samples(speculative), _samples(baseline))
+    return EagleBenchmark(
+        comparison, _trees(speculative, num_steps), sum(a == b for a, b in token_pairs), len(token_pairs)
+    )
 
 
 def _samples(runs: Sequence[EagleStats]) -> tuple[Sample, ...]:
@@ -433,6 +461,6 @@ def _samples(runs: Sequence[EagleStats]) -> tuple[Sample, ...]:
 
 
 def _trees(runs: Sequence[EagleStats], num_steps: int) -> TreeStatistics:
-    """Return the statistics of all trees of the runs."""
-    lengths = [length for run in runs for one in run.sequences for length in one.accept_lengths]
+    """Return the statistics of all trees of the runs, with the acceptance of `num_steps` depths."""
+    lengths = [length for run in runs for sequence in run.sequences for length in sequence.accept_lengths]
     return summarize(lengths, sum(run.trees.total_proposed for run in runs), num_steps)

@@ -58,23 +58,30 @@ class LoadOptions:
     overrides: Overrides = AS_PUBLISHED
 
 
-def load_models(draft: Any, target: Any, reading: LoadOptions) -> TargetAndDraft:
-    """Load or take target and draft.
+def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAndDraft:
+    """Return target and draft, loaded or taken from memory.
 
+    draft: an EAGLE head: its directory, or loaded; None: none. target: a directory, a `Decoder` or a
+        Transformers model. load_options: how directories are loaded.
     Raises ModelError and HeadMismatch for models that cannot be used, InvalidRequest for objects that are no
     models.
     """
-    loaded = _target(target, reading)
+    loaded = _target(target, load_options)
     unnamed = unnamed_ids(Path(target), loaded.config.vocab) if isinstance(target, str | Path) else ()
-    return TargetAndDraft(loaded, _draft(draft, loaded, reading), unnamed)
+    return TargetAndDraft(loaded, _draft(draft, loaded, load_options), unnamed)
 
 
-def _target(target: Any, reading: LoadOptions) -> Decoder:
-    """Return the target as a decoder."""
+def _target(target: Any, load_options: LoadOptions) -> Decoder:
+    """Return the target as a decoder with all layers.
+
+    target: a directory, a `Decoder` or a Transformers model. load_options: for a directory; dtype and device
+        must be None for anything else.
+    Raises ModelError, InvalidRequest.
+    """
     if isinstance(target, str | Path):
-        return _read_target(Path(target), reading)
+        return _read_target(Path(target), load_options)
     for name in ("dtype", "device"):
-        if getattr(reading, name) is not None:
+        if getattr(load_options, name) is not None:
             raise InvalidRequest(f"{name} goes with a directory; a loaded target has its own", name)
     if isinstance(target, Decoder):
         if len(target.layers) != target.config.layers:
@@ -90,36 +97,49 @@ def _target(target: Any, reading: LoadOptions) -> Decoder:
     )
 
 
-def _read_target(directory: Path, reading: LoadOptions) -> Decoder:
-    """Load the target from a directory."""
-    device = reading.device or "cpu"
-    dtype = resolve_dtype(reading.dtype or "auto", device)
-    return Decoder.load(directory, None, dtype, device, reading.allow_pickle_bin)
+def _read_target(directory: Path, load_options: LoadOptions) -> Decoder:
+    """Return the target, loaded from a directory with dtype `auto` on the CPU unless the options say
+    otherwise.
+    """
+    device = load_options.device or "cpu"
+    dtype = resolve_dtype(load_options.dtype or "auto", device)
+    return Decoder.load(directory, None, dtype, device, load_options.allow_pickle_bin)
 
 
-def _draft(draft: Any, target: Decoder, reading: LoadOptions) -> DraftHead | None:
-    """Return the draft head, or None."""
+def _draft(draft: Any, target: Decoder, load_options: LoadOptions) -> DraftHead | None:
+    """Return the draft head, or None without one.
+
+    draft: a directory, a head of this package, or a module of another library. target: the loaded target,
+        which the head must fit. load_options: how a directory is loaded.
+    """
     if draft is None:
         return None
     if hasattr(draft, "tap_slices"):
         return _fitting(draft, target)
-    return fit_head(_checkpoint(draft, reading), target.edges, target.dtype, target.device, reading.overrides)
+    return fit_head(
+        _checkpoint(draft, load_options), target.edges, target.dtype, target.device, load_options.overrides
+    )
 
 
-def _checkpoint(draft: Any, reading: LoadOptions) -> Checkpoint:
+def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
     """Return a published head's checkpoint: of its directory, or of the module into which another library
     loaded it.
+
+    draft: the directory or module. load_options: whether pytorch_model.bin is read, too.
+    Raises InvalidRequest for anything else.
     """
     if isinstance(draft, str | Path):
-        return Checkpoint.open(Path(draft), reading.allow_pickle_bin)
-    kind = type(draft).__name__
+        return Checkpoint.open(Path(draft), load_options.allow_pickle_bin)
+    class_name = type(draft).__name__
     if hasattr(draft, "state_dict") and hasattr(draft, "config"):
-        return Checkpoint.held(draft.state_dict(), draft.config.to_dict(), kind)
-    raise InvalidRequest(f"draft must be an EAGLE head: its directory, or loaded; got {kind}", "draft")
+        return Checkpoint.held(draft.state_dict(), draft.config.to_dict(), class_name)
+    raise InvalidRequest(f"draft must be an EAGLE head: its directory, or loaded; got {class_name}", "draft")
 
 
 def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
-    """Return a head that was loaded elsewhere, if it fits the target. Raises HeadMismatch."""
+    """Return a head that was loaded elsewhere, if it fits the target. Raises HeadMismatch for another dtype,
+    device, or layers that the target lacks.
+    """
     # A tensor's device includes the GPU's number, which a configured device may lack.
     table = target.edges.embedding()
     if (head.device, head.dtype) != (table.device, table.dtype):
@@ -141,7 +161,10 @@ def decoder_from_transformers(model: Any) -> Decoder:
     """Return all layers of a causal language model of a supported family, in its dtype, on its device.
 
     Embeddings, norms and single projections share the model's memory; fused projections (and on CPUs all
-    packed ones) are copies. Raises ModelError for a model that is not supported.
+    packed ones) are copies.
+
+    model: a model of Transformers.
+    Raises ModelError for a model that is not supported.
     """
     config = config_of(model)
     weights = HeldWeights(_on_one_device(_published(model), model), _name(model))
@@ -149,31 +172,34 @@ def decoder_from_transformers(model: Any) -> Decoder:
 
 
 def config_of(model: Any) -> ModelConfig:
-    """Return the model's configuration."""
+    """Return the configuration of a model of Transformers, with its end tokens."""
     generation = getattr(model, "generation_config", None)
-    said = generation.to_dict() if generation is not None else {}
-    return make_config(model.config.to_dict(), said, Path(_name(model)))
+    generation_fields = generation.to_dict() if generation is not None else {}
+    return make_config(model.config.to_dict(), generation_fields, Path(_name(model)))
 
 
 def _published(model: Any) -> Mapping[str, Tensor]:
-    """Return tensors under the names under which such models are published; Transformers holds some under
-    other names.
+    """Return the tensors of a model of Transformers under the names under which such models are published; it
+    holds some under other names.
     """
-    held: dict[str, Tensor] = model.state_dict()
+    tensors: dict[str, Tensor] = model.state_dict()
     try:
         from transformers.core_model_loading import revert_weight_conversion
     # Older versions of Transformers hold tensors under their published names.
     except ImportError:
-        return held
-    return revert_weight_conversion(model, held)
+        return tensors
+    return revert_weight_conversion(model, tensors)
 
 
-def _on_one_device(held: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
-    """Return the tensors. Raises ModelError if they are on several devices."""
-    devices = sorted({str(tensor.device) for tensor in held.values()})
+def _on_one_device(tensors: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    """Return the tensors. Raises ModelError if they are on several devices.
+
+    tensors: by name. model: is named in the error.
+    """
+    devices = sorted({str(tensor.device) for tensor in tensors.values()})
     if len(devices) > 1:
         raise ModelError(f"{_name(model)} is spread over {', '.join(devices)}; it must be on one device")
-    return held
+    return tensors
 
 
 def _name(model: Any) -> str:

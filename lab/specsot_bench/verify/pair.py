@@ -23,7 +23,7 @@ from specsot.params import DrafterName, Message
 from specsot.service.options import DraftModelOptions
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.demo import questions_of
-from specsot_app.fleet.opening import FleetClient, Opener, finish, open_fleet
+from specsot_app.fleet.opening import FleetClient, Opener, finished_answer, open_fleet
 from specsot_app.fleet.options import FleetOptions, models_of, resolved
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
@@ -35,11 +35,18 @@ from specsot_bench.core.verify_report import (
     as_json,
     choose_trial,
     lines_of,
-    think_of_trials,
+    settings_to_try,
 )
 from specsot_bench.eagle.generation import open_loop
 from specsot_bench.eagle.models import TargetAndDraft
-from specsot_bench.reference_model import compare, feed_base, feed_head, load_whole, of_base, of_transformers
+from specsot_bench.reference_model import (
+    compare,
+    feed_base,
+    feed_head,
+    load_decoder,
+    of_base,
+    of_transformers,
+)
 from specsot_drafter.block_graphs import can_capture_block
 from specsot_drafter.heads.dflash import BlockHead
 from specsot_drafter.heads.eagle import Eagle3Head, EagleHead, FinalHidden
@@ -52,7 +59,9 @@ from specsot_model.fused import can_capture
 from specsot_model.linear import resolve_dtype
 from specsot_model.published import as_published
 
+# The trees with which acceptance is measured: of the default size, always.
 SHAPE = TreeShape(fixed=True)
+# What each kind of head is called.
 NAMES = {"eagle1": "EAGLE-1 or EAGLE-2", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
 # (prompt, what the base wrote after it), as token ids.
@@ -60,118 +69,145 @@ WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def describe_base(config: ModelConfig) -> str:
-    """Return what runs of a base, and how."""
+    """Return in one line what a base is, which layer ranges and positions it has, and whether CUDA graphs run
+    it.
+    """
     stored = f", {config.published} weights" if config.published else ""
-    graphs = "with" if can_capture(config, kernels=True, any_quantized=False) else "without"
-    reach = f"{config.layers} layers, any ranges of them, {config.max_positions} positions"
+    with_graphs = "with" if can_capture(config, kernels=True, any_quantized=False) else "without"
+    size = f"{config.layers} layers, any ranges of them, {config.max_positions} positions"
     name = f"{config.text_of} (text only)" if config.text_of else config.model_type
-    return f"{name}: {reach}{stored}; on GPUs {graphs} CUDA graphs"
+    return f"{name}: {size}{stored}; on GPUs {with_graphs} CUDA graphs"
 
 
 def describe(head: EagleHead) -> tuple[str, ...]:
-    """Return the head's family, how it drafts and from what, and what of this package works with it."""
+    """Return in a few lines the head's family, how it drafts and from what, and what of this package works
+    with it.
+    """
     name = NAMES[head.kind]
-    drafts = "a pass for every level of a tree"
+    passes = "a pass for every level of a tree"
     window = head.decoder.window
     if isinstance(head, BlockHead):
-        drafts = f"one pass for {head.block.drafts} tokens"
+        passes = f"one pass for {head.block.drafts} tokens"
     elif isinstance(head, Eagle3Head) and head.mask:
         name = "P-EAGLE"
-        learned = head.mask.depth
-        drafts = f"one pass for {learned} tokens" if learned else "one pass for all levels of a tree"
-    sight = f", {len(window.layers)} of which see {window.rows} positions" if window else ""
-    graphs = "with" if can_fuse(head) or can_capture_block(head) else "without"
+        learned_depth = head.mask.depth
+        passes = (
+            f"one pass for {learned_depth} tokens" if learned_depth else "one pass for all levels of a tree"
+        )
+    window_text = f", {len(window.layers)} of which see {window.rows} positions" if window else ""
+    with_graphs = "with" if can_fuse(head) or can_capture_block(head) else "without"
     return (
         name,
-        f"{drafts}, from what enters layers {', '.join(map(str, head.taps))} of the base",
-        f"layers: {head.layers}{sight}; ids: {head.draft_vocab}; positions: {head.positions}",
+        f"{passes}, from what enters layers {', '.join(map(str, head.taps))} of the base",
+        f"layers: {head.layers}{window_text}; ids: {head.draft_vocab}; positions: {head.positions}",
         "chains and trees, branches, sampling, grammars, layer ranges, --draft-quantization;"
-        f" on GPUs {graphs} CUDA graphs",
+        f" on GPUs {with_graphs} CUDA graphs",
     )
 
 
 def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
-    """Load the head with these settings."""
+    """Return the head, loaded with these settings. options: which head. overrides: what replaces settings of
+    its config.
+    """
     head = EagleBackend(replace(options, overrides=overrides)).load()
     assert isinstance(head, EagleHead)
     return head
 
 
 @torch.inference_mode()
-def measure_fit(options: DraftModelOptions, spoken: WrittenTexts) -> HeadFit:
-    """Measure the acceptance of the head; then search for settings that explain the base's text better."""
-    base = load_whole(options)
+def measure_fit(options: DraftModelOptions, written_texts: WrittenTexts) -> HeadFit:
+    """Return the acceptance of the head; and settings that explain the base's text better, if there are any.
+
+    options: base and head. written_texts: (prompt, answer) as token ids, written by the base.
+    """
+    base = load_decoder(options)
     head = load_trial(options, options.overrides)
-    lengths = [(prompt, len(written)) for prompt, written in spoken]
-    found = HeadFit(draft(base, head, lengths), about=describe(head))
+    lengths = [(prompt, len(written)) for prompt, written in written_texts]
+    fit = HeadFit(measure_acceptance(base, head, lengths), about=describe(head))
     # A block head gives no outputs for the rows of a text, so that no settings can be compared.
     if isinstance(head, BlockHead):
-        return found
+        return fit
     taps = None if isinstance(head.fusion, FinalHidden) else head.taps
-    trials = think_of_trials(options.overrides, taps, base.config.layers, base.config.rope.theta)
-    told = {trial: explain(base, load_trial(options, trial), spoken) for trial in trials}
-    chosen = choose_trial(explain(base, head, spoken), told)
-    if chosen is None:
-        return found
-    return replace(found, trial=chosen, better=draft(base, load_trial(options, chosen), lengths))
+    trials = settings_to_try(options.overrides, taps, base.config.layers, base.config.rope.theta)
+    log_probs = {trial: log_probs_of(base, load_trial(options, trial), written_texts) for trial in trials}
+    best_trial = choose_trial(log_probs_of(base, head, written_texts), log_probs)
+    if best_trial is None:
+        return fit
+    return replace(
+        fit, trial=best_trial, better=measure_acceptance(base, load_trial(options, best_trial), lengths)
+    )
 
 
 @torch.inference_mode()
-def draft(base: Decoder, head: EagleHead, wanted: Sequence[tuple[Sequence[int], int]]) -> Acceptance:
+def measure_acceptance(
+    base: Decoder, head: EagleHead, prompts_and_lengths: Sequence[tuple[Sequence[int], int]]
+) -> Acceptance:
     """Return the accepted drafts of every step while so many tokens are written after each prompt, all in one
     batch.
+
+    base, head: loaded. prompts_and_lengths: (token ids, number of tokens to write); entries of 0 tokens are
+        left out.
     """
-    left = {number: tokens for number, (_, tokens) in enumerate(wanted) if tokens}
+    tokens_left = {number: tokens for number, (_, tokens) in enumerate(prompts_and_lengths) if tokens}
     # A higher limit, so that no tree is cut short near the end.
-    limits = {number: tokens + SHAPE.depth + 2 for number, tokens in left.items()}
-    prompts = {number: tuple(wanted[number][0]) for number in left}
+    limits = {number: tokens + SHAPE.depth + 2 for number, tokens in tokens_left.items()}
+    prompts = {number: tuple(prompts_and_lengths[number][0]) for number in tokens_left}
     orders = [
         Open(Opening(one, len(prompt), limit=limits[one]), prompt, len(prompt) + limits[one])
         for one, prompt in prompts.items()
     ]
     steps = open_loop(TargetAndDraft(base, head), SHAPE, orders)
     lengths = list[int]()
-    while left:
+    while tokens_left:
         for outcome in steps.turn().result.outcomes:
-            if outcome.accepted and outcome.sequence in left:
+            if outcome.accepted and outcome.sequence in tokens_left:
                 lengths.append(len(outcome.accepted) - 1)
-                left[outcome.sequence] -= len(outcome.accepted)
-        left = {number: tokens for number, tokens in left.items() if tokens > 0}
+                tokens_left[outcome.sequence] -= len(outcome.accepted)
+        tokens_left = {number: tokens for number, tokens in tokens_left.items() if tokens > 0}
     return Acceptance(tuple(lengths))
 
 
-def explain(base: Decoder, head: EagleHead, spoken: WrittenTexts) -> list[float]:
+def log_probs_of(base: Decoder, head: EagleHead, written_texts: WrittenTexts) -> list[float]:
     """Return the log-probability that the head gives each token the base wrote, from the base's true hidden
     states.
 
     Tokens that the head cannot draft are left out.
+
+    base, head: loaded. written_texts: (prompt, answer) as token ids.
     """
     drafted = head.to_target(torch.arange(head.draft_vocab, device=head.device))
-    own = torch.full((base.config.vocab,), -1, device=head.device)
-    own[drafted] = torch.arange(head.draft_vocab, device=head.device)
-    return [chance for prompt, written in spoken for chance in _explain(base, head, own, prompt, written)]
+    draft_ids = torch.full((base.config.vocab,), -1, device=head.device)
+    draft_ids[drafted] = torch.arange(head.draft_vocab, device=head.device)
+    return [
+        log_prob
+        for prompt, written in written_texts
+        for log_prob in _log_probs_of(base, head, draft_ids, prompt, written)
+    ]
 
 
-def _explain(
-    base: Decoder, head: EagleHead, own: Tensor, prompt: Sequence[int], written: Sequence[int]
+def _log_probs_of(
+    base: Decoder, head: EagleHead, draft_ids: Tensor, prompt: Sequence[int], written: Sequence[int]
 ) -> list[float]:
-    """Compute `explain` for one text. Row j pairs the hidden state of token j with token j + 1, and predicts
-    token j + 2.
+    """Compute `log_probs_of` for one text. Row j pairs the hidden state of token j with token j + 1, and
+    predicts token j + 2.
 
     With a prompt of 3 tokens and 2 written ones there are rows 0..2; rows 1 and 2 predict the written tokens
-    3 and 4.
+    3 and 4. Without a row to read, the result is empty.
+
+    draft_ids: [vocab_size] the head's number of each token id of the base, -1 for tokens that it cannot
+        draft. prompt, written: token ids.
     """
     tokens = torch.tensor([*prompt, *written], device=head.device)
-    rows = len(tokens) - 2
-    skipped = len(prompt) - 2
-    if rows <= skipped or skipped < 0:
+    num_rows = len(tokens) - 2
+    first_row = len(prompt) - 2
+    if num_rows <= first_row or first_row < 0:
         return []
-    _, fused = feed_base(base, tokens[:rows], head.tap_slices())
+    _, fused = feed_base(base, tokens[:num_rows], head.tap_slices())
     assert fused is not None
     outputs, _ = feed_head(head, tokens[1:-1], head.features(fused))
-    wanted = own[tokens[len(prompt) :]]
-    chances = head.log_probs(outputs[skipped:])[wanted >= 0]
-    return chances.gather(1, wanted[wanted >= 0, None])[:, 0].tolist()
+    target_ids = draft_ids[tokens[len(prompt) :]]
+    log_probs = head.log_probs(outputs[first_row:])[target_ids >= 0]
+    return log_probs.gather(1, target_ids[target_ids >= 0, None])[:, 0].tolist()
 
 
 QUESTIONS = (
@@ -184,12 +220,14 @@ QUESTIONS = (
 )
 
 
-def choose_questions(file: Path | None, of_demo: bool) -> tuple[str, ...]:
-    """Return the file's questions; else some that the demo was trained on, or some for any model. Raises
-    InvalidRequest.
+def choose_questions(file: Path | None, is_demo: bool) -> tuple[str, ...]:
+    """Return the file's questions; else some that the demo was trained on, or some for any model.
+
+    file: one question a line; None: no file. is_demo: the bundled small model answers.
+    Raises InvalidRequest for an unreadable file.
     """
-    asked = questions_of(file, of_demo, QUESTIONS)
-    return asked if file else asked[: len(QUESTIONS)]
+    questions = questions_of(file, is_demo, QUESTIONS)
+    return questions if file else questions[: len(QUESTIONS)]
 
 
 # Questions that are answered at a time: the effect of a batch on an answer is part of what is verified.
@@ -219,22 +257,24 @@ async def ask_all(
     prompts: Prompts,
     questions: Sequence[str],
     drafter: DrafterName,
-    tokens: int,
-    step: Callable[[], None],
+    max_tokens: int,
+    advance: Callable[[], None],
 ) -> list[FleetAnswer]:
-    """Ask every question once; return answers of at most `tokens` tokens, in the order of the questions.
+    """Ask every question once, SIDE_BY_SIDE at a time; return the answers in the order of the questions.
 
-    step: called after each answer.
+    fleet: the client. prompts: builds the token ids of a question. questions: plain texts. drafter: what
+        drafts. max_tokens: of an answer. advance: called after each answer.
     """
-    places = asyncio.Semaphore(SIDE_BY_SIDE)
+    slots = asyncio.Semaphore(SIDE_BY_SIDE)
 
-    async def one(question: str) -> FleetAnswer:
-        async with places:
-            served = await _ask(fleet, prompts, question, drafter, tokens)
-        step()
-        return served
+    async def answer_one(question: str) -> FleetAnswer:
+        """Return the answer to one question, once a slot is free."""
+        async with slots:
+            answer = await _ask(fleet, prompts, question, drafter, max_tokens)
+        advance()
+        return answer
 
-    tasks = [asyncio.ensure_future(one(question)) for question in questions]
+    tasks = [asyncio.ensure_future(answer_one(question)) for question in questions]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -243,11 +283,11 @@ async def ask_all(
 
 
 async def _ask(
-    fleet: FleetClient, prompts: Prompts, question: str, drafter: DrafterName, tokens: int
+    fleet: FleetClient, prompts: Prompts, question: str, drafter: DrafterName, max_tokens: int
 ) -> FleetAnswer:
-    """Ask one question."""
-    ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=tokens)
-    finished = await finish(fleet, ask)
+    """Return the greedy answer to one question. The arguments are those of `ask_all`."""
+    ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=max_tokens)
+    finished = await finished_answer(fleet, ask)
     prompt = prompts.chat((Message("user", question),))
     ended = finished.reason is Reason.STOP
     return FleetAnswer(question, prompt, finished.tokens, ended, finished.statistics.mean_accepted)
@@ -258,23 +298,25 @@ STAGES = 2
 
 
 def verify(
-    wanted: FleetOptions,
-    file: Path | None,
-    tokens: int,
-    near: float,
-    as_object: bool,
+    options: FleetOptions,
+    prompts_file: Path | None,
+    max_tokens: int,
+    tie_gap: float,
+    as_one_object: bool,
     opener: Opener = open_fleet,
 ) -> int:
     """Print what was found; return 0 if every answer is the reference's and the head fits, else 1.
 
-    wanted: the fleet, and where its models lie on this machine (a remote master has its own copies).
-    tokens: most tokens of each answer.
-    near: gap of the two largest logits below which a difference is a matter of rounding.
+    options: the fleet, and where its models lie on this machine (a remote master has its own copies).
+    prompts_file: questions, one a line; None: those built in.
+    max_tokens: of each answer.
+    tie_gap: gap of the two largest logits below which a difference is a matter of rounding.
+    as_one_object: print JSON instead of lines. opener: opens the fleet.
     """
-    questions = choose_questions(file, wanted.model is None)
-    report = examine(_put_to_the_test(wanted), questions, tokens, near, opener)
-    text = Text(models_of(wanted).base)
-    if as_object:
+    questions = choose_questions(prompts_file, options.model is None)
+    report = examine(_with_test_options(options), questions, max_tokens, tie_gap, opener)
+    text = Text(models_of(options).base)
+    if as_one_object:
         print(json.dumps(as_json(report)))
     else:
         print("\n".join(lines_of(report, lambda token: text.decode((token,)))))
@@ -282,69 +324,84 @@ def verify(
 
 
 def examine(
-    wanted: FleetOptions, questions: Sequence[str], tokens: int, near: float, opener: Opener
+    options: FleetOptions, questions: Sequence[str], max_tokens: int, tie_gap: float, opener: Opener
 ) -> Report:
-    """Ask the fleet, then the reference, then the head. Raises what opening and loading raise."""
+    """Ask the fleet, then the reference, then the head; return what was found. Raises what opening and
+    loading raise.
+
+    options: the fleet. questions: plain texts. max_tokens: of each answer. tie_gap: as for `verify`. opener:
+        opens the fleet.
+    """
     quiet_logs()
-    models = models_of(wanted)
-    wanted = as_published(wanted, models.base)
+    models = models_of(options)
+    options = as_published(options, models.base)
     # A local fleet uses its own drafter; of a remote fleet, a drafter is asked for by name.
-    drafter: DrafterName = models.drafts if wanted.master is None else wanted.drafter or "eagle"
-    served = run_until_signal(_serve(wanted, models.base, questions, drafter, tokens, opener))
-    answers = _compare(replace(wanted, model=models.base), served)
+    drafter: DrafterName = models.drafts if options.master is None else options.drafter or "eagle"
+    fleet_answers = run_until_signal(
+        _answers_of_fleet(options, models.base, questions, drafter, max_tokens, opener)
+    )
+    answers = _compare(replace(options, model=models.base), fleet_answers)
     fit = None
-    spoken = [(one.prompt, one.tokens) for one in served if one.tokens]
-    if models.draft is not None and drafter == "eagle" and spoken:
+    written_texts = [(answer.prompt, answer.tokens) for answer in fleet_answers if answer.tokens]
+    if models.draft is not None and drafter == "eagle" and written_texts:
         with counting_bar(sys.stderr, "drafting them with the head", 1):
-            fit = measure_fit(resolved(wanted, models), spoken)
-    return Report(answers, near, drafter, fit, _rounding(wanted), describe_base(read_config(models.base)))
+            fit = measure_fit(resolved(options, models), written_texts)
+    return Report(answers, tie_gap, drafter, fit, _rounding(options), describe_base(read_config(models.base)))
 
 
-async def _serve(
-    wanted: FleetOptions,
+async def _answers_of_fleet(
+    options: FleetOptions,
     base: Path,
     questions: Sequence[str],
     drafter: DrafterName,
-    tokens: int,
+    max_tokens: int,
     opener: Opener,
 ) -> list[FleetAnswer]:
-    """Open the fleet, ask all questions, and close it."""
-    fleet = await opener(wanted)
+    """Open the fleet, ask all questions, and close it; return the answers in the order of the questions.
+
+    options: the fleet. base: directory of the base model. The others are those of `ask_all`.
+    """
+    fleet = await opener(options)
     try:
         prompts = Prompts(base, Text(base))
-        with counting_bar(sys.stderr, "asking the fleet", len(questions)) as step:
-            return await ask_all(fleet, prompts, questions, drafter, tokens, step)
+        with counting_bar(sys.stderr, "asking the fleet", len(questions)) as advance:
+            return await ask_all(fleet, prompts, questions, drafter, max_tokens, advance)
     finally:
         await fleet.close()
 
 
-def _compare(wanted: FleetOptions, served: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
-    """Compare the answers with the reference."""
-    numbers = resolve_dtype(wanted.dtype, wanted.device, wanted.quantization)
-    if _rounding(wanted):
-        reference = of_base(load_whole(wanted))
+def _compare(options: FleetOptions, fleet_answers: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
+    """Return the answers with their differences from the reference.
+
+    options: the base model and its precision. fleet_answers: what the fleet wrote.
+    """
+    dtype = resolve_dtype(options.dtype, options.device, options.quantization)
+    if _rounding(options):
+        reference = of_base(load_decoder(options))
     else:
-        reference = of_transformers(wanted.base, numbers, wanted.device)
-    ends = Text(wanted.base).end_ids
+        reference = of_transformers(options.base, dtype, options.device)
+    ends = Text(options.base).end_ids
     answers: list[CheckedAnswer] = []
-    with counting_bar(sys.stderr, "reading the answers again", len(served)) as step:
-        for one in served:
-            found = compare(reference, one.prompt, one.tokens, ends if one.ended else None)
-            answers.append(CheckedAnswer(one.question, len(one.tokens), one.per_step, tuple(found)))
-            step()
+    with counting_bar(sys.stderr, "reading the answers again", len(fleet_answers)) as advance:
+        for answer in fleet_answers:
+            differences = compare(reference, answer.prompt, answer.tokens, ends if answer.ended else None)
+            answers.append(
+                CheckedAnswer(answer.question, len(answer.tokens), answer.per_step, tuple(differences))
+            )
+            advance()
     return tuple(answers)
 
 
-def _rounding(wanted: FleetOptions) -> str:
+def _rounding(options: FleetOptions) -> str:
     """Return the precision of the base in words, if its rounding makes a different model of it; else ""."""
-    kept = "int8 KV" if wanted.kv_cache_dtype == "int8" else None
-    return ", ".join(filter(None, (wanted.quantization, kept)))
+    kv_format = "int8 KV" if options.kv_cache_dtype == "int8" else None
+    return ", ".join(filter(None, (options.quantization, kv_format)))
 
 
-def _put_to_the_test(wanted: FleetOptions) -> FleetOptions:
+def _with_test_options(options: FleetOptions) -> FleetOptions:
     """Return options with a tree in every step, and two stages unless stages were chosen or the model has one
     layer.
     """
-    if wanted.stages is None and wanted.layers is None:
-        wanted = replace(wanted, stages=min(STAGES, read_config(models_of(wanted).base).layers))
-    return replace(wanted, tree="fixed")
+    if options.stages is None and options.layers is None:
+        options = replace(options, stages=min(STAGES, read_config(models_of(options).base).layers))
+    return replace(options, tree="fixed")

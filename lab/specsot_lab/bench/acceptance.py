@@ -11,7 +11,9 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  # their roots are no fractions of each ot
 
 
 def chance_of(tau: float, levels: int) -> float:
-    """The same for every level, so that a step brings `tau` tokens on average, with the bonus one."""
+    """Return the probability, the same for every level, with which a step brings `tau` tokens on average, the
+    bonus token included.
+    """
     low, high = 0.0, 1.0
     for _ in range(60):
         chance = (low + high) / 2
@@ -21,9 +23,11 @@ def chance_of(tau: float, levels: int) -> float:
 
 
 def even_runs(chance: float) -> Iterator[int]:
-    """Right guesses before each wrong one: geometric, as if each were right with this chance.
+    """Yield the number of right guesses before each wrong one: geometric, as if each were right with this
+    probability.
 
-    Not by dice: a few hundred of them would miss the mean by several per cent, and speed-ups with it.
+    The numbers are not random: a few hundred draws would miss the mean by several per cent, and speed-ups
+    with it.
     """
     place = 0.5
     while True:

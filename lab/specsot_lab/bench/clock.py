@@ -20,14 +20,16 @@ from specsot_bench.results import Row, Stopwatch, named, write_results
 
 Call = Callable[[], object]
 
+# Measurements, of which the median counts.
 TURNS = 7  # measurements, of which the median is told
 
 
 @dataclass(slots=True)
 class StepClock:
-    """Wall seconds of steps by phase; rows and seconds of each step; tokens that all of them wrote.
+    """Times of steps.
 
-    fed, first: seconds of steps with prompts in them, and the tokens that these wrote.
+    seconds: wall seconds by phase. tokens: that all steps wrote. fed: seconds of steps with prompts in them.
+        first: tokens that such steps wrote. rows: rows of each step. each: seconds of each step.
     """
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -39,19 +41,22 @@ class StepClock:
 
     @property
     def steps(self) -> int:
+        """Return the number of steps."""
         return len(self.rows)
 
     @property
     def whole(self) -> float:
+        """Return the seconds of all phases together."""
         return sum(self.seconds.values())
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Seconds between which nine of ten steps lie."""
+        """Return the seconds between which nine of ten steps lie."""
         twentieths = statistics.quantiles(self.each, n=20)
         return twentieths[0], twentieths[-1]
 
     def turn(self, loop: StepLoop) -> Step:
+        """Run one step of a loop, timed, and return it."""
         watch = Stopwatch()
         step = loop.turn(self._at)
         seconds = watch.seconds
@@ -66,7 +71,7 @@ class StepClock:
 
     @contextmanager
     def _at(self, phase: str) -> Generator[None]:
-        """What is spent in a phase within this one counts for that alone."""
+        """Time a phase; what is spent in a phase within this one counts for that alone."""
         watch = Stopwatch()
         before = self.whole
         yield
@@ -75,7 +80,7 @@ class StepClock:
 
 
 def each_of(call: Call, calls: int) -> list[float]:
-    """Seconds of each of so many calls, which return when their work is done."""
+    """Return the seconds of each of so many calls, which return when their work is done."""
     seconds: list[float] = []
     for _ in range(calls):
         watch = Stopwatch()
@@ -85,13 +90,15 @@ def each_of(call: Call, calls: int) -> list[float]:
 
 
 def typical(call: Call, calls: int = 10) -> float:
-    """Median seconds of a call in rows of so many calls."""
+    """Return the median seconds of a call, measured TURNS times in rows of `calls` calls."""
     call()
     return statistics.median(seconds_of(call, calls) for _ in range(TURNS))
 
 
 def seconds_of(call: Call, calls: int) -> float:
-    """Seconds of a call in a row of calls; a GPU is waited for before the first and behind the last."""
+    """Return the mean seconds of a call in a row of calls; a GPU is waited for before the first and after the
+    last.
+    """
     _wait()
     watch = Stopwatch()
     for _ in range(calls):
@@ -101,7 +108,7 @@ def seconds_of(call: Call, calls: int) -> float:
 
 
 def captured(call: Call, calls: int = 1) -> Call:
-    """So many calls as one CUDA graph: whoever calls it only launches that."""
+    """Return a function that launches so many calls as one CUDA graph."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -113,12 +120,17 @@ def captured(call: Call, calls: int = 1) -> Call:
 
 
 def _wait() -> None:
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 class RowLog:
-    """named: what a row is called after; where that is the same, the number of its turn follows."""
+    """Prints rows as they come, and writes all of them after each.
+
+    bench: name of the benchmark. settings: of the run. output: the JSON file; None: only print. named: keys
+        that a row's name is made of; where they are equal, the number of the repetition follows.
+    """
 
     def __init__(self, bench: str, settings: Row, output: Path | None, *named: str) -> None:
         self._bench = bench
@@ -130,6 +142,7 @@ class RowLog:
         self.rows: list[Row] = []
 
     def add(self, row: Row) -> None:
+        """Add a row: print it, and write all rows so far."""
         key = tuple(row.get(name) for name in self._named)
         self._seen[key] += 1
         turn = {"turn": self._seen[key]} if self._seen[key] > 1 else {}

@@ -71,7 +71,11 @@ class TimedSequence:
     """One text in pages of its own; in graphs, where its layers have any."""
 
     def __init__(self, decoder: Decoder, rows: int, page_rows: int, sizes: Sequence[int], wide: int) -> None:
-        """sizes: rows of steps. wide: of a prompt, at once."""
+        """Prepare the pages and, if the decoder can be captured, its graphs.
+
+        decoder: the whole base. rows: maximum of the sequence. page_rows: rows of a page. sizes: rows of
+            steps. wide: rows of a prompt at once.
+        """
         self._decoder = decoder
         self._size = page_rows
         self._wide = wide
@@ -84,7 +88,7 @@ class TimedSequence:
 
     @torch.inference_mode()
     def run(self, base: int, rows: int, parents: Sequence[int] | None = None) -> None:
-        """A prompt's rows, or a tree's, behind `base` others."""
+        """Compute the rows of a prompt, or of a tree with these parents, after `base` other rows."""
         slots = range(base, base + rows)
         positions = list(slots) if parents is None else [base + one for one in depths(parents)]
         visible = None if parents is None else ancestry(parents)
@@ -96,6 +100,7 @@ class TimedSequence:
     def _run_eager(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], span: RowSpan
     ) -> None:
+        """Compute rows kernel by kernel. tokens, positions, slots: of each row. span: what the rows see."""
         decoder = self._decoder
         entry, at, places = (
             torch.tensor(list(each), device=decoder.device) for each in (tokens, positions, slots)
@@ -104,16 +109,19 @@ class TimedSequence:
         decoder.forward(decoder.embed(entry), at, places, plan, self._kv)
 
     def fill(self, first: int, last: int) -> float:
-        """Milliseconds of a prompt's rows first .. last - 1."""
+        """Return the milliseconds that a prompt's rows first .. last - 1 take."""
 
         def run() -> None:
+            """Compute the prompt in parts of `wide` rows."""
             for at in range(first, last, self._wide):
                 self.run(at, min(self._wide, last - at))
 
         return self._spent(run)
 
     def milliseconds(self, behind: int, rows: int) -> float:
-        """Of a tree's step, the median; each stands behind what stays of the one before."""
+        """Return the median milliseconds of a tree's step; each follows what is kept of the one before.
+        behind: rows before. rows: nodes of the tree.
+        """
         parents = parents_of(rows)
         kept = min(rows, KEPT)
         bases = range(behind, behind + kept * (TURNS + 2), kept)
@@ -121,7 +129,9 @@ class TimedSequence:
         return statistics.median(steps[2:])
 
     def _spent(self, work: Callable[[], object]) -> float:
-        """Milliseconds; on a CPU the processor's, whatever else runs there."""
+        """Return the milliseconds that the work takes; on a CPU, of the processor's time, whatever else runs
+        there.
+        """
         on_gpu = self._decoder.device.type == "cuda"
         clock = time.perf_counter if on_gpu else time.process_time
         begun = clock()
@@ -132,6 +142,7 @@ class TimedSequence:
 
 
 def main() -> None:
+    """Read the command line and print the table."""
     reading = argparse.ArgumentParser(description=__doc__)
     reading.add_argument("--device", default="cpu")
     reading.add_argument("--shape", choices=SHAPES, default="small", help="small: in fp32, others in bf16")

@@ -55,7 +55,11 @@ class GpuRun:
 
 
 def measure(asked: GpuRun, output: Path | None) -> int:
-    """Print every row as it comes; write them all. Raises InvalidRequest: no GPU."""
+    """Measure, print every row as it comes, and write all of them; return the exit status 0.
+
+    asked: what is measured. output: the JSON file, or None. Raises InvalidRequest without a GPU, or for an
+        unknown part.
+    """
     if not torch.cuda.is_available():
         raise InvalidRequest("bench gpu needs a CUDA device")
     if unknown := set(asked.only) - set(PARTS):
@@ -68,6 +72,7 @@ def measure(asked: GpuRun, output: Path | None) -> int:
 
 
 def _settings(asked: GpuRun, speeds: Speeds) -> Row:
+    """Return the settings of the run, by name."""
     return {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -81,6 +86,7 @@ def _settings(asked: GpuRun, speeds: Speeds) -> Row:
 
 @torch.inference_mode()
 def measure_all(asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
+    """Yield the rows of every model, with its name."""
     for name in asked.models:
         for row in _measured(name, asked, speeds):
             yield {"model": name} | row
@@ -88,7 +94,7 @@ def measure_all(asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
 
 
 def _measured(name: str, asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
-    """Everything of one shape; its services have the device to themselves."""
+    """Yield everything of one shape; its services have the device to themselves."""
     config = config_of(name)
     decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
     several = len(asked.texts) > 1
@@ -108,6 +114,9 @@ def _measured(name: str, asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
 def _measured_after(
     decoder: Decoder, text: int, asked: GpuRun, speeds: Speeds, replayed: bool
 ) -> Iterator[Row]:
+    """Yield the parts that were asked for, after `text` rows. replayed: whether acceptance is replayed for
+    this shape.
+    """
     if "steps" in asked.only:
         yield from measure_ours(decoder, text, speeds)
     if replayed and "speculation" in asked.only:
@@ -117,6 +126,7 @@ def _measured_after(
 
 
 def measure_ours(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
+    """Yield decoding, drafting and verification after `text` rows."""
     device = typical(captured(step_of(decoder, text, 1)))
     step = statistics.median(steps_of(decoder, text))
     yield from baseline_rows(decoder, text, speeds, {"plain, device": device, "plain, step": step})
@@ -125,7 +135,9 @@ def measure_ours(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
 
 
 def baseline_rows(decoder: Decoder, text: int, speeds: Speeds, steps: Mapping[str, float]) -> Iterator[Row]:
-    """One token a step: against the bytes that must be read at the speed at which they can be copied."""
+    """Yield rows of one token a step, against the time in which the bytes that must be read can be copied.
+    steps: seconds, by name.
+    """
     floor = floor_of_step(decoder.config, speeds, 1, text)
     for what, seconds in steps.items():
         yield {
@@ -138,7 +150,9 @@ def baseline_rows(decoder: Decoder, text: int, speeds: Speeds, steps: Mapping[st
 
 
 def measure_verify(decoder: Decoder, text: int, one: float, speeds: Speeds) -> Iterator[Row]:
-    """A step over a tree of so many nodes, as a multiple of a step over one, which takes `one` seconds."""
+    """Yield rows of a step over a tree of so many nodes, as a multiple of a step over one, which takes `one`
+    seconds.
+    """
     for rows in ROWS:
         replay = captured(step_of(decoder, text, rows))
         seconds = typical(replay)
@@ -155,7 +169,9 @@ def measure_verify(decoder: Decoder, text: int, one: float, speeds: Speeds) -> I
 
 
 def steps_of(decoder: Decoder, text: int) -> list[float]:
-    """Seconds of each step of a plain decoding, from one result in the host's hands to the next."""
+    """Return the seconds of each step of decoding without drafts, from one result on the host to the next.
+    text: rows before.
+    """
     stage = DecoderStage(decoder, -(-(text + STEPS) // PAGE) + 1, PAGE)
     stage.capture()
     judge = Verifier(decoder.logits, lambda _: None, None, stage)
@@ -179,4 +195,5 @@ def steps_of(decoder: Decoder, text: int) -> list[float]:
 
 
 def _ms(seconds: float) -> float:
+    """Return seconds in milliseconds, rounded."""
     return round(seconds * 1e3, 3)

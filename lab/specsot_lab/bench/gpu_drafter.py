@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def replay() -> None:
-    """Every EAGLE drafter of this process errs as is published from now on."""
+    """Let every EAGLE drafter of this process err as is published from now on."""
     from specsot_drafter import loader
     from specsot_drafter.heads.eagle import Eagle3Head
     from specsot_drafter.proposers.eagle import EagleProposer
@@ -27,6 +27,7 @@ def replay() -> None:
     ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
 
     def replaying(head: Eagle3Head, shape: TreeShape, pages: int, page_rows: int) -> Replay:
+        """Return a drafter of this head that replays published acceptance."""
         inner = EagleProposer(head, shape, pages, page_rows)
         return Replay(inner, ranks[: shape.top_k], head.table.shape[0], shape.top_k, shape.nodes - 1)
 
@@ -34,7 +35,9 @@ def replay() -> None:
 
 
 def program(arguments: Sequence[str] | None = None) -> MemberProgram:
-    """Of the drafter, in a process of its own or in a worker's."""
+    """Return the program of the drafter, for a process of its own or a worker's. arguments: its
+    command line.
+    """
     from specsot.service.runtime_env import set_runtime_defaults
 
     set_runtime_defaults()
@@ -45,6 +48,7 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
+    """Run the drafter until it ends; return the exit status."""
     own = program()
     from specsot.service.member import run_members
 

@@ -38,9 +38,8 @@ PAGE = 64
 
 
 def measure_drafts(decoder: Decoder, text: int, plain: float, speeds: Speeds) -> Iterator[dict[str, object]]:
-    """Wall milliseconds from DUE accepted tokens to all candidates of a tree in the host's hands.
-
-    plain: seconds that a plain step takes on the device.
+    """Yield milliseconds from DUE accepted tokens to all candidates of a tree on the host. plain: seconds
+    that a step without drafts takes on the device.
     """
     for kind in (None, "fp8"):
         yield from _measure_head(decoder, text, plain, speeds, kind)
@@ -49,6 +48,7 @@ def measure_drafts(decoder: Decoder, text: int, plain: float, speeds: Speeds) ->
 def _measure_head(
     decoder: Decoder, text: int, plain: float, speeds: Speeds, kind: Quantization | None
 ) -> Iterator[dict[str, object]]:
+    """Yield the rows of a head in this quantization. The others are those of `measure_drafts`."""
     shape = head_shape(decoder.config)
     graphs, seed = descents_after(made_up_head(decoder, shape, kind), text)
     said = kind or "bf16"
@@ -66,7 +66,9 @@ def _measure_head(
 
 
 def descents_after(head: Eagle3Head, text: int) -> tuple[TreeGraphs, GraphInput]:
-    """Graphs over a memory that holds one text, of which DUE rows are not computed yet."""
+    """Return graphs over a memory that holds one text of `text` rows, of which DUE rows are not computed yet,
+    and their input.
+    """
     from specsot_kernels.gpu.growing import grow
 
     levels = max(DEPTHS) + 1
@@ -82,7 +84,9 @@ def descents_after(head: Eagle3Head, text: int) -> tuple[TreeGraphs, GraphInput]
 
 
 def head_shape(config: ModelConfig) -> HeadShape:
-    """One layer as wide as the base's, which reads an embedding beside a feature."""
+    """Return the shape of a head of one layer as wide as the base's, which reads an embedding beside a
+    feature.
+    """
     return HeadShape(
         hidden=config.hidden,
         inputs=2 * config.hidden,
@@ -96,7 +100,9 @@ def head_shape(config: ModelConfig) -> HeadShape:
 
 
 def made_up_head(decoder: Decoder, shape: HeadShape, kind: Quantization | None = None) -> Eagle3Head:
-    """A head for this base, over the base's embeddings."""
+    """Return a head with made-up weights for this base, over the base's embeddings. kind: its
+    quantization.
+    """
     config = decoder.config
     device = decoder.device
     fetch = Fetch(MadeUp(), decoder.dtype, device, kind)

@@ -41,7 +41,9 @@ PROFILED = (1, 64)
 
 
 def measure_fp8(config: ModelConfig, text: int, speeds: Speeds) -> Iterator[Row]:
-    """bf16 first, by which all else is divided: texts, and what a step over so many rows takes the device."""
+    """Yield rows of every precision, bf16 first, relative to which all others are given: texts, and what a
+    step over so many rows takes the device.
+    """
     plain: dict[int, float] = {}
     step: dict[int, float] = {}
     for kind in KINDS:
@@ -53,6 +55,7 @@ def measure_fp8(config: ModelConfig, text: int, speeds: Speeds) -> Iterator[Row]
 
 
 def _decoder(config: ModelConfig, kind: Quantization | None) -> Decoder:
+    """Return a whole base of this shape whose weights are made up, in this quantization."""
     whole = Range(0, config.layers)
     device = torch.device("cuda", 0)
     return Decoder(config, Telling(), whole, torch.bfloat16, device, quantization=kind)

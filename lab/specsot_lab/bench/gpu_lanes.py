@@ -45,37 +45,46 @@ class LoadedRange:
 
     @property
     def vocabulary(self) -> int:
+        """Return the size of the vocabulary."""
         return self.decoder.config.vocab
 
     @property
     def loaded(self) -> int:
+        """Return the number of loaded layers."""
         return self.decoder.config.layers
 
     @property
     def fetched(self) -> int:
+        """Return 0: no layers were fetched."""
         return 0
 
     def fetch(self, layers: Range) -> None:
-        """There is nothing to fetch."""
+        """Do nothing, since the range is loaded."""
 
     def preload(self, layers: Range | None = None) -> bool:
+        """Return False: nothing has to be loaded ahead."""
         return False
 
     def registration(self) -> Registration:
+        """Return what the worker registers with."""
         config = self.decoder.config
         return Registration("worker", self.name, self.name, "", config.layers, config.max_positions, 0, 0)
 
     def make_stage(self, configuration: Configuration, layers: object) -> DecoderStage:
+        """Return the stage of the range, on the decoder's device."""
         use_device(str(self.decoder.device))
         return DecoderStage(self.decoder, configuration.pages, configuration.page_rows)
 
     def make_verifier(self, stage: object, configuration: Configuration) -> Verifier:
+        """Return a verifier without grammars and features."""
         return Verifier(self.decoder.logits, lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneRun:
-    """A run. seconds: between results, of all lanes together; tokens: what the first lane wrote."""
+    """One run. seconds: between results, of all lanes together. tokens: token ids that the first
+    lane wrote.
+    """
 
     seconds: list[float]
     tokens: list[int]
@@ -83,7 +92,11 @@ class LaneRun:
 
 @dataclass(slots=True)
 class Lane:
-    """A sequence that is always in flight, with a tree of so many nodes in every frame."""
+    """A sequence that is always in flight, with a tree in every frame.
+
+    sequence: its id. text: rows of its prompt. rows: nodes of each tree. committed: tokens that are certain.
+        draft_round: number of its next tree. keep: accepted nodes of the tree before. tokens: that it wrote.
+    """
 
     sequence: int
     text: int
@@ -94,7 +107,9 @@ class Lane:
     tokens: list[int] = field(default_factory=list)
 
     def prompt(self) -> Iterator[tuple[Opening | None, PromptChunk]]:
-        """Made-up tokens, the same for the same sequence."""
+        """Yield the prompt in chunks, the opening with the first; its tokens are made up from the sequence's
+        id.
+        """
         dice = random.Random(self.sequence)
         tokens = tuple(dice.randrange(1000) for _ in range(self.text))
         opening = Opening(self.sequence, self.text, limit=PLENTY, drafted=False)
@@ -107,19 +122,22 @@ class Lane:
         self.committed = self.text
 
     def learn(self, outcome: Outcome) -> None:
+        """Record the outcome of a frame."""
         self.committed += len(outcome.accepted)
         self.keep = outcome.accepted
         self.draft_round = self.draft_round + 1
         self.tokens += outcome.tokens
 
     def grow(self) -> TreeSegment:
-        """The last token with a made-up tree over it, whose nodes are wrong nearly always."""
+        """Return the last token with a made-up tree below it, whose nodes are wrong nearly always."""
         tree = Tree((self.tokens[-1], *range(1, self.rows)), parents_of(self.rows))
         return TreeSegment(self.sequence, self.draft_round, self.committed, self.keep, tree)
 
 
 class Lanes:
-    """A ring that is complete; runs are measured one after the other."""
+    """A complete ring; runs are measured one after the other. first: the link to stage 0. results: queue of
+    what members send.
+    """
 
     def __init__(self, first: Link, results: asyncio.Queue[Any]) -> None:
         self._first = first
@@ -129,7 +147,11 @@ class Lanes:
         self._flying: dict[int, Lane] = {}
 
     async def run(self, lanes: int, rows: int, text: int, steps: int) -> LaneRun:
-        """So many steps of each lane, behind `text` rows of its own."""
+        """Return the times of `steps` steps of each lane.
+
+        lanes: sequences that are in flight at once. rows: nodes of each tree. text: rows of each sequence
+            before.
+        """
         every = [Lane(next(self._sequences), text, rows) for _ in range(lanes)]
         for lane in every:
             await self._feed(lane)
@@ -146,13 +168,14 @@ class Lanes:
         )
 
     async def _feed(self, lane: Lane) -> None:
+        """Let a lane's prompt pass the ring."""
         for opening, chunk in lane.prompt():
             await self._launch(lane, () if opening is None else (opening,), chunk)
             for outcome in (await self._result()).outcomes:
                 lane.learn(outcome)
 
     async def _turn(self, again: bool) -> float:
-        """Until the next result, whose lane goes on. Returns when it came."""
+        """Wait for the next result, launch its lane `again` if so asked, and return when the result came."""
         result = await self._result()
         came = now()
         lane = self._flying.pop(result.number)
@@ -168,12 +191,13 @@ class Lanes:
         *segments: PromptChunk | TreeSegment,
         closings: tuple[int, ...] = (),
     ) -> None:
+        """Send a frame with these openings, segments and closings for a lane."""
         number = next(self._numbers)
         self._flying[number] = lane
         await self._first.send(Frame(EPOCH, number, openings, segments, closings))
 
     async def _result(self) -> Result:
-        """Raises what broke the ring; TimeoutError where nobody tells."""
+        """Return the next result. Raises what broke the ring, or TimeoutError after PATIENCE."""
         async with asyncio.timeout(PATIENCE):
             message = await self._results.get()
         assert isinstance(message, Result), message
@@ -187,22 +211,30 @@ class _CollectingUplink:
     heard: asyncio.Queue[Any]
 
     async def send(self, message: Any) -> None:
+        """Put a message of a member into the queue, unless it only reports progress."""
         if not isinstance(message, Progress):
             self.heard.put_nowait(message)
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Do nothing."""
+        ...
 
 
 class LaneWorker(Worker):
     """Its first stage takes frames as they are made here; there is no sequencer."""
 
     def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
+        """Return whether a message is accepted: frames always, as they are made by the lanes, others as
+        usual.
+        """
         return isinstance(arrival.message, Frame) or super()._believes(configuration, arrival)
 
 
 @asynccontextmanager
 async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[Lanes]:
-    """decoders: ranges that follow each other, each on a device of its own."""
+    """Yield lanes over workers of this process. decoders: ranges that follow each other, each on a device of
+    its own. pages: KV pages of each.
+    """
     exchange = Exchange()
     leaving = asyncio.Event()
     heard = asyncio.Queue[Any]()
@@ -231,7 +263,10 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
 
 
 def joining(heard: asyncio.Queue[Any]) -> Connect:
+    """Return the function that registers a member by giving it an uplink into the queue."""
+
     async def connect(registration: Registration) -> Link:
+        """Return the uplink. registration: not used."""
         return _CollectingUplink(heard)
 
     return connect

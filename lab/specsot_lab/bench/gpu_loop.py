@@ -66,6 +66,7 @@ class HeldSequence:
     many: int = 1
 
     def grammar(self, opening: Opening) -> Grammar | None:
+        """Return the grammar that an opening asks for; None if it asks for none."""
         found = grammar_of(self.vocabulary, opening) if opening.plan or opening.form else None
         return found.result() if isinstance(found, Future) else found
 
@@ -108,7 +109,11 @@ class GpuLoop:
         drafting: Drafting | None,
         asked: WritingOptions = PLAINLY,
     ) -> None:
-        """rows: of a frame at most. pages: of PAGE rows; as much memory, where pages are larger."""
+        """Prepare runs over the same pages and graphs.
+
+        decoder: the whole base. pages: of PAGE rows each; the same memory if pages are larger. rows: maximum
+            of a frame. drafting: how to draft; None: without drafts. asked: how texts are written.
+        """
         free_loops()
         pages = pages * PAGE // asked.page
         self._decoder = decoder
@@ -128,8 +133,10 @@ class GpuLoop:
         self._ids = count(1)
 
     def run(self, text: int, sequences: int, steps: int, forked: bool = False) -> StepClock:
-        """So many sequences write for so many steps, each behind `text` rows of its own, or all behind the
-        same ones where `forked`; then they are closed. WARM steps before are not told.
+        """Return the clock of so many steps of so many sequences, which are then closed; WARM steps before do
+        not count.
+
+        text: rows before each sequence. forked: all share the same rows.
         """
         loop = self._loop()
         orders = list(self._orders(text, sequences, forked))
@@ -145,9 +152,10 @@ class GpuLoop:
         return clock
 
     def write(self, text: int, parts: Sequence[RequestPart]) -> StepClock:
-        """A request behind `text` rows, part for part; the next begins when the last text of one has ended.
+        """Return the clock of a request, part by part; a part begins when the last sequence of the part
+        before has ended.
 
-        What is told begins when the shared rows are in.
+        The clock begins when the shared rows are computed. text: shared rows.
         """
         loop, prefix = self._loop(), self._prefix(text)
         loop.sequencer.apply_order(prefix)
@@ -166,8 +174,8 @@ class GpuLoop:
         return clock
 
     def _orders(self, text: int, sequences: int, forked: bool) -> Iterator[Open]:
-        """A prompt for each; or one that never writes, and forks of it, which begin with a token of their
-        own.
+        """Yield the orders that open the sequences: a prompt for each; or, `forked`, a prefix that never
+        decodes and forks of it, which begin with a token of their own.
         """
         fork = None
         if forked:
@@ -177,17 +185,20 @@ class GpuLoop:
             yield self._order(1 if fork else text, number, fork, PLENTY, self._held(number))
 
     def _held(self, number: int) -> HeldSequence | None:
-        """What the text of that number is held to."""
+        """Return what constrains the sequence of this number; None: nothing."""
         held = self.asked.held
         return held if held and number < held.many else None
 
     def _prefix(self, text: int) -> Open:
+        """Return the order that opens a prefix of so many rows."""
         drafted = self._drafting is not None
         opening = Opening(next(self._ids), text, decodes=False, drafted=drafted)
         return Open(opening, tuple(range(text)), PLENTY)
 
     def _order(self, own: int, number: int, fork: Fork | None, limit: int, held: HeldSequence | None) -> Open:
-        """A text of its own, by its number, behind `own` rows and those it forks."""
+        """Return the order that opens one sequence. own: rows of its own. number: makes its tokens differ.
+        fork: the prefix, or None. limit: tokens that it writes. held: what constrains it.
+        """
         start = 1 + 100 * number
         prompt = own + (fork.length if fork else 0)
         opening = Opening(
@@ -204,6 +215,7 @@ class GpuLoop:
         return Open(opening, tuple(range(start, start + own)), PLENTY)
 
     def _loop(self) -> StepLoop:
+        """Return a new loop over the stage's pages and graphs."""
         drafting = self._drafting
         decoder = self._decoder
         page = self.asked.page
@@ -221,6 +233,7 @@ class GpuLoop:
         return StepLoop(self.stage, verifier, sequencer, engine)
 
     def _engine(self, drafting: Drafting) -> DraftEngine:
+        """Return the engine that drafts as asked."""
         shape = drafting.shape
         curve = drafting.curve
         held = self.asked.held
@@ -237,16 +250,19 @@ class GpuLoop:
 
 
 def _close(loop: StepLoop, orders: Sequence[Open]) -> None:
+    """Close the sequences of these orders, and run one step that carries this out."""
     for order in reversed(orders):
         loop.sequencer.apply_order(Close(order.opening.sequence))
     loop.turn()
 
 
 def _free(opening: Opening) -> None:
-    """Nobody is held to anything."""
+    """Return no constraint. opening: not used."""
 
 
 def free_loops() -> None:
-    """Loops refer to themselves, so their pages go with the collector alone."""
+    """Free the memory of loops that are no longer used: they refer to themselves, so that only the garbage
+    collector frees their pages.
+    """
     gc.collect()
     torch.cuda.empty_cache()

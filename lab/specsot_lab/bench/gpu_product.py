@@ -72,7 +72,11 @@ WORDS = ("growth", "market", "people", "water", "policy", "simple", "first", "en
 
 
 def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
-    """decoder: with weights that tell the next token."""
+    """Yield rows of everything that the product does in addition to drafting: prompts, page sizes, trees,
+    temperature, grammars.
+
+    decoder: with weights that tell the next token. text: rows before. speeds: of the device.
+    """
     yield from measure_prompts(decoder)
     head = made_up_head(decoder, head_shape(decoder.config))
     ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
@@ -85,7 +89,11 @@ def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row
 
 
 def measure_prompts(decoder: Decoder, rows: int = ROWS) -> Iterator[Row]:
-    """From a prompt to its first token, in frames as the product has them where others have so many rows."""
+    """Yield the time from a prompt to its first token, for each of PROMPTS tokens.
+
+    decoder: the whole base. rows: of other frames, from which the rows of a prompt's frame follow as in the
+        product.
+    """
     for text in PROMPTS:
         seconds = prompt_seconds(decoder, text, rows)
         middle = statistics.median(seconds)
@@ -100,7 +108,9 @@ def measure_prompts(decoder: Decoder, rows: int = ROWS) -> Iterator[Row]:
 
 
 def prompt_seconds(decoder: Decoder, text: int, rows: int, times: int = 5) -> list[float]:
-    """Of each of so many prompts; one before them is not told."""
+    """Return the seconds of each of `times` prompts of `text` tokens; one more before them does not count.
+    rows: of other frames.
+    """
     stage = DecoderStage(decoder, text // PAGE + 2, PAGE)
     seconds = list[float]()
     frame = stage.prompt_rows(rows)
@@ -121,7 +131,10 @@ def prompt_seconds(decoder: Decoder, text: int, rows: int, times: int = 5) -> li
 
 
 def measure_pages(decoder: Decoder, head: DraftHead, text: int, held: Yardstick) -> Iterator[Row]:
-    """Rows of a page: plain, and a tree whose acceptance is told. The rows from which a default is chosen."""
+    """Yield rows by the size of a page: without drafts, and with a tree whose acceptance is told.
+
+    head: drafts. text: rows before. held: what results are compared with.
+    """
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), CHANCE, BUDGET)
     for page in PAGE_ROWS:
         for way, drafting in (("plain", None), ("eagle, tau told", tree)):
@@ -133,7 +146,11 @@ def measure_pages(decoder: Decoder, head: DraftHead, text: int, held: Yardstick)
 
 
 def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
-    """The default tree with its tuner, and larger ones that are worth only what their nodes add."""
+    """Yield rows of the default tree with its tuner, and of larger ones that are worth only what their nodes
+    add.
+
+    head: drafts. ranks: not used. held: what results are compared with.
+    """
     curve: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
     shapes = {
         "defaults": TreeShape(),
@@ -152,7 +169,9 @@ def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardsti
 
 
 def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
-    """At a temperature: the same text, drawn."""
+    """Yield rows of the same text at a temperature and greedily, in turns. head: drafts. ranks: probability
+    of each guess. held: what results are compared with.
+    """
     warm = WritingOptions(sampling=Sampling(temperature=WARMTH))
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
     for name, drafting in (("plain", None), ("eagle", tree)):
@@ -164,7 +183,9 @@ def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardst
 
 
 def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
-    """A plan held to its grammar, and what one text that is held costs those beside it."""
+    """Yield rows of a plan that is constrained by its grammar, and of what one constrained sequence costs
+    those alongside. The arguments are those of `measure_chance`.
+    """
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
     ring = GpuLoop(decoder, PAGES, ROWS, tree)
     size = decoder.config.vocab
@@ -182,6 +203,7 @@ def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yards
 
 
 def _skeleton(ring: GpuLoop, name: str, held: Yardstick) -> Row:
+    """Return the row of a plan, constrained if `name` is "held". ring: writes it."""
     part = RequestPart(PLAN_PROMPT, (SKELETON,), held=name == "held")
     ring.write(held.text, (RequestPart(PLAN_PROMPT, (FEW,), held=name == "held"),))
     clocks = [ring.write(held.text, (part,)) for _ in range(TIMES)]
@@ -189,7 +211,7 @@ def _skeleton(ring: GpuLoop, name: str, held: Yardstick) -> Row:
 
 
 def _request(ring: GpuLoop, name: str, held: Yardstick) -> Row:
-    """A whole request: the plan, then its branches."""
+    """Return the row of a whole request: the plan, constrained if `name` is "held", then its branches."""
     plan = RequestPart(PLAN_PROMPT, (SKELETON,), held=name == "held")
     parts = plan, RequestPart(POINT_PROMPT, (BRANCH,) * BRANCHES)
     ring.write(held.text, (plan, RequestPart(POINT_PROMPT, (FEW,) * BRANCHES)))
@@ -197,6 +219,9 @@ def _request(ring: GpuLoop, name: str, held: Yardstick) -> Row:
 
 
 def _summed(what: str, clocks: Sequence[StepClock], held: Yardstick) -> Row:
+    """Return the row of several runs: the figures of the median run, with least and most milliseconds. what:
+    its name.
+    """
     whole = sorted(clock.whole for clock in clocks)
     clock = min(clocks, key=lambda each: abs(each.whole - whole[len(whole) // 2]))
     return figures_of(what, clock, held) | {
@@ -208,7 +233,9 @@ def _summed(what: str, clocks: Sequence[StepClock], held: Yardstick) -> Row:
 
 
 def spelling(size: int, first: int, pieces: Iterator[bytes] | Sequence[bytes]) -> Vocabulary:
-    """Every byte, then made-up words, but from `first` on these pieces: what a model that tells writes."""
+    """Return a vocabulary of `size` tokens: every byte, then made-up words, but from number `first` on these
+    pieces, which are what a model that tells the next token writes.
+    """
     words = (f" {a}{b}{n}".encode() for n in count() for a in WORDS for b in WORDS)
     tokens = [bytes([byte]) for byte in range(256)][:size]
     tokens += islice(words, size - len(tokens))
@@ -219,14 +246,14 @@ def spelling(size: int, first: int, pieces: Iterator[bytes] | Sequence[bytes]) -
 
 
 def plan_pieces() -> list[bytes]:
-    """A plan of six points in tokens of a word or a mark each, about SKELETON of them."""
+    """Return a plan of six points in pieces of a word or a mark each, about SKELETON of them."""
     titles = (" ".join(islice(cycle(WORDS[n:] + WORDS[:n]), 11)) for n in range(BRANCHES))
     lines = (f"{n}.<{BRANCH}><None>[-]{title}\n" for n, title in enumerate(titles, 1))
     return [piece.encode() for piece in re.findall(r" ?\w+|\W", "[PLAN]\n" + "".join(lines) + "[END]")]
 
 
 def list_pieces() -> Iterator[bytes]:
-    """A list of texts in JSON that never ends."""
+    """Yield the pieces of a list of texts in JSON that never ends."""
     yield b"["
     for number in count():
         yield from (b'"', *(f" {word}".encode() for word in WORDS[number % 7 :]), b'",', b" ")

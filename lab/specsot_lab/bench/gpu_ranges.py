@@ -46,6 +46,7 @@ from specsot_lab.bench.gpu_steps import PAGE
 from specsot_lab.bench.synthetic_models import SPREAD, MadeUp, bytes_of_a_token, config_of
 from specsot_model.decoder import Decoder
 
+# Seconds in which a process may leave. Untuned.
 PATIENCE = 10.0  # seconds in which a process may leave
 
 Load = Callable[[int], Decoder]  # the range of that number; must be importable by name, or a partial of such
@@ -62,17 +63,21 @@ class Spread:
     folder: str = ""
 
     def configuration(self, number: int) -> Configuration:
+        """Return the configuration of the worker of this stage."""
         return Configuration(EPOCH, self.stages[number].name, self.stages, self.pages, PAGE, slots=1)
 
 
 class Overheard(Inbox):
-    """Tells of every result that comes in."""
+    """An inbox that also puts every result into a queue."""
 
     def __init__(self, heard: asyncio.Queue[Any]) -> None:
         super().__init__()
         self._heard = heard
 
     def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
+        """Deliver a message; a result is put into the queue, so that the next frame is made at once, as a
+        sequencer would.
+        """
         if isinstance(message, Result):  # the next frame is made at once, as a sequencer would
             self._heard.put_nowait(message)
         super().put(sender, message, names)
@@ -80,7 +85,7 @@ class Overheard(Inbox):
 
 @asynccontextmanager
 async def lanes_apart(spread: Spread) -> AsyncGenerator[Lanes]:
-    """Stage 0 here, every other one in a process of its own."""
+    """Yield lanes over stages of which stage 0 runs here, and every other one in a process of its own."""
     set_runtime_defaults()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-"))
@@ -105,6 +110,7 @@ async def lanes_apart(spread: Spread) -> AsyncGenerator[Lanes]:
 
 
 def _start(spread: Spread, number: int, stack: AsyncExitStack) -> Connection:
+    """Start the process of a stage, and return the connection to it. stack: ends the process."""
     fresh = multiprocessing.get_context("spawn")
     here, there = fresh.Pipe()
     process = fresh.Process(target=live_apart, args=(spread, number, there), daemon=True)
@@ -114,22 +120,25 @@ def _start(spread: Spread, number: int, stack: AsyncExitStack) -> Connection:
 
 
 def _end(process: BaseProcess) -> None:
-    """It has been told to leave; if it could not, it is none to wait for."""
+    """Wait PATIENCE seconds for a process that was asked to leave, then kill it."""
     process.join(PATIENCE)
     process.kill()
 
 
 async def _error_text(way: Connection, what: str) -> None:
+    """Wait for a message of a process; fail unless it is this one. way: the connection. what: the message."""
     said = await asyncio.to_thread(way.recv)
     assert said == what, said
 
 
 def live_apart(spread: Spread, number: int, way: Connection) -> None:
+    """Run the stage of this number in a process of its own. way: the connection to the first process."""
     set_runtime_defaults()
     uvloop.run(_live(spread, number, way))
 
 
 async def _live(spread: Spread, number: int, way: Connection) -> None:
+    """Run the stage: register, wait for the configuration, and stay until told to leave."""
     heard = asyncio.Queue[Any]()
     async with _member(spread, number, Inbox(), heard) as inbox:
         way.send("open")
@@ -144,7 +153,9 @@ async def _live(spread: Spread, number: int, way: Connection) -> None:
 async def _member(
     spread: Spread, number: int, inbox: Inbox, heard: asyncio.Queue[Any]
 ) -> AsyncGenerator[Inbox]:
-    """A worker with its endpoint; heard: what it says to the master."""
+    """Yield the inbox of a worker that runs within the context. heard: gets what the worker sends to the
+    master.
+    """
     place = spread.stages[number]
     rows = DirectHost()
     leaving = asyncio.Event()
@@ -184,6 +195,7 @@ class Named(MadeUp):
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
+        """Return a tensor that is made up from its name: norms are ones, others normally distributed."""
         if "norm" in name:
             return super().expect(name, shape, dtype, device)
         dice = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
@@ -191,9 +203,11 @@ class Named(MadeUp):
 
 
 def measure(gpus: int, text: int, transport: Transport | None, output: Path | None) -> int:
-    """Print every row as it comes; write them all. Raises InvalidRequest: too few GPUs.
+    """Measure, print every row as it comes, and write all of them; return the exit status 0.
 
-    transport: between processes, one a GPU; None: all in this one.
+    gpus: number of GPUs. text: rows in the cache before. transport: between processes, one a GPU; None: all
+        in this one. output: the JSON file, or None.
+    Raises InvalidRequest for too few GPUs.
     """
     if transport == "zmq":
         raise InvalidRequest("bench gpu measures transports grpc and direct, not zmq", "transport")
@@ -206,6 +220,7 @@ def measure(gpus: int, text: int, transport: Transport | None, output: Path | No
 
 
 async def _measure(gpus: int, text: int, transport: Transport | None, output: Path | None) -> None:
+    """Measure all rows, log them, and print the table."""
     settings: dict[str, Any] = {"device": torch.cuda.get_device_name(), "gpus": gpus, "text": text}
     settings |= {"torch": torch.__version__, "weights": "made up", "dtype": "bf16"}
     settings |= {"between stages": transport or "one process"}
@@ -227,10 +242,12 @@ COLUMNS = tuple(
 
 
 def page_of(rows: Sequence[Row]) -> str:
+    """Return the table in Markdown; rows without a number of rows are left out."""
     return markdown(COLUMNS, [row for row in rows if "rows" in row])
 
 
 async def _rows(gpus: int, text: int, transport: Transport | None) -> AsyncIterator[Row]:
+    """Yield the rows: a hop, then rings of 1, 2, 4, ... GPUs, then a large model if it fits."""
     yield measure_hop()
     counts = [count for count in (1, 2, 4, 8) if count < gpus] + [gpus]
     one: dict[int, LaneRun] = {}
@@ -261,10 +278,13 @@ class RangedModel:
     transport: Transport | None = None
 
     def layers(self, number: int) -> Range:
+        """Return the layer range of this number."""
         return Range(self._edge(number), self._edge(number + 1))
 
     def _edge(self, number: int) -> int:
-        """Where a range begins. The head counts like layers of its size; it is the last range's."""
+        """Return the layer where a range begins. The lm_head counts as layers of its size, and belongs to the
+        last range.
+        """
         layers = self.config.layers
         left = self.ranges - number
         head = self.config.hidden * (self.config.vocab + 1)
@@ -272,10 +292,12 @@ class RangedModel:
         return min(round((layers + head / layer) * number / self.ranges), layers - left)
 
     def load(self, number: int) -> Decoder:
+        """Return the range of this number on its GPU."""
         device = torch.device(self.device, number) if self.device == "cuda" else torch.device(self.device)
         return Decoder(self.config, Named(), self.layers(number), self.dtype, device)
 
     def lanes(self, pages: int) -> AbstractAsyncContextManager[Lanes]:
+        """Return the context of lanes over all ranges. pages: KV pages of each."""
         numbers = range(self.ranges)
         if self.transport is None:
             return lanes_over([self.load(number) for number in numbers], pages)
@@ -286,7 +308,11 @@ class RangedModel:
 async def measure_ring(
     model: RangedModel, text: int, one: dict[int, LaneRun], sizes: Sequence[int] = ROWS, steps: int = STEPS
 ) -> AsyncIterator[Row]:
-    """Of one count of GPUs. one: what one GPU took, by rows; filled in by a ring of one."""
+    """Yield the rows of one number of GPUs.
+
+    model: the shape and its ranges. text: rows in the cache before. one: what one GPU took, by rows; filled
+        in by a ring of one. sizes: rows of a frame. steps: of each run.
+    """
     watch = Stopwatch()
     many = model.ranges
     pages = (many + 1) * (-(-(text + steps * 2 + max(sizes)) // PAGE) + 4)
@@ -307,6 +333,7 @@ async def measure_ring(
 
 
 def _step(alone: LaneRun, one: LaneRun | None) -> Row:
+    """Return the figures of one stream. alone: its run. one: the run on one GPU, or None."""
     step = statistics.median(alone.seconds)
     row: dict[str, Any] = {"ms": round(step * 1e3, 3), "tokens/s": round(1 / step, 1)}
     if one is None or one is alone:
@@ -319,6 +346,9 @@ def _step(alone: LaneRun, one: LaneRun | None) -> Row:
 
 
 def _throughput(told: LaneRun, alone: LaneRun, one: LaneRun | None, many: int) -> Row:
+    """Return the figures of several streams. told: their run. alone: the run of one stream. one: the run on
+    one GPU, or None. many: number of GPUs.
+    """
     rate = 1 / statistics.fmean(told.seconds)
     beside = rate * statistics.fmean(alone.seconds)
     row: dict[str, Any] = {"frames/s": round(rate, 1), "x one stream": round(beside, 3)}
@@ -329,11 +359,12 @@ def _throughput(told: LaneRun, alone: LaneRun, one: LaneRun | None, many: int) -
 
 
 def measure_hop() -> Row:
-    """One row of hidden size 4096 from a GPU to the next and back, over and over, within a process."""
+    """Return the time of one row of hidden size 4096 from a GPU to the next, within a process."""
     here, there = (torch.zeros(1, 4096, dtype=torch.bfloat16, device=f"cuda:{number}") for number in (0, 1))
     peers = torch.cuda.can_device_access_peer(0, 1)
 
     def round_trip() -> None:
+        """Copy the row to the other GPU and back."""
         there.copy_(here)
         here.copy_(there)
 
@@ -343,6 +374,6 @@ def measure_hop() -> Row:
 
 
 def _memory(gpus: int) -> int:
-    """Bytes free on all of them, less what pages and graphs take."""
+    """Return the bytes that are free on all GPUs together, less a tenth for pages and graphs."""
     free_loops()
     return round(0.9 * sum(torch.cuda.mem_get_info(device)[0] for device in range(gpus)))

@@ -33,24 +33,31 @@ from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import even_ranks, even_runs
 from specsot_model.kv import indices
 
-CHANCES = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)  # of a node's children, best first
-STEP = 7919  # a prime: far from the right token, and never it
+# Probability of each child of a node, best first.
+CHANCES = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)
+# A prime that is added to wrong tokens, so that they are far from the right one.
+STEP = 7919
 
 
-# Of a head of SmolLM2-135M-Instruct by rank, all levels, MT-bench: docs/results/ranks-smollm2.json
+# Probability by rank of a head of SmolLM2-135M-Instruct, all levels, MT-bench:
+# docs/results/ranks-smollm2.json.
 RECORDED = (0.6211, 0.0999, 0.0392, 0.0297, 0.0155, 0.0139, 0.0103, 0.0075, 0.0083, 0.0048)
 
 Ranks = tuple[float, ...]
 
 
 class Replay(Proposer):
-    """What an EAGLE head would draft if it were right as often as is said."""
+    """A proposer that drafts what an EAGLE head would draft if it were right as often as is said."""
 
     def __init__(
         self, inner: EagleProposer, right: float | Ranks, vocabulary: int, k: int, most: int
     ) -> None:
-        """right: the chance that a level holds the right token, where the level above did; or that each guess
-        of a node is it. most: candidates of a tree that are looked at where a grammar holds its text.
+        """Prepare the drafts.
+
+        inner: the real head, which runs for its cost. right: the probability that a level holds the right
+            token, where the level above did; or, as a tuple, that each guess of a node is right. vocabulary:
+            token ids are below it. k: children of a node. most: candidates of a tree that are looked at if a
+            grammar constrains its sequence.
         """
         self.widths = inner.widths
         self.positions = inner.positions
@@ -106,7 +113,9 @@ class Replay(Proposer):
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
-        """The head's own offer, for its time; what takes its place is found while a device is at that."""
+        """Begin the head's own offer, for its time; the candidates that replace it are found while a device
+        computes. The arguments are those of `propose`.
+        """
         offer = self._inner.begin(sequences, levels, keep_growing)
         drawn = self._draw([text.id for text in sequences], self._tree)
         self._drawn = None
@@ -151,7 +160,9 @@ class Replay(Proposer):
         return ReplayedChoice(chosen, drawn)
 
     def _draw(self, texts: Sequence[int], tree: ReplayedTree) -> DrawnTrees:
-        """What was drawn for these, as far as it was for such trees; else it is now."""
+        """Return what was drawn for these sequences, if it was for such trees; else draw now. texts: ids.
+        tree: the shape.
+        """
         drawn = self._drawn
         places = {} if drawn is None else {text: place for place, text in enumerate(drawn.texts)}
         if drawn is None or drawn.tree is not tree or not places.keys() >= set(texts):
@@ -163,17 +174,23 @@ class Replay(Proposer):
         return DrawnTrees(tuple(texts), tree, [drawn.draws[row] for row in rows], drawn.offsets[rows])
 
     def _grown(self, levels: int, candidates: int) -> ReplayedTree:
-        """A tree of so many, as many of each level fed; as EAGLE-2 feeds them, where that is not it."""
+        """Return a tree of so many levels and candidates, with as many of each level fed; as EAGLE-2 feeds
+        them, if that is impossible.
+        """
         fed, rest = divmod(candidates - self._k, self._k * max(levels - 1, 1))
         return grown(self._k, levels, self._chances, fed if fed and not rest else None)
 
     def _tokens(self, roots: Sequence[int], offsets: Ints) -> Ints:
-        """The right tokens where the draws say; wrong ones everywhere else."""
+        """Return tokens [trees, candidates]: right ones where the draws say, wrong ones everywhere else.
+        roots: tokens. offsets: [trees, candidates].
+        """
         return (np.array(roots)[:, None] + offsets) % self._vocabulary
 
 
-DRAWN = 1 << 14  # trees whose mistakes are drawn beforehand: of 64 texts those took a fifth of a millisecond
-Draw = tuple[int | None, ...]  # of each level, which guess is right; None, or no more of them: none is
+# Trees whose mistakes are drawn beforehand: for 64 sequences, drawing took a fifth of a millisecond.
+DRAWN = 1 << 14
+# Which guess of each level is right; None, or no further level: none is.
+Draw = tuple[int | None, ...]
 
 
 def _by_tau(chance: float) -> Iterator[Draw]:
@@ -202,7 +219,7 @@ class ReplayedTree:
     below: dict[int, int]
 
     def follow(self, draw: Draw) -> list[int]:
-        """The candidates that are right, from the first level on."""
+        """Return the candidates that are right by a draw, from the first level on."""
         found: list[int] = []
         for rank in draw:
             first = self.below.get(found[-1] + 1 if found else 0)
@@ -213,7 +230,9 @@ class ReplayedTree:
 
 
 def _offsets(tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
-    """[trees, n] what is added to a root's token: how deep they are to those that are right."""
+    """Return [trees, candidates] what is added to a root's token: the depth of those that are right, more for
+    the others.
+    """
     return np.stack([_offsets_of(tree, draw) for draw in draws])
 
 
@@ -227,7 +246,12 @@ def _offsets_of(tree: ReplayedTree, draw: Draw) -> Ints:
 
 
 class DrawnTrees(NamedTuple):
-    """Of these texts' trees what is added to a root's token, [trees, n]. sent: the same on a device."""
+    """What was drawn for the trees of some sequences.
+
+    texts: ids of the sequences. tree: the shape of all trees. draws: which guesses are right, for each tree.
+        offsets: [trees, candidates] what is added to a root's token. sent: the same on a device; None: not
+        sent yet.
+    """
 
     texts: tuple[int, ...]
     tree: ReplayedTree
@@ -281,7 +305,7 @@ class ReplayedChoice:
 
 
 def _on_device(tree: ReplayedTree, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[1, n] scores and parents, sent once."""
+    """Return [1, candidates] scores and parents of a tree, sent to the device once."""
     if (key := (id(tree), device)) not in _sent:
         scores = torch.from_numpy(tree.scores.astype(np.float32)).to(device)
         _sent[key] = scores.unsqueeze(0), torch.from_numpy(tree.parents).to(device).unsqueeze(0)
@@ -293,7 +317,11 @@ _sent: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}  # trees are k
 
 @cache
 def grown(k: int, levels: int, ranks: Ranks, fed_nodes: int | None = None) -> ReplayedTree:
-    """As EAGLE-2 grows: the k best of a level, or so many, have k children each, with these chances."""
+    """Return a tree as EAGLE-2 grows it: the k best of a level, or `fed_nodes`, have k children each.
+
+    k: children of a node. levels: of the tree. ranks: probability of each child, best first. fed_nodes: nodes
+        of a level that have children; None: k.
+    """
     width = fed_nodes or k
     chances = np.log(np.array(ranks[:k]))
     scores = [chances]
@@ -319,17 +347,23 @@ def grown(k: int, levels: int, ranks: Ranks, fed_nodes: int | None = None) -> Re
 
 @cache
 def repeated(tree: ReplayedTree, texts: int) -> tuple[Floats, Ints]:
-    """Scores and parents of the same tree for so many texts; nobody writes into them."""
+    """Return scores and parents [texts, candidates] of the same tree for so many sequences; they must not be
+    written to.
+    """
     return np.tile(tree.scores, (texts, 1)), np.tile(tree.parents, (texts, 1))
 
 
 def tau_of(ranks: Ranks, k: int, levels: int, nodes: int) -> float:
-    """Tokens that a tree of the best of so many nodes brings a step, the root's own one included."""
+    """Return the tokens that a tree of its `nodes` best nodes brings a step, the root's own one included. The
+    others are those of `grown`.
+    """
     return 1 + float(np.sort(np.exp(grown(k, levels, ranks).scores))[::-1][: nodes - 1].sum())
 
 
 def scaled_ranks(tau: float, k: int, levels: int, nodes: int) -> Ranks:
-    """RECORDED, as much surer as it takes for `nodes` nodes of `k` guesses each to bring `tau`."""
+    """Return the first k of RECORDED, as much surer as it takes for trees of `nodes` nodes to bring `tau`.
+    levels: of a tree.
+    """
     low, high = 1.0, 8.0
     for _ in range(30):
         power = (low + high) / 2
@@ -338,6 +372,8 @@ def scaled_ranks(tau: float, k: int, levels: int, nodes: int) -> Ranks:
 
 
 def _surer(power: float) -> Ranks:
-    """RECORDED with every outcome's chance, that none is right among them, to this power, and one in all."""
+    """Return RECORDED with the probability of every outcome raised to this power, and scaled to a sum of one
+    with "none is right".
+    """
     chances = np.array([*RECORDED, 1 - sum(RECORDED)]) ** power
     return tuple((chances / chances.sum())[:-1].tolist())

@@ -50,7 +50,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def write_base(folder: Path, config: Json, lender: Path, device: str = "cuda") -> Path:
-    """config: one of SHAPES, a Llama's. lender: the directory whose tokenizer it gets."""
+    """Write the directory of a base with made-up weights, and return it. config: one of SHAPES, a Llama's.
+    lender: the directory whose tokenizer it gets. device: on which tensors are made.
+    """
     folder.mkdir(parents=True)
     made = Telling()
     index = dict[str, str]()
@@ -66,7 +68,7 @@ def write_base(folder: Path, config: Json, lender: Path, device: str = "cuda") -
 
 
 def write_head(folder: Path, config: Json, device: str = "cuda") -> Path:
-    """An EAGLE-3 head of one layer for such a base."""
+    """Write the directory of an EAGLE-3 head of one layer for such a base, and return it."""
     folder.mkdir(parents=True)
     hidden = config["hidden_size"]
     vocab = min(VOCABULARY, config["vocab_size"])
@@ -85,7 +87,9 @@ def write_head(folder: Path, config: Json, device: str = "cuda") -> Path:
 
 
 def _files(config: Json) -> Iterator[Shapes]:
-    """The embedding with lm_head, which is made of it; then some layers each."""
+    """Yield the shapes of the tensors of each file: the embedding with lm_head, which is made of it; then
+    some layers each.
+    """
     wide = (config["vocab_size"], config["hidden_size"])
     yield {
         "model.embed_tokens.weight": wide,
@@ -101,6 +105,7 @@ def _files(config: Json) -> Iterator[Shapes]:
 
 
 def _layer(config: Json, inputs: int) -> Shapes:
+    """Return the shapes of the tensors of one layer. inputs: columns of its attention's input."""
     hidden = config["hidden_size"]
     inner = config["intermediate_size"]
     dim = config["head_dim"]
@@ -120,6 +125,7 @@ def _layer(config: Json, inputs: int) -> Shapes:
 
 
 def _made(made: MadeUp, shapes: Shapes, device: str) -> dict[str, Tensor]:
+    """Return tensors of these shapes on the host, in bf16."""
     return {name: made.expect(name, shape, torch.bfloat16, device).cpu() for name, shape in shapes.items()}
 
 
@@ -154,7 +160,9 @@ FLEETS = (
 
 
 def measure_served(name: str, device: str = "cuda", clients: tuple[int, ...] = CLIENTS) -> Iterator[Row]:
-    """Of a shape, by its name. Writes a whole model to a folder of its own, and takes it away."""
+    """Yield the rows of a shape, by its name. Writes a whole model to a folder of its own, and removes it.
+    clients: numbers of clients.
+    """
     with tempfile.TemporaryDirectory(prefix="specsot-", dir=_folder()) as folder:
         lent = small_pair() / "base"
         base = write_base(Path(folder) / "base", SHAPES[name], lent, device)
@@ -164,7 +172,7 @@ def measure_served(name: str, device: str = "cuda", clients: tuple[int, ...] = C
 
 
 def _folder() -> str | None:
-    """In memory, if there is room; else wherever temporary files go."""
+    """Return a folder in memory, if there is room; else None, which means wherever temporary files go."""
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > ROOM else None
 
@@ -172,7 +180,7 @@ def _folder() -> str | None:
 async def _measure(
     base: Path, head: Path, device: str, clients: tuple[int, ...], drafts: DraftingFleet
 ) -> list[Row]:
-    """Of one fleet, whose drafter begins anew."""
+    """Return the rows of one fleet, whose drafter begins anew. drafts: how the fleet drafts."""
     rows: list[Row] = []
     async with fleet_of(base, head, device, drafts) as (grpc, http):
         endpoints: dict[str, FleetClients] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
@@ -188,7 +196,9 @@ async def _measure(
 
 
 def row_of(level: LoadLevel, endpoint: str, said: str, tokens: int) -> Row:
-    """Milliseconds, medians and 99th percentiles."""
+    """Return a level as a row of milliseconds, medians and 99th percentiles. endpoint: "gRPC" or "HTTP".
+    said: what drafts. tokens: of an answer.
+    """
     told = level.row()
     row: Row = {"what": f"served, {endpoint}, {said}", "requests": level.clients, "answers": tokens}
     row |= {"tokens/s": told["tokens_per_second"], "errors": told["errors"]}
@@ -210,7 +220,7 @@ def row_of(level: LoadLevel, endpoint: str, said: str, tokens: int) -> Row:
 async def fleet_of(
     base: Path, head: Path, device: str, drafts: DraftingFleet
 ) -> AsyncGenerator[tuple[str, str]]:
-    """Addresses of a fleet of processes: its gRPC, and its HTTP endpoint."""
+    """Yield the addresses of a fleet of processes: its gRPC, and its HTTP endpoint."""
     wanted = FleetOptions(
         kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=drafts.tree
     )
@@ -233,21 +243,33 @@ async def fleet_of(
 
 
 def _replaying(service: Service) -> Service:
+    """Return the drafter's service with replayed acceptance; any other service unchanged."""
     return replace(service, module=DRAFTER) if service.module == "specsot_drafter" else service
 
 
 class FleetClients(Protocol):
+    """Clients of one endpoint."""
+
     async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> LoadLevel:
-        """So many requests by so many clients at once."""
+        """Return the times of so many requests by so many clients at once. tokens: of each answer. drafter:
+        what drafts.
+        """
         ...
 
 
 @dataclass(slots=True)
 class GrpcClients:
+    """Clients of the gRPC endpoint."""
+
     address: str
 
     async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> LoadLevel:
+        """Return the times of so many requests by so many clients at once. tokens: of each answer. drafter:
+        what drafts.
+        """
+
         def one(number: int) -> Ask:
+            """Return the request of this number."""
             limits, prompt = Limits(max_new_tokens=tokens), QUESTION.format(number=number)
             greedy = Sampling(temperature=0.0)
             return Ask(
@@ -259,12 +281,18 @@ class GrpcClients:
 
 @dataclass(slots=True)
 class HttpClients:
+    """Clients of the HTTP endpoint."""
+
     address: str
 
     async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> LoadLevel:
+        """Return the times of so many requests by so many clients at once. tokens: of each answer. drafter:
+        what drafts.
+        """
         numbers, watch = iter(range(requests)), Stopwatch()
 
         async def client() -> list[RequestTimes]:
+            """Ask until the numbers run out, and return the times."""
             return [await _ask_http(self.address, _body(number, tokens, drafter)) for number in numbers]
 
         heard = await asyncio.gather(*(client() for _ in range(clients)))
@@ -272,6 +300,7 @@ class HttpClients:
 
 
 def _body(number: int, tokens: int, drafter: DrafterName) -> bytes:
+    """Return the body of a streamed chat completion. number: of the question. tokens: of the answer."""
     body = {
         "messages": [{"role": "user", "content": QUESTION.format(number=number)}],
         "max_tokens": tokens,
@@ -285,7 +314,7 @@ def _body(number: int, tokens: int, drafter: DrafterName) -> bytes:
 
 
 async def _ask_http(address: str, body: bytes) -> RequestTimes:
-    """One streamed chat completion over a connection of its own."""
+    """Return the times of one streamed chat completion over a connection of its own."""
     host, port = address.split(":")
     begun = now()
     texts = list[float]()

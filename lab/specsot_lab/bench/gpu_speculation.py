@@ -36,7 +36,7 @@ PLANS = ((34, 22, 18, 14, 22, 12),)
 
 
 def scaled(lengths: Sequence[int], whole: int) -> tuple[int, ...]:
-    """The same shares of so many tokens in all."""
+    """Return lengths in the same proportions that sum to `whole`: ((1, 3), 8) -> (2, 6)."""
     ends = [round(whole * sum(lengths[: place + 1]) / sum(lengths)) for place in range(len(lengths))]
     return tuple(end - before for before, end in zip((0, *ends), ends))
 
@@ -88,7 +88,9 @@ class Yardstick:
 
 
 def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
-    """decoder: with weights that tell the next token."""
+    """Yield rows of drafting and branches. decoder: with weights that tell the next token. text: rows before.
+    speeds: of the device.
+    """
     head = made_up_head(decoder, head_shape(decoder.config))
     shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
     plain = GpuLoop(decoder, PAGES, ROWS, None)
@@ -116,7 +118,9 @@ def _drafted(
     said: str = "",
     bytes_each: int = BYTES,
 ) -> Iterator[Row]:
-    """One text, six branches, whole requests; a head in 8-bit floats is as often right as the other."""
+    """Yield rows of one sequence, six branches and whole requests; a head in 8-bit floats is as often right
+    as the other. said: is appended to names. bytes_each: of a weight of the head.
+    """
     ring = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
     drafts = floor_of_draft(head_shape(decoder.config), held.speeds, DEPTH + 1, bytes_each)
     held = replace(held, drafts=drafts)
@@ -151,11 +155,12 @@ def _whole(way: str, ring: GpuLoop, held: Yardstick) -> Iterator[Row]:
 
 
 def _parts(skeleton: int, branches: Sequence[int]) -> tuple[RequestPart, RequestPart]:
+    """Return the parts of a request. skeleton: tokens of the plan. branches: tokens of each branch."""
     return RequestPart(PLAN_PROMPT, (skeleton,)), RequestPart(POINT_PROMPT, branches)
 
 
 def _requests(plain: GpuLoop, tuned: GpuLoop, held: Yardstick) -> Iterator[Row]:
-    """More and more requests at once; the tuner decides how much is drafted."""
+    """Yield rows of more and more requests at once; the tuner decides how much is drafted."""
     for requests in REQUESTS:
         one = plain.run(REQUEST_TEXT, requests, REQUEST_STEPS)
         beside = replace(held, text=REQUEST_TEXT * requests, plain=speed_of(one))
@@ -192,6 +197,7 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
 
 
 def figures_of(way: str, clock: StepClock, held: Yardstick, texts: int = 1) -> Row:
+    """Return the figures of a run as a row. way: its name. texts: sequences side by side."""
     least, most = clock.spread
     return {
         "what": f"replayed, {way}",
@@ -202,7 +208,9 @@ def figures_of(way: str, clock: StepClock, held: Yardstick, texts: int = 1) -> R
 
 
 def _figures(clock: StepClock, held: Yardstick) -> Row:
-    """Per step, and against plain; the floor's speed-up: were steps as short as they can be."""
+    """Return figures per step, and against decoding without drafts; the floor's speed-up is that of steps as
+    short as they can be.
+    """
     floor = held.floor(clock)
     gain = speed_of(clock) / held.plain
     return {
@@ -218,15 +226,17 @@ def _figures(clock: StepClock, held: Yardstick) -> Row:
 
 
 def _phases(clock: StepClock) -> dict[str, float]:
-    """Seconds; layers and lm_head, which follow each other on the device, as one."""
+    """Return the seconds by phase; layers and lm_head, which follow each other on the device, as one."""
     spent = dict(clock.seconds)
     verify = {"compose": spent.pop("compose"), "verify": spent.pop("layers") + spent.pop("lm_head")}
     return verify | spent
 
 
 def speed_of(clock: StepClock) -> float:
+    """Return the tokens a second of a run."""
     return clock.tokens / clock.whole
 
 
 def _ms(seconds: float, clock: StepClock) -> float:
+    """Return seconds of a run as milliseconds per step, rounded."""
     return round(1e3 * seconds / clock.steps, 3)

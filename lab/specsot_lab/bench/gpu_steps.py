@@ -34,7 +34,9 @@ LETTERS = 48  # of a name: what templates add is left out
 
 
 def step_of(decoder: Decoder, text: int, rows: int) -> Call:
-    """A whole step on the device: embedding, layers, logits and argmax of a tree behind `text` rows."""
+    """Return a call of a whole step on the device: embedding, layers, logits and argmax of a tree of `rows`
+    nodes after `text` rows.
+    """
     pages = -(-(text + rows) // PAGE)
     kv = filled(decoder, pages)
     parents = parents_of(rows)
@@ -45,6 +47,7 @@ def step_of(decoder: Decoder, text: int, rows: int) -> Call:
     tokens = torch.randint(decoder.config.vocab, (rows,), device="cuda")
 
     def step() -> Tensor:
+        """Run the step, and return the argmax of each row."""
         hidden, _ = decoder.forward(decoder.embed(tokens), positions, slots, plan, kv)
         return decoder.logits(hidden).max(-1).indices
 
@@ -52,12 +55,15 @@ def step_of(decoder: Decoder, text: int, rows: int) -> Call:
 
 
 def parents_of(rows: int) -> tuple[int, ...]:
-    """A tree that grew at random, of `rows` nodes, root included; the same every time."""
+    """Return the parents of a tree of `rows` nodes that grew at random, root included; the same
+    every time.
+    """
     rng = random.Random(rows)
     return (0, *(rng.randrange(max(0, node - 12), node) for node in range(1, rows)))
 
 
 def filled(decoder: Decoder, pages: int) -> KVPages:
+    """Return pages of KV with random content."""
     kv = decoder.make_kv(pages, PAGE)
     for layer in kv.layers:
         layer.normal_()
@@ -73,7 +79,9 @@ class Speeds:
 
 
 def measure_speeds() -> Speeds:
-    """By a copy of 2 GiB and a product of 8,192 by 8,192 numbers, as cuBLAS does it."""
+    """Return the device's speeds, by a copy of 2 GiB and a product of 8,192 by 8,192 numbers, as cuBLAS does
+    it.
+    """
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     copied = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), 20)
@@ -84,19 +92,21 @@ def measure_speeds() -> Speeds:
 
 
 def floor_of_step(config: ModelConfig, speeds: Speeds, rows: int, seen: int) -> float:
-    """Seconds: all weights read once, and the KV of `seen` rows; each row multiplied by all weights."""
+    """Return the seconds of a step at least: all weights read once, and the KV of `seen` rows; each row
+    multiplied by all weights.
+    """
     weights = bytes_of_a_token(config, BYTES)
     read = (weights + bytes_of_kv(config, seen, BYTES)) / speeds.copied
     return max(read, 2 * rows * weights / BYTES / speeds.multiplied)
 
 
 def floor_of_draft(shape: HeadShape, speeds: Speeds, passes: int, bytes_each: int = BYTES) -> float:
-    """Seconds of so many passes, one behind the other. bytes_each: of a weight."""
+    """Return the seconds of so many passes of a head, one after the other. bytes_each: of a weight."""
     return passes * bytes_of_a_pass(shape, bytes_each) / speeds.copied
 
 
 def bytes_of_a_pass(shape: HeadShape, bytes_each: int = BYTES) -> int:
-    """Weights of a head's layer and its lm_head."""
+    """Return the bytes of weights of a head's layer and its lm_head. bytes_each: of a weight."""
     q = shape.heads * shape.head_dim
     kv = shape.kv_heads * shape.head_dim
     layer = shape.inputs * (q + 2 * kv) + shape.hidden * (q + 3 * shape.intermediate)
@@ -104,7 +114,9 @@ def bytes_of_a_pass(shape: HeadShape, bytes_each: int = BYTES) -> int:
 
 
 def kernels_of(run: Call) -> dict[str, float]:
-    """Microseconds of each kernel in one run, the longest first. A profile itself slows things down."""
+    """Return the microseconds of each kernel in one run, the longest first. A profile itself slows things
+    down.
+    """
     run()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -117,7 +129,9 @@ def kernels_of(run: Call) -> dict[str, float]:
 
 
 def shares(spans: Iterable[KernelSpan]) -> dict[str, float]:
-    """How long each kernel was the one that all others waited for: one may begin before another ends."""
+    """Return how long each kernel was the one that all others waited for: one may begin before
+    another ends.
+    """
     spent: dict[str, float] = defaultdict(float)
     until = 0.0
     for begin, end, name in sorted(spans):
@@ -127,7 +141,7 @@ def shares(spans: Iterable[KernelSpan]) -> dict[str, float]:
 
 
 def longest(spent: Mapping[str, float]) -> dict[str, float]:
-    """The MOST that take longest, by short names, and all others together."""
+    """Return the MOST kernels that take longest, by short names, and all others together."""
     named: dict[str, float] = defaultdict(float)
     for name, taken in spent.items():
         named[_short(name)] += taken
@@ -138,5 +152,5 @@ def longest(spent: Mapping[str, float]) -> dict[str, float]:
 
 
 def _short(name: str) -> str:
-    """Without its template's arguments."""
+    """Return a kernel's name without its template's arguments."""
     return name.removeprefix("void ").split("<")[0].split("(")[0][:LETTERS]

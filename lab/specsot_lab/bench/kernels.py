@@ -52,7 +52,9 @@ PAGE = 64
 
 
 def measure(texts: Sequence[int], output: Path | None) -> int:
-    """texts: rows of text in front of the trees of attention. Raises InvalidRequest without a GPU."""
+    """Measure all kernels and publish the table. texts: rows of text before the trees of attention. output:
+    the JSON file; None: only print. Raises InvalidRequest without a GPU.
+    """
     if not torch.cuda.is_available():
         raise InvalidRequest("bench kernels needs a GPU")
     bandwidth = measure_copy()
@@ -69,6 +71,7 @@ def measure(texts: Sequence[int], output: Path | None) -> int:
 
 
 def _rows(texts: Sequence[int], bandwidth: float) -> Iterator[Row]:
+    """Yield the rows of all shapes. bandwidth: bytes a second of a copy."""
     for shape in SHAPES:
         yield from measure_trees(*shape)
     for branches, tree in ((1, 60), (6, 32)):
@@ -77,7 +80,10 @@ def _rows(texts: Sequence[int], bandwidth: float) -> Iterator[Row]:
 
 
 def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
-    """Build, verify, sample, and the three calls of a greedy step together."""
+    """Return rows of building, verifying and sampling, and of the three calls of a greedy step together.
+
+    k: children of a node. steps: levels. nodes: of a tree.
+    """
     lists, roots, lengths = draft(k, steps)
     on_device = [[torch.from_numpy(each).cuda() for each in one] for one in lists]
     total = int(lengths.sum())
@@ -107,6 +113,7 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
         )
 
     def step() -> object:
+        """Choose, build and verify without checks."""
         best = KERNELS.organize_draft_results(*on_device, nodes)
         arrays = KERNELS.build_trees(given[0], *best, given[-1], k, TreeMaskMode.QLEN_ONLY, total)
         drafts = arrays.draft_tokens.view(BATCH, nodes)
@@ -116,6 +123,7 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
     organize, build, verify = public_names
 
     def public_step() -> object:
+        """Choose, build and verify with checks, as a caller does."""
         best = organize(*on_device, nodes)
         arrays = build(given[0], *best, given[-1], k, steps, nodes, 1, total)
         return verify(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
@@ -125,9 +133,10 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
 
 
 def draft(k: int, steps: int) -> tuple[list[list[np.ndarray[Any, Any]]], Any, Any]:
-    """A batch of random draftings: the three lists, the roots' tokens, the texts' lengths.
+    """Return a batch of random draftings: the three lists, the roots' tokens, the texts' lengths.
 
-    A candidate's score is its parent's times a chance of its own: whoever is chosen has a chosen parent.
+    A candidate's score is its parent's times a probability of its own, so that the parent of every chosen
+    candidate is chosen. k: children of a node. steps: levels.
     """
     rng = np.random.default_rng(k)
     scores = [rng.random((BATCH, 1, k), np.float32)]
@@ -146,7 +155,7 @@ def draft(k: int, steps: int) -> tuple[list[list[np.ndarray[Any, Any]]], Any, An
 
 
 def likely(linked: Sequence[Tensor]) -> Tensor:
-    """The target's token behind each node: that of its last child, where it has one."""
+    """Return the target's token after each node: that of its last child, if it has one."""
     tokens, _, first, following = (each.cpu() for each in linked)
     wanted = torch.zeros_like(tokens)
     for b, node in np.ndindex(*tokens.shape):
@@ -158,7 +167,9 @@ def likely(linked: Sequence[Tensor]) -> Tensor:
 
 
 def sample(linked: Sequence[Tensor], predict: Tensor, steps: int, kind: torch.dtype) -> Row:
-    """Chances that favour the last child of each node."""
+    """Return the row of sampling, with probabilities that favour the last child of each node. linked: the
+    trees. predict: [batch, nodes] tokens. steps: levels. kind: type of the probabilities.
+    """
     batch, nodes = predict.shape
     torch.manual_seed(1)
     chances = torch.rand(batch, nodes, VOCABULARY, device="cuda")
@@ -177,14 +188,18 @@ def sample(linked: Sequence[Tensor], predict: Tensor, steps: int, kind: torch.dt
 
 
 def measure_copy() -> float:
-    """Bytes a second, read and written, of a large copy."""
+    """Return the bytes a second, read and written, of a large copy."""
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / called(lambda: target.copy_(source)) * 1e6
 
 
 def measure_attention(branches: int, tree: int, text: int, bandwidth: float) -> Row:
-    """One layer of trees behind one shared text; the floor is each byte once at that bandwidth."""
+    """Return the row of one layer of trees after one shared text; the floor is each byte once at that
+    bandwidth.
+
+    branches: trees. tree: nodes of each. text: shared rows. bandwidth: bytes a second.
+    """
     own = -(-(tree + PAGE) // PAGE)
     pages = text // PAGE
     spans: list[RowSpan] = []
@@ -222,15 +237,20 @@ def measure_attention(branches: int, tree: int, text: int, bandwidth: float) -> 
 
 
 def numpy_of(arrays: Iterable[Tensor]) -> Many:
+    """Return tensors as arrays of NumPy."""
     return tuple(each.cpu().numpy() for each in arrays)
 
 
 def bind(function: Callable[..., object], *given: Any, **named: Any) -> Call:
+    """Return a call of the function with these arguments."""
     return lambda: function(*given, **named)
 
 
 def compare(call: Call, wanted: Any, public: Call) -> Row:
-    """Both give what the rule gives; then they are timed. public: the same with checks."""
+    """Return the microseconds of a kernel, after a check that it gives what the rule gives. call: without
+    checks. wanted: the rule's result. public: the same call with checks. Raises AssertionError if a result
+    differs.
+    """
     for each in (call, public):
         found: Any = each()
         for name, ours, theirs in zip(wanted._fields, found, wanted):
@@ -240,12 +260,12 @@ def compare(call: Call, wanted: Any, public: Call) -> Row:
 
 
 def called(call: Call) -> float:
-    """Microseconds of a call in rows of calls that take some TURN seconds each."""
+    """Return the microseconds of a call, in rows of calls that take about TURN seconds each."""
     for _ in range(5):
         call()
     return round(1e6 * typical(call, max(int(TURN / seconds_of(call, 3)), 3)), 1)
 
 
 def replayed(call: Call, calls: int = 1) -> float:
-    """Of a graph of so many calls."""
+    """Return the microseconds of a call in a CUDA graph of so many calls."""
     return round(called(captured(call, calls)) / calls, 1)

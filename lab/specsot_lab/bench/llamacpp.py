@@ -62,9 +62,12 @@ Way = Callable[[str], PairedAnswer]  # answers a question
 
 @dataclass(frozen=True, slots=True)
 class PeerTask:
-    """peer: Python of the environment that has xllamacpp. gguf: what llama.cpp reads, a chat model with
-    ChatML. fleet: the same model, as SpecSoT reads it. kinds: precisions. seconds: no round begins that would
-    end later.
+    """What is compared with llama.cpp.
+
+    peer: Python of the environment that has xllamacpp. gguf: file that llama.cpp reads, a chat model with
+        ChatML. fleet: the same model, as SpecSoT reads it. kinds: precisions of SpecSoT. ways: names of our
+        ways to write. threads: of each side. tokens: of a direct answer; a plan gets four times as many.
+        rounds: a question each. seconds: no round begins that would end later.
     """
 
     peer: str
@@ -80,7 +83,9 @@ class PeerTask:
 
 @contextmanager
 def serve(python: str, gguf: str, slots: int, threads: int) -> Generator[str]:
-    """A llama.cpp server; its address."""
+    """Yield the address of a llama.cpp server that runs within the context. python: of the environment that
+    has xllamacpp. gguf: the model. slots: requests at once. threads: it computes with.
+    """
     command = [python, "-c", SERVER, gguf, str(slots), str(threads)]
     pipes: dict[str, Any] = {
         "stdin": subprocess.PIPE,
@@ -99,7 +104,9 @@ def serve(python: str, gguf: str, slots: int, threads: int) -> Generator[str]:
 
 
 def ask(address: str, prompt: str | Sequence[int], tokens: int, keep: bool = False) -> int:
-    """Greedy, never at an end: exactly so many tokens. keep: the slot reuses the prompt that it has."""
+    """Return how many tokens llama.cpp wrote: greedy, never at an end, exactly so many. prompt: text or token
+    ids. keep: the slot reuses the prompt that it has.
+    """
     body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": keep}
     wanted = Request(f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(wanted) as answer:
@@ -107,10 +114,12 @@ def ask(address: str, prompt: str | Sequence[int], tokens: int, keep: bool = Fal
 
 
 def in_words(question: str) -> str:
+    """Return the prompt of a question in ChatML."""
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def ask_six(address: str, tokens: int) -> int:
+    """Ask SLOTS questions at once, and return the tokens of all answers."""
     with ThreadPoolExecutor(SLOTS) as pool:
         return sum(pool.map(ask, [address] * SLOTS, map(in_words, QUESTIONS), [tokens] * SLOTS))
 
@@ -123,7 +132,7 @@ class Script:
     branches: tuple[tuple[Sequence[int], int], ...]
 
     def run(self, address: str) -> int:
-        """The plan, then all branches at once; tokens that were written."""
+        """Let llama.cpp write the plan, then all branches at once; return the number of tokens."""
         written = ask(address, *self.plan, keep=True)
         with ThreadPoolExecutor(len(self.branches)) as pool:
             begun = [pool.submit(ask, address, *branch, keep=True) for branch in self.branches]
@@ -131,7 +140,9 @@ class Script:
 
 
 def script_of(prompts: Prompts, asked: Ask, answer: Answer) -> Script:
-    """The same prompts as a planned answer of ours had, and the lengths that it had."""
+    """Return the same prompts as a planned answer of ours had, and the lengths that it had. asked: our
+    request. answer: ours.
+    """
     conversation = prompts.plan(messages_of(asked), rules_of(asked, prompts.listed))
     points = [branch.point for branch in answer.branches]
     turns = (conversation.branch(point, points, (), point.length) for point in points)
@@ -141,7 +152,9 @@ def script_of(prompts: Prompts, asked: Ask, answer: Answer) -> Script:
 
 
 def ways_of(kind: str, given: PeerTask, six: str) -> dict[str, Way]:
-    """Ours, of one precision, and the script that does what its planned answers do on llama.cpp at `six`."""
+    """Return our ways in one precision, by name, and the script that does what its planned answers do on
+    llama.cpp. kind: the precision. six: address of the server with SLOTS slots.
+    """
     from specsot import SpecSoT
 
     held = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
@@ -149,10 +162,14 @@ def ways_of(kind: str, given: PeerTask, six: str) -> dict[str, Way]:
     model = SpecSoT.from_pretrained(str(found.base), str(found.draft) if found.draft else None, **held)
 
     def asked(mode: str, **settings: Any) -> dict[str, Any]:
+        """Return the options of a request; a plan gets four times as many tokens."""
         return {"mode": mode, "max_new_tokens": given.tokens * (4 if mode == "sot" else 1), **settings}
 
     def way(mode: str, **settings: Any) -> Way:
+        """Return a way that answers in this mode with these settings."""
+
         def answer(question: str) -> PairedAnswer:
+            """Return our answer to a question, timed."""
             watch = Stopwatch()
             answer = model.generate_sync(question, **asked(mode, **settings))
             told = answer.statistics
@@ -166,7 +183,9 @@ def ways_of(kind: str, given: PeerTask, six: str) -> dict[str, Way]:
     prompts = Prompts(found.base, Text(found.base))
 
     def script(question: str) -> PairedAnswer:
-        """Its prompts are new to the server; what our answer to the question takes does not count."""
+        """Return the script's answer to a question, timed. Its prompts are new to the server; the time of our
+        own answer does not count.
+        """
         planned = asked("sot", drafter="none")
         answer = model.generate_sync(question, **planned)
         script = script_of(prompts, ask_of(question, **planned), answer)
@@ -179,9 +198,10 @@ def ways_of(kind: str, given: PeerTask, six: str) -> dict[str, Way]:
 
 
 def theirs(answer: Callable[[str], int]) -> Way:
-    """A way of llama.cpp, by how many tokens it wrote."""
+    """Return a way of llama.cpp. answer: returns how many tokens it wrote."""
 
     def way(question: str) -> PairedAnswer:
+        """Return the answer to a question, timed; its text is left out."""
         watch = Stopwatch()
         tokens = answer(question)
         return PairedAnswer("", Sample(tokens, watch.seconds))
@@ -190,7 +210,9 @@ def theirs(answer: Callable[[str], int]) -> Way:
 
 
 def measure(given: PeerTask, output: Path | None) -> int:
-    """One table; ratios are of the same rounds."""
+    """Measure all ways in turns, publish one table, and return the exit status 0; ratios are of the same
+    rounds. output: the JSON file; None: only print.
+    """
     import torch
 
     torch.set_num_threads(given.threads)
@@ -229,6 +251,7 @@ NOTE = "Branch phase: of its own plain. Of the script: its seconds for the whole
 
 
 def rows_of(found: Mapping[str, Sequence[PairedAnswer]]) -> list[Row]:
+    """Return a row for each way, relative to llama.cpp, to our plain decoding, and to the script."""
     rows: list[Row] = []
     for name, brought in found.items():
         kind = name.split()[0]
@@ -258,6 +281,7 @@ def rows_of(found: Mapping[str, Sequence[PairedAnswer]]) -> list[Row]:
 
 
 def _middle(ratios: Iterable[float]) -> float | None:
+    """Return the median of the ratios; None without ratios."""
     listed = list(ratios)
     return statistics.median(listed) if listed else None
 

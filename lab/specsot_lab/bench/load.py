@@ -29,21 +29,24 @@ from specsot_bench.results import Row, named, publish
 from specsot_lab.bench.clients import LoadLevel, ask_at_once
 
 QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
+# Requests that do not count.
 WARMING = 8  # requests that do not count
 STEPS = (500, 1000, 1500, 2000)  # requests after which memory is looked at
 AIM = 16 << 20  # bytes a process may have grown from the first look to the last
 # clients, and tokens of an answer, while it is
 AT_ONCE = 8
 SHORT = 4
+# Requests of a client at least; with fewer, the beginning and the end would be most of a level.
 PER_CLIENT = 4  # requests at least, or the beginning and the end would be most of it
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTest:
-    """clients: how many at once, one level after the other. requests: of each level, but at least four a
-    client. tokens: of each answer.
+    """What is asked of a fleet.
 
-    wanted: the fleet; its master, if it names one, is asked instead.
+    clients: how many at once, one level after the other. requests: of each level, but at least PER_CLIENT for
+        each client. tokens: of each answer. mode: how answers are planned. wanted: the fleet; its master, if
+        it names one, is asked instead.
     """
 
     clients: tuple[int, ...]
@@ -53,7 +56,9 @@ class LoadTest:
     wanted: FleetOptions
 
     def ask(self, number: int) -> Ask:
-        """No two alike, so that they share no more than the template. Direct answers are equally long."""
+        """Return the request of this number. No two are alike, so that they share no more than the template;
+        direct answers are equally long.
+        """
         return Ask(
             prompt=QUESTION.format(number=number),
             mode=self.mode,
@@ -65,9 +70,10 @@ class LoadTest:
 
 
 def measure(loads: Sequence[LoadTest], output: Path | None) -> int:
-    """Every level of each, as a table, and as JSON where asked to. loads: they differ in their tokens.
+    """Measure every level of each test, publish a table, and return 1 if a level had no answer at all, else
+    0.
 
-    1 when a level had no answer at all.
+    loads: differ in their tokens alone. output: the JSON file; None: only print.
     """
     info, levels = run_until_signal(_measure(loads))
     rows = [{"answer_tokens": load.tokens} | level.row() for load, level in levels]
@@ -79,6 +85,7 @@ def measure(loads: Sequence[LoadTest], output: Path | None) -> int:
 
 
 async def _measure(loads: Sequence[LoadTest]) -> tuple[Info, list[tuple[LoadTest, LoadLevel]]]:
+    """Return the fleet's state, and each level with its test."""
     trust = loads[0].wanted.client
     async with master_of(loads[0].wanted) as address:
         info = await info_of(address, trust)
@@ -96,7 +103,7 @@ async def _measure(loads: Sequence[LoadTest]) -> tuple[Info, list[tuple[LoadTest
 
 @asynccontextmanager
 async def master_of(wanted: FleetOptions) -> AsyncGenerator[str]:
-    """The address of a master: one elsewhere, or of a fleet that is started here and ended."""
+    """Yield the address of a master: a running one, or that of a fleet that is started here and ended."""
     if wanted.master is not None:
         yield wanted.master
         return
@@ -108,11 +115,13 @@ async def master_of(wanted: FleetOptions) -> AsyncGenerator[str]:
 
 
 async def info_of(address: str, trust: ClientOptions) -> Info:
+    """Return the state of a master's fleet. address: of the master. trust: TLS and token."""
     async with trust.connected(address) as client:
         return await client.info()
 
 
 def settings_of(load: LoadTest, info: Info) -> Row:
+    """Return the settings of the run, by name. info: state of the fleet."""
     return {
         "model": info.models[0].name,
         "workers": sum(member.kind == "worker" for member in info.members),
@@ -127,15 +136,17 @@ def settings_of(load: LoadTest, info: Info) -> Row:
 
 
 def _waits(heading: str, key: str) -> Column:
-    """Milliseconds, p50/p99."""
+    """Return a column of milliseconds, p50/p99. heading: of the column. key: of the entry in a row."""
 
     def cell(row: Row) -> str:
+        """Return both figures of a row as text, "-" for unknown ones."""
         return "/".join("-" if value is None else f"{value * 1000:.0f}" for value in row[key].values())
 
     return Column(heading, cell)
 
 
 def error_summary(row: Row) -> str:
+    """Return a row's errors in words; "0" without errors."""
     return ", ".join(f"{count} {why}" for why, count in row["errors"].items()) or "0"
 
 
@@ -152,14 +163,18 @@ COLUMNS = (
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """One row a level; with its answers' length, where there are several."""
+    """Return the table with one row a level, and the answers' length if there are several lengths."""
     several = len({row.get("answer_tokens") for row in rows}) > 1
     columns = (figure("tokens", "answer_tokens", 0), *COLUMNS) if several else COLUMNS
     return f"{markdown(columns, rows)}\n\nfirst text, between texts, per token: ms, p50/p99"
 
 
 def measure_memory(load: LoadTest, output: Path | None) -> int:
-    """A table, and JSON where asked to. 1 when a process grew more than it may."""
+    """Measure how much memory the processes hold after many requests, publish a table, and return 1 if a
+    process grew by more than AIM, else 0.
+
+    output: the JSON file; None: only print. Raises InvalidRequest for a fleet that runs elsewhere.
+    """
     if load.wanted.master is not None:
         raise InvalidRequest("memory: only of a fleet that is started here, not of --master", "memory")
     load = replace(load, tokens=SHORT, clients=(AT_ONCE,), requests=STEPS[-1])
@@ -170,11 +185,13 @@ def measure_memory(load: LoadTest, output: Path | None) -> int:
 
 
 async def _look(load: LoadTest) -> tuple[Info, list[Row]]:
+    """Start the fleet, and return its state and what its processes hold after each number of requests."""
     fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted))
     try:
         address, numbers = fleet.children[0].service.address, itertools.count()
 
         async def ask(requests: int) -> int:
+            """Make so many requests, and return how many were not answered."""
             level = await ask_at_once(address, AT_ONCE, islice(numbers, requests), load.ask)
             return len(level.heard) - len(level.answered)
 
@@ -184,8 +201,10 @@ async def _look(load: LoadTest) -> tuple[Info, list[Row]]:
 
 
 async def looks_at(children: Sequence[ChildProcess], ask: Callable[[int], Awaitable[int]]) -> list[Row]:
-    """Resident bytes of every process after so many requests, once all is quiet. ask: makes so many, and says
-    how many were not answered. Raises InvalidRequest where there is no /proc.
+    """Return the resident bytes of every process after each number of STEPS, once all is quiet.
+
+    children: the processes. ask: makes so many requests, and returns how many were not answered.
+    Raises InvalidRequest without /proc.
     """
     looks: list[Row] = []
     with counting_bar(sys.stderr, "looks", len(STEPS)) as count:
@@ -200,6 +219,7 @@ async def looks_at(children: Sequence[ChildProcess], ask: Callable[[int], Awaita
 
 
 def resident_of(pid: int) -> int:
+    """Return the resident bytes of a process. Raises InvalidRequest without /proc."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except OSError:
@@ -208,11 +228,13 @@ def resident_of(pid: int) -> int:
 
 
 def grown(looks: Sequence[Row]) -> dict[str, int]:
+    """Return by how many bytes each process grew from the first look to the last."""
     first, last = looks[0]["resident_bytes"], looks[-1]["resident_bytes"]
     return {name: last[name] - first[name] for name in first}
 
 
 def memory_page(looks: Sequence[Row]) -> str:
+    """Return the table of resident MiB after so many requests, and of the growth."""
     by_step = {str(look["requests"]): look["resident_bytes"] for look in looks}
     held = by_step | {"grown": (grew := grown(looks)), "allowed": dict.fromkeys(grew, AIM)}
     rows = [{"process": name} | {key: each[name] for key, each in held.items()} for name in grew]

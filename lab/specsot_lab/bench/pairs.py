@@ -21,11 +21,11 @@ from specsot.errors import SpecsotError
 from specsot.params import Ask, Message
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.demo import is_small
-from specsot_app.fleet.opening import FleetClient, finish, open_fleet
+from specsot_app.fleet.opening import FleetClient, finished_answer, open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
-from specsot_bench.core.methods import sight_of
+from specsot_bench.core.methods import window_of
 from specsot_bench.core.pairing import Comparison, Sample, turns
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.hf_baseline import HfBaseline
@@ -42,15 +42,18 @@ from specsot_worker.stage import DecoderStage
 
 Settings = Mapping[str, Any]
 
+# Tokens of every branch, where all are to be equally long.
 BRANCH_TOKENS = 64  # of every branch, where all are to be equally long
 OFF_TOPIC = "Write a long letter to my landlord about a broken window."
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """fleet: settings of the fleet; rival: none is opened, Transformers generates. asked: of every request,
-    which is a direct answer unless it says otherwise. stage: set if no fleet is opened, but a loop in one
-    thread writes with stages of this kind.
+    """One side of a comparison.
+
+    fleet: settings of the fleet that is opened for it. asked: options of every request, which is a direct
+        answer unless they say otherwise. rival: Transformers generates, and no fleet is opened. stage: kind
+        of the stages with which a loop in one thread writes; None: a fleet writes.
     """
 
     fleet: Settings = field(default_factory=dict[str, Any])
@@ -88,14 +91,17 @@ class Contrast:
 
     @property
     def planned(self) -> bool:
+        """Return whether a side plans its answers."""
         return "sot" in (self.a.asked.get("mode"), self.b.asked.get("mode"))
 
     def tokens_of(self, tokens: int) -> int:
-        """How many both sides write if so many are asked for: a plan is refused below POINT_TOKENS."""
+        """Return how many tokens both sides write if so many are asked for: a plan is refused below
+        POINT_TOKENS.
+        """
         return max(tokens, POINT_TOKENS) if self.planned and self.bounded else tokens
 
     def written(self, tokens: int) -> Contrast:
-        """The row of one of several lengths."""
+        """Return the row for one of several lengths, with the length in its name."""
         return replace(self, name=f"{self.name}, {tokens} tokens")
 
 
@@ -127,7 +133,7 @@ SINGLE = (
 
 
 def ablation_of(chains: Sequence[int], windows: Sequence[int]) -> tuple[Contrast, ...]:
-    """Each optimisation on against off. chains: K of those that trees are compared with, a row each.
+    """Return each optimisation on against off. chains: K of those that trees are compared with, a row each.
     windows: tokens that are attended to, sinks included, a row each.
     """
     return (
@@ -138,29 +144,38 @@ def ablation_of(chains: Sequence[int], windows: Sequence[int]) -> tuple[Contrast
 
 
 def _tree(chain: int, name: str) -> Contrast:
+    """Return the comparison of whole trees with chains of `chain` drafts. name: of the row."""
     chained = Side({"drafting": DraftOptions(mode="linear", depth=chain, tuner="fixed")})
     what = f"whole EAGLE trees against chains of {chain}"
     return Contrast(name, what, Side({"tree": "fixed"}), chained, exact=True, head=True)
 
 
 def _window(seen: int, name: str) -> Contrast:
-    window = sight_of(seen)
+    """Return the comparison of a window of `seen` tokens with all tokens. name: of the row."""
+    window = window_of(seen)
     asked = {"sinks": window.sinks, "recent": window.recent}
     what = f"{window.sinks} sinks and {window.recent} recent tokens against all"
     return Contrast(name, what, Side(PLAIN, asked), ALONE)
 
 
 def _turn(drafter: str) -> Side:
-    """Branches of a plan, one by one."""
+    """Return the side that writes the branches of a plan one by one. drafter: what drafts."""
     return Side(asked={**WHOLE_PLAN, "drafter": drafter, "max_parallel": 1})
 
 
 def _letter(drafter: str) -> Side:
+    """Return the side that writes a letter off the demo model's topics, at temperature 0.7. drafter: what
+    drafts.
+    """
     return Side(asked={"drafter": drafter, "prompt": OFF_TOPIC, "temperature": 0.7})
 
 
 def _planned(drafter: str, equal: bool) -> Contrast:
-    """equal: every branch writes BRANCH_TOKENS, so that a model's habit of short points does not count."""
+    """Return the comparison of a plan with a direct answer of as many tokens.
+
+    drafter: what drafts for the plan. equal: every branch writes BRANCH_TOKENS, so that a model's habit of
+        short points does not count.
+    """
     name = f"sot ({drafter}{', equal branches' if equal else ''}) / direct plain"
     limits = {"ignore_eos": True, "max_branch_tokens": BRANCH_TOKENS} if equal else {}
     ours = Side(asked={**WHOLE_PLAN, "drafter": drafter, **limits})
@@ -187,7 +202,12 @@ DEMO = (
 
 @dataclass(frozen=True, slots=True)
 class PairOptions:
-    """samples: pairs of each row. lengths: tokens of a direct answer, a row for each."""
+    """What is measured.
+
+    table: name of the benchmark. wanted: the fleet, before a side's settings. models: directories and
+        precision. questions: one for each pair, from the first on again if there are more pairs. contrasts:
+        the comparisons. samples: pairs of each row. lengths: tokens of a direct answer, a row for each.
+    """
 
     table: str
     wanted: FleetOptions
@@ -201,28 +221,34 @@ class PairOptions:
     def rows(self) -> list[tuple[Contrast, int]]:
         """Every contrast at every length that makes a difference to it."""
         if len(self.lengths) == 1:
-            return [(one, one.tokens_of(self.lengths[0])) for one in self.contrasts]
+            return [(contrast, contrast.tokens_of(self.lengths[0])) for contrast in self.contrasts]
         return [
-            (one.written(tokens) if one.bounded else one, tokens)
-            for one in self.contrasts
-            for tokens in dict.fromkeys(map(one.tokens_of, self.lengths if one.bounded else self.lengths[:1]))
+            (contrast.written(tokens) if contrast.bounded else contrast, tokens)
+            for contrast in self.contrasts
+            for tokens in dict.fromkeys(
+                map(contrast.tokens_of, self.lengths if contrast.bounded else self.lengths[:1])
+            )
         ]
 
-    def ask(self, pair: int, asked: Settings, tokens: int) -> Ask:
-        """Greedy, of so many tokens; a plan's branches end by themselves."""
-        more: dict[str, Any] = {
+    def ask(self, pair: int, side_options: Settings, tokens: int) -> Ask:
+        """Return the greedy request of one pair; a plan's branches end by themselves. pair: its number.
+        side_options: of the side. tokens: of the answer.
+        """
+        options: dict[str, Any] = {
             "mode": "direct",
             "temperature": 0.0,
             "max_new_tokens": tokens,
             "seed": pair,
-            **asked,
+            **side_options,
         }
-        question = more.pop("prompt", self.questions[pair % len(self.questions)])
-        return ask_of(question, **{"ignore_eos": more["mode"] == "direct", **more})
+        question = options.pop("prompt", self.questions[pair % len(self.questions)])
+        return ask_of(question, **{"ignore_eos": options["mode"] == "direct", **options})
 
 
 def measure(options: PairOptions, output: Path | None) -> int:
-    """A table; JSON, Markdown and a plot beside it where asked to."""
+    """Measure all rows and publish a table, JSON and a plot; return the exit status 0. output: the JSON file;
+    None: only print.
+    """
     quiet_logs()
     rows = list[Row]()
     try:
@@ -234,13 +260,17 @@ def measure(options: PairOptions, output: Path | None) -> int:
 
 
 def _publish(options: PairOptions, rows: Sequence[Row], output: Path | None) -> None:
+    """Publish what was measured. rows: measured so far. output: the JSON file, or None."""
+
     def draw(stem: Path) -> None:
+        """Draw the ratios. stem: path without suffix."""
         ratios(rows, f"specsot bench {options.table}", stem.with_suffix(".png"))
 
     publish(options.table, settings_of(options), rows, page_of(rows), output, draw)
 
 
 async def _measure(options: PairOptions, rows: list[Row]) -> None:
+    """Measure all rows, and append each to `rows` when it is done."""
     runs = len(options.rows) * 2 * (options.samples + 1)
     with counting_bar(sys.stderr, options.table, runs) as step:
         for contrast, tokens in options.rows:
@@ -250,7 +280,11 @@ async def _measure(options: PairOptions, rows: list[Row]) -> None:
 async def measured(
     contrast: Contrast, tokens: int, options: PairOptions, step: Callable[[], None]
 ) -> list[Row]:
-    """One row, or two; why not, where it cannot be measured."""
+    """Return one row, or two of the same runs; a row that says why, if the comparison cannot be measured.
+
+    contrast: what is compared. tokens: of an answer. options: models, questions and number of pairs. step:
+        called after each run.
+    """
     named: Row = {
         "name": contrast.name,
         "what": contrast.what,
@@ -271,7 +305,11 @@ async def measured(
 
 @dataclass(frozen=True, slots=True)
 class PairedAnswer:
-    """whole: tokens of the merged answer over wall time; branches: over their phase alone. steps: in all."""
+    """One answer of a pair.
+
+    text: what was written. whole: tokens of the merged answer over wall time. branches: the same over the
+        branches' phase alone; None without branches. steps: of the whole answer; None if unknown.
+    """
 
     text: str
     whole: Sample
@@ -280,14 +318,17 @@ class PairedAnswer:
 
 
 def _comparisons(contrast: Contrast, pairs: Sequence[tuple[PairedAnswer, PairedAnswer]]) -> list[Comparison]:
+    """Return the comparison of the pairs, or two: of the whole answers and of the branches' phase."""
+
     def side(answers: Sequence[PairedAnswer], branches: bool) -> tuple[Sample, ...]:
+        """Return the samples of one side, by the branches' phase or by the whole answer."""
         return tuple(one.branches if branches and one.branches else one.whole for one in answers)
 
     ours, theirs = zip(*pairs)
     name = contrast.name
-    by = contrast.branches
+    by_branches = contrast.branches
     if contrast.branches_aim is None:
-        return [Comparison(name, side(ours, by), side(theirs, by), contrast.aim)]
+        return [Comparison(name, side(ours, by_branches), side(theirs, by_branches), contrast.aim)]
     return [
         Comparison(f"{name}, whole", side(ours, False), side(theirs, False), contrast.aim),
         Comparison(f"{name}, branches", side(ours, True), side(theirs, False), contrast.branches_aim),
@@ -298,31 +339,37 @@ Run = Callable[[int, int], Awaitable[PairedAnswer]]  # of a pair's number, and s
 
 
 async def _answers(
-    contrast: Contrast, usual: int, options: PairOptions, step: Callable[[], None]
+    contrast: Contrast, num_tokens: int, options: PairOptions, advance: Callable[[], None]
 ) -> list[tuple[PairedAnswer, PairedAnswer]]:
-    """Each side once unmeasured, so that nothing cold is counted; then in pairs."""
+    """Return the pairs of answers; each side runs once unmeasured before, so that nothing cold is counted.
+
+    contrast: what is compared. num_tokens: of an answer. options: of the run. advance: called after each run.
+    """
     async with AsyncExitStack() as stack:
         runs = await _opened(contrast, options, stack)
         found: tuple[dict[int, PairedAnswer], dict[int, PairedAnswer]] = {}, {}
 
-        async def write(pair: int, number: int) -> PairedAnswer:
-            tokens = usual
-            if number and contrast.as_long:
+        async def write(pair: int, side_index: int) -> PairedAnswer:
+            """Return one answer. pair: its number. side_index: 0 for A, 1 for B."""
+            tokens = num_tokens
+            if side_index and contrast.as_long:
                 longer = found[0].get(pair) or await runs[0](pair, tokens)
                 tokens = longer.whole.tokens
-            return await runs[number](pair, tokens)
+            return await runs[side_index](pair, tokens)
 
-        for number in (0, 1):
-            await write(0, number)
-            step()
-        for pair, number in turns((0, 1), options.samples):
-            found[number][pair] = await write(pair, number)
-            step()
+        for side_index in (0, 1):
+            await write(0, side_index)
+            advance()
+        for pair, side_index in turns((0, 1), options.samples):
+            found[side_index][pair] = await write(pair, side_index)
+            advance()
     return [(found[0][pair], found[1][pair]) for pair in range(options.samples)]
 
 
 async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStack) -> list[Run]:
-    """What writes on each side; a fleet serves both where they want the same one."""
+    """Return what writes on each side; a fleet serves both if they need the same one. stack: closes the
+    fleets.
+    """
     fleets: dict[str, FleetClient] = {}
     runs: list[Run] = []
     loop = SingleThread(options.models) if contrast.a.stage else None
@@ -341,22 +388,26 @@ async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStac
 
 
 def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
+    """Return what writes with a fleet. side: its options. options: of the run."""
+
     async def write(pair: int, tokens: int) -> PairedAnswer:
+        """Return the answer of a pair with so many tokens, timed."""
         watch = Stopwatch()
-        finished = await finish(fleet, options.ask(pair, side.asked, tokens))
+        finished = await finished_answer(fleet, options.ask(pair, side.asked, tokens))
         seconds = watch.seconds
-        told = finished.statistics
-        phase = told.phases.get("branches")
-        branches = None if phase is None else Sample(told.merged_tokens, phase)
-        return PairedAnswer(finished.text, Sample(told.merged_tokens, seconds), branches)
+        statistics = finished.statistics
+        phase = statistics.phases.get("branches")
+        branches = None if phase is None else Sample(statistics.merged_tokens, phase)
+        return PairedAnswer(finished.text, Sample(statistics.merged_tokens, seconds), branches)
 
     return write
 
 
 def _loop_writer(loop: SingleThread, stage: type[DecoderStage], options: PairOptions) -> Run:
-    """What writes in one thread with stages of this kind."""
+    """Return what writes in one thread with stages of this kind. loop: the thread's loop."""
 
     async def write(pair: int, tokens: int) -> PairedAnswer:
+        """Return the answer of a pair with so many tokens, timed."""
         question = options.questions[pair % len(options.questions)]
         text, written, seconds = await asyncio.to_thread(loop.write, question, tokens, stage)
         return PairedAnswer(text, Sample(written, seconds))
@@ -365,21 +416,25 @@ def _loop_writer(loop: SingleThread, stage: type[DecoderStage], options: PairOpt
 
 
 def _rival(options: PairOptions, stack: AsyncExitStack) -> Run:
-    """Transformers, which rounds nothing, behind the same prompts."""
+    """Return what writes with Transformers, which rounds nothing, after the same prompts. stack: ends its
+    process.
+    """
     base = options.models.base
     dtype = resolve_dtype(options.models.dtype, options.models.device)
     prompts = Prompts(base, Text(base))
     rival = stack.enter_context(closing(HfBaseline(base, dtype, options.models.device)))
 
     async def write(pair: int, tokens: int) -> PairedAnswer:
+        """Return the answer of a pair with so many tokens, timed; its text is left out."""
         question = options.questions[pair % len(options.questions)]
-        told = await asyncio.to_thread(rival.write, prompts.chat((Message("user", question),)), tokens)
-        return PairedAnswer("", Sample(len(told.tokens), told.seconds))
+        output = await asyncio.to_thread(rival.write, prompts.chat((Message("user", question),)), tokens)
+        return PairedAnswer("", Sample(len(output.tokens), output.seconds))
 
     return write
 
 
 def settings_of(options: PairOptions) -> Row:
+    """Return the settings of the run, by name."""
     models = options.models
     numbers = ("dtype", "quantization", "kv_cache_dtype", "draft_dtype", "draft_quantization", "device")
     return {
@@ -393,16 +448,19 @@ def settings_of(options: PairOptions) -> Row:
 
 
 def page_of(rows: Sequence[Row]) -> str:
+    """Return the table in Markdown, with a column of aims if a row has one."""
     aim = [figure("aim", "aim")] if any(row.get("aim") for row in rows) else []
     return markdown([*COLUMNS[:4], *aim, *COLUMNS[4:]], rows)
 
 
 def _quartiles(row: Mapping[str, Any]) -> str:
+    """Return the quartiles of a row's ratios, such as "1.20 .. 1.35"."""
     low, high = row["quartiles"]
     return f"{low:.2f} .. {high:.2f}"
 
 
 def _rate(heading: str, side: int) -> Column:
+    """Return a column of the tokens per second of one side. side: 0 for A, 1 for B."""
     return Column(heading, lambda row: f"{row['tokens_per_second'][side]:.1f}")
 
 
@@ -430,15 +488,16 @@ def ratios(rows: Sequence[Row], title: str, file: Path) -> None:
 
 
 def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
+    """Return a row for each comparison: ratio, quartiles, rates."""
     return [
         {
-            "name": one.name,
-            "ratio": round(one.ratio, 3),
-            "quartiles": [round(value, 3) for value in one.spread],
-            "aim": one.aim,
-            "pairs": len(one.a),
-            "tokens_per_second": [round(rate, 1) for rate in one.rates],
-            "tokens": [sum(s.tokens for s in one.a), sum(s.tokens for s in one.b)],
+            "name": comparison.name,
+            "ratio": round(comparison.ratio, 3),
+            "quartiles": [round(value, 3) for value in comparison.spread],
+            "aim": comparison.aim,
+            "pairs": len(comparison.a),
+            "tokens_per_second": [round(rate, 1) for rate in comparison.rates],
+            "tokens": [sum(s.tokens for s in comparison.a), sum(s.tokens for s in comparison.b)],
         }
-        for one in comparisons
+        for comparison in comparisons
     ]

@@ -19,10 +19,10 @@ from specsot.errors import InvalidRequest
 from specsot.params import HeadCounts, HeadImportance, HeadPruning, HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
 from specsot_app.terminal.show import counting_bar
-from specsot_bench.core.methods import sight_of
+from specsot_bench.core.methods import window_of
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.perplexity import Policy, losses
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_bench.results import Row, named, publish
 from specsot_bench.rounds import read_reference
 from specsot_master.text import Text
@@ -42,11 +42,11 @@ OTHERS: tuple[tuple[str, Policy], ...] = (
 def policies(
     windows: Sequence[int], heads: HeadWindows | None, importance: HeadImportance | None
 ) -> list[tuple[str, Policy]]:
-    """windows: tokens that are seen, sinks included. heads, importance: what was measured for the model's
-    heads, if it was.
+    """Return (name, policy) of everything that is compared. windows: tokens that are seen, sinks included.
+    heads, importance: what was measured for the model's heads; None if it was not.
     """
     found: list[tuple[str, Policy]] = [("full", None)]
-    found += [(f"sinks + window {tokens}", sight_of(tokens)) for tokens in windows]
+    found += [(f"sinks + window {tokens}", window_of(tokens)) for tokens in windows]
     found += OTHERS
     if heads is not None:
         found.append(("head-aware windows", heads))
@@ -70,12 +70,15 @@ class ReadingOptions:
 
     @property
     def settings(self) -> Row:
+        """Return the settings of the reading, by name."""
         numbers = {name: getattr(self.weights, name) for name in ("base", *NUMBERS, "device")}
         return numbers | {"text": self.text, "length": self.length, "pieces": self.pieces}
 
     def load(self) -> tuple[Decoder, list[tuple[int, ...]]]:
-        """The model, and the pieces. Raises ModelError, InvalidRequest."""
-        decoder = load_whole(self.weights)
+        """Return the model, and the pieces of the text as token ids. Raises ModelError, InvalidRequest for a
+        length or text that gives no piece.
+        """
+        decoder = load_decoder(self.weights)
         most = decoder.config.max_positions
         if not SKIPPED < self.length <= most:
             raise InvalidRequest(f"length must be in ({SKIPPED}, {most}], got {self.length}", "length")
@@ -87,7 +90,9 @@ class ReadingOptions:
 
 
 def measure(readings: Sequence[ReadingOptions], output: Path | None, windows: Sequence[int] = WINDOWS) -> int:
-    """A table for each length of pieces; JSON and Markdown where asked to."""
+    """Measure all policies, and publish a table for each length of pieces; return the exit status 0. output:
+    the JSON file; None: only print.
+    """
     rows = list[Row]()
     pages = list[str]()
     heads = None
@@ -110,6 +115,7 @@ def measure(readings: Sequence[ReadingOptions], output: Path | None, windows: Se
 def _rows(
     decoder: Decoder, pieces: Sequence[tuple[int, ...]], kept: Sequence[tuple[str, Policy]]
 ) -> Iterator[Row]:
+    """Yield the perplexity of all pieces under each policy. kept: (name, policy)."""
     with counting_bar(sys.stderr, "policies", len(kept)) as count:
         for name, policy in kept:
             found = [loss for tokens in pieces for loss in losses(decoder, tokens, policy)]
@@ -122,7 +128,9 @@ def _rows(
 
 
 def page_of(rows: Sequence[Row], pieces: int, length: int) -> str:
-    """rows: that the last token of a piece attends to, mean over layers and heads."""
+    """Return the table in Markdown. rows: "full" first; their figure "rows" is what the last token of a piece
+    attends to, mean over layers and heads. pieces: their number. length: tokens of each.
+    """
     full = rows[0]["perplexity"]
     columns = (
         text("policy", "name"),
@@ -134,7 +142,9 @@ def page_of(rows: Sequence[Row], pieces: int, length: int) -> str:
 
 
 def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
-    """Writes what the model's heads look at beside its weights; gathering: see `keep_by_head`."""
+    """Write what the model's heads look at beside its weights; return the exit status 0. gathering: see
+    `keep_by_head`.
+    """
     decoder, pieces = reading.load()
     looks = measure_heads(decoder, pieces)
     config = decoder.config
@@ -201,7 +211,9 @@ class HeadAttention:
 
 
 def measure_heads(decoder: Decoder, texts: Iterable[Sequence[int]]) -> list[list[HeadAttention]]:
-    """By layer and query head. Each text is one pass, no longer than the model's context."""
+    """Return what each query head looks at, by layer. texts: token ids, each read in one pass and no longer
+    than the model's context.
+    """
     sums: list[Tensor] | None = None
     rows = 0
     for tokens in texts:
@@ -225,13 +237,16 @@ def keep_by_head(
 
 
 def _kept_of(group: Sequence[HeadAttention], gathering: int | None) -> dict[str, Any]:
-    """What the KV head of a group of query heads keeps."""
+    """Return what the KV head of a group of query heads keeps. gathering: see `keep_by_head`."""
     classes = [one.kind for one in group]
     importance = min(max(max(one.importance for one in group), 0.0), 1.0)  # sums of bf16 may miss by a bit
     return {"classes": classes, "importance": round(importance, 4)} | _keep(classes, gathering)
 
 
 def _keep(kinds: Sequence[str], gathering: int | None) -> dict[str, Any]:
+    """Return the sinks and recent tokens that a KV head keeps, by the classes of its query heads; recent
+    None: all. gathering: recent tokens of that class; None: all.
+    """
     if gathering is None and "gathering" in kinds:
         return {"sinks": 0, "recent": None}
     kept = [KEEPS.get(kind, (SINKS, gathering or 0)) for kind in kinds]
@@ -239,7 +254,7 @@ def _keep(kinds: Sequence[str], gathering: int | None) -> dict[str, Any]:
 
 
 def _sums(decoder: Decoder, tokens: Sequence[int]) -> list[Tensor]:
-    """Of each layer [query heads, 4], what `Looks` has, summed over the rows."""
+    """Return for each layer [query_heads, 4] what `HeadAttention` has, summed over the rows of a text."""
     sums: list[Tensor] = []
     positions = torch.arange(len(tokens), device=decoder.device)
     kv = decoder.make_kv(-(-len(tokens) // PAGE_ROWS), PAGE_ROWS)
@@ -250,7 +265,9 @@ def _sums(decoder: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
 
 def _attend(q: Tensor, layer: Tensor, sums: list[Tensor]) -> Tensor:
-    """All rows over all of their text, [rows, heads * head_dim], and what they looked at."""
+    """Return the attention of all rows over their text, [rows, heads * head_dim], and append what they looked
+    at to `sums`.
+    """
     count = len(q)
     keys, values = layer.transpose(2, 3).flatten(1, 2)[:, :count]  # [rows, kv_heads, head_dim]
     scores = torch.einsum("rhgd,chd->hgrc", q, keys).float()
@@ -261,7 +278,7 @@ def _attend(q: Tensor, layer: Tensor, sums: list[Tensor]) -> Tensor:
 
 
 def _look(weights: Tensor) -> Tensor:
-    """Attention [heads, rows, columns] of rows from SKIPPED on -> [heads, 4]."""
+    """Return [heads, 4] sums of the attention weights [heads, rows, columns] of rows from SKIPPED on."""
     rows = torch.arange(SKIPPED, SKIPPED + weights.shape[1], device=weights.device)[:, None]
     columns = torch.arange(weights.shape[2], device=weights.device)[None]
     sink = weights[..., :SINKS].sum(-1)
@@ -272,7 +289,9 @@ def _look(weights: Tensor) -> Tensor:
 
 
 def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
-    """How many rows the last of so many tokens attends to, its own among them; mean over layers and heads."""
+    """Return how many rows the last of so many tokens attends to, its own included; mean over layers and
+    heads.
+    """
     match policy:
         case Window(sinks, recent):
             return min(sinks + recent + 1, length)
@@ -293,7 +312,7 @@ def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
 
 
 def _rows_seen_by_head(config: ModelConfig, length: int, policy: HeadPruning) -> float:
-    """The same where every head keeps a share of its own."""
+    """Return the same where every head keeps a share of its own."""
     every = policy.prune_every
     skip = min(policy.skip_layers, config.layers)
     kept: HeadCounts = policy.no_rows_kept

@@ -23,7 +23,7 @@ from specsot_app.terminal.show import counting_bar
 from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.perplexity import losses
 from specsot_bench.results import Row, named, publish
-from specsot_bench.verify.pair import choose_questions, draft
+from specsot_bench.verify.pair import choose_questions, measure_acceptance
 from specsot_drafter.heads.loading import load_head
 from specsot_lab.bench.policies import ReadingOptions
 from specsot_master.prompts import Prompts
@@ -54,6 +54,7 @@ class Precision:
 
     @property
     def name(self) -> str:
+        """Return the name of the precision, such as "int8, head fp8"."""
         held = self.quantization or self.dtype
         rows = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
         head = self.draft_quantization and f"head {self.draft_quantization}"
@@ -70,7 +71,9 @@ class Writing:
 
 
 def writing_of(base: Path, head: Path | None, tokens: int, of_demo: bool) -> Writing | None:
-    """The questions of `specsot verify`. None: there is no head."""
+    """Return what the head helps to write: the questions of `specsot verify`; None without a head. of_demo:
+    the bundled small model answers.
+    """
     if head is None:
         return None
     prompts, asked = Prompts(base, Text(base)), choose_questions(None, of_demo)
@@ -78,7 +81,9 @@ def writing_of(base: Path, head: Path | None, tokens: int, of_demo: bool) -> Wri
 
 
 def precisions(dtype: str) -> Iterator[Precision]:
-    """What others are measured against first; those of one base together. Rounded ones compute in `dtype`."""
+    """Yield the precisions, first what others are compared with; those of one base together. Quantized ones
+    compute in `dtype`.
+    """
     for name in dict.fromkeys(("fp32", dtype, "bf16", "fp16")):
         heads = (None, *QUANTIZATIONS) if name == dtype else (None,)
         yield from (Precision(name, draft_quantization=kind) for kind in heads)
@@ -90,7 +95,9 @@ def precisions(dtype: str) -> Iterator[Precision]:
 
 
 def measure(readings: Sequence[ReadingOptions], writing: Writing | None, output: Path | None) -> int:
-    """A table for each length of pieces, and JSON where asked to. writing: None: nothing drafts."""
+    """Measure every precision, and publish a table for each length of pieces; return the exit status.
+    writing: None: nothing drafts. output: the JSON file; None: only print.
+    """
     names = {numbers: name for name, numbers in NAMES.items()}
     weights = readings[0].weights
     every = precisions(names[resolve_dtype(weights.dtype, weights.device)])
@@ -115,7 +122,9 @@ def measure(readings: Sequence[ReadingOptions], writing: Writing | None, output:
 
 
 def line_of(row: Row) -> str:
-    """What is known of one precision: "int8: 9.7 MiB, perplexity 12.345, 2.31 tokens a step"."""
+    """Return what is known of one precision, such as "int8: 9.7 MiB, perplexity 12.345, 2.31
+    tokens a step".
+    """
     told = [f"{row['weight_bytes'] / 2**20:.1f} MiB"]
     if "perplexity" in row:
         told.append(f"perplexity {row['perplexity']:.3f}")
@@ -127,7 +136,9 @@ def line_of(row: Row) -> str:
 
 
 def rows_of(reading: ReadingOptions, writing: Writing | None, ones: Sequence[Precision]) -> Iterator[Row]:
-    """Of one base, which is loaded once, with each of its heads. What it takes may be missing."""
+    """Yield rows of one base, which is loaded once, with each of its heads; "skipped" says why one cannot be
+    measured.
+    """
     try:
         decoder, pieces = reading.load()
     except ModelError as error:
@@ -140,26 +151,31 @@ def rows_of(reading: ReadingOptions, writing: Writing | None, ones: Sequence[Pre
 
 
 def _with_head(base: Decoder, reading: ReadingOptions, writing: Writing, one: Precision) -> dict[str, Any]:
-    """tokens_per_step: bonus included, with its standard error over so many steps."""
+    """Return the tokens per step with the head in this precision, bonus included, with its standard error; or
+    why it was skipped.
+    """
     kind = one.draft_quantization
     try:
         check_quantization(kind, base.device.type)
         head = load_head(writing.head, reading.weights.base, base.dtype, base.device, quantization=kind)
     except ModelError as error:
         return {"skipped": str(error)}
-    accepted = draft(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
+    accepted = measure_acceptance(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
     steps = len(accepted.lengths)
     error = statistics.stdev(accepted.lengths) / steps**0.5 if steps > 1 else None
     return {"tokens_per_step": accepted.per_step, "error": error, "steps": steps}
 
 
 def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
+    """Return the same reading with the base in this precision."""
     held: dict[str, Any] = {"dtype": base.dtype, "quantization": base.quantization}
     return replace(reading, weights=replace(reading.weights, **held, kv_cache_dtype=base.kv_dtype))
 
 
 def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:
-    """Bytes of the base's weights, and of one position's KV in all layers: counted, not measured."""
+    """Return the bytes of the base's weights, and of one position's KV in all layers: counted,
+    not measured.
+    """
     config = read_config(reading.weights.base)
     numbers = NAMES[one.dtype].itemsize
     held = WeightForm.on_device(reading.weights.device, numbers, one.quantization)
@@ -171,12 +187,14 @@ def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Beside each figure how much more or less than fp32's it is."""
+    """Return the table in Markdown, with how much more or less than fp32's each figure is."""
 
     def against(key: str) -> Column:
+        """Return a column with the ratio of a figure to the first row's."""
         whole = rows[0].get(key)
 
         def cell(row: Row) -> str:
+            """Return the difference in per cent; "-" if either figure is missing."""
             value = row.get(key)
             return "-" if value is None or whole is None else f"{value / whole - 1:+.1%}"
 

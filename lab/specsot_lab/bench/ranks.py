@@ -54,14 +54,14 @@ class Counts:
     right: list[list[int]] = field(default_factory=lambda: [[0] * K for _ in range(LEVELS)])
 
     def note(self, offer: Candidates, true: Sequence[int]) -> None:
-        """true: the tokens behind the root."""
+        """Count the guesses of one tree. offer: its candidates. true: the tokens after the root."""
         for level, (guesses, token) in enumerate(zip(_guesses(offer, true), true)):
             self.reached[level] += 1
             if token in guesses:
                 self.right[level][guesses.index(token)] += 1
 
     def rows(self) -> Iterator[dict[str, object]]:
-        """A row a level, and one for all."""
+        """Yield a row for each level, and one for all."""
         for level, (reached, right) in enumerate(zip(self.reached, self.right), 1):
             yield _row(f"level {level}", reached, right)
         yield _row("all levels", sum(self.reached), [sum(each) for each in zip(*self.right)])
@@ -74,6 +74,7 @@ class ShapeSteps:
     """
 
     def __init__(self, shapes: Sequence[int]) -> None:
+        """Prepare for these shapes: number of nodes, negative for a chain."""
         self._taken: dict[int, list[int]] = {shape: [] for shape in shapes}  # behind each token of one text
         self._sums: dict[int, list[tuple[int, int]]] = {shape: [] for shape in shapes}  # tokens, steps a text
         self._depths: dict[int, list[int]] = {
@@ -81,10 +82,14 @@ class ShapeSteps:
         }  # steps by drafts
 
     def note(self, offer: Candidates, true: Sequence[int]) -> None:
+        """Record how many drafts each shape would have accepted after one token. offer: the candidates. true:
+        the tokens after the root.
+        """
         for shape, taken in self._taken.items():
             taken.append(_accepted(offer, true, shape))
 
     def end_text(self) -> None:
+        """Count the steps of each shape over the text that has ended."""
         for shape, taken in self._taken.items():
             place = steps = 0
             while place < len(taken):
@@ -96,6 +101,7 @@ class ShapeSteps:
             taken.clear()
 
     def rows(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each shape: tokens a step over all texts."""
         for shape, sums in self._sums.items():
             name = f"chain of {-shape}" if shape < 0 else f"tree of {shape}"
             tokens, steps = (sum(each) for each in zip(*sums))
@@ -114,7 +120,9 @@ class ShapeSteps:
 
 
 def _accepted(offer: Candidates, true: Sequence[int], shape: int) -> int:
-    """How many of the true tokens are drafts of this shape."""
+    """Return how many of the true tokens are drafts of this shape. offer: the candidates. true: the tokens
+    after the root. shape: number of nodes, negative for a chain.
+    """
     tokens = offer.tokens[0]
     parents = offer.parents[0]
     scores = offer.scores[0]
@@ -132,12 +140,15 @@ def _accepted(offer: Candidates, true: Sequence[int], shape: int) -> int:
 
 
 def _row(name: str, reached: int, right: Sequence[int]) -> dict[str, object]:
+    """Return one row. name: of the level. reached: how often. right: how often the guess of each rank was
+    right.
+    """
     shares = [round(one / max(reached, 1), 4) for one in right]
     return {"name": name, "reached": reached, "right by rank": shares, "right": round(sum(shares), 4)}
 
 
 def _guesses(offer: Candidates, true: Sequence[int]) -> Iterator[list[int]]:
-    """The guesses below the true path, level by level, best first, as far as it was fed."""
+    """Yield the guesses below the true path, level by level, best first, as far as the path was extended."""
     tokens = offer.tokens[0].tolist()
     parents = offer.parents[0].tolist()
     above = 0
@@ -156,7 +167,11 @@ def _guesses(offer: Candidates, true: Sequence[int]) -> Iterator[list[int]]:
 def record(
     decoder: Decoder, head: DraftHead, rows: Sequence[Row], counts: Counts | ShapeSteps, step: int, most: int
 ) -> None:
-    """A tree behind every `step`-th of the tokens that the base wrote, `most` of each text."""
+    """Draft a tree after every `step`-th token that the base wrote, at most `most` tokens of each text, and
+    count the guesses.
+
+    decoder: the base. head: drafts. rows: texts with learned tokens. counts: gets the trees.
+    """
     pages = LONGEST // PAGE + 4
     stage = DecoderStage(decoder, pages, PAGE)
     shape = TreeShape(LEVELS - 1, K, MOST)
@@ -183,7 +198,11 @@ def _follow(
     counts: Counts | ShapeSteps,
     step: int,
 ) -> None:
-    """One conversation: taught in steps, a tree behind each."""
+    """Let a drafter read one conversation in steps, with a tree after each.
+
+    tokens: token ids. written: which of them the base wrote. features: [num_tokens, width] of the base.
+        counts: gets the trees. step: tokens between two trees.
+    """
     text = DraftSequence(Opening(1, 1, limit=1 << 20))
     done = 0
     drafter.open(text)
@@ -200,7 +219,12 @@ def _follow(
 def measure(
     models: Models, texts: Path, most: int, tokens: int, shapes: Sequence[int], output: Path | None
 ) -> int:
-    """shapes: nodes of a chain, then of trees; none: guesses by rank."""
+    """Measure guesses by rank, or tokens per step of shapes, and publish the table; return the exit status 0.
+
+    models: base and head. texts: file of conversations. most: conversations. tokens: of each answer at most.
+        shapes: nodes of a chain, then of trees; empty: guesses by rank. output: the JSON file; None: only
+        print.
+    """
     assert models.draft is not None
     decoder = Decoder.load(models.base, None, torch.float32, "cpu")
     head = load_head(models.draft, models.base, torch.float32, "cpu")

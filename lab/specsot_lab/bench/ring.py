@@ -30,6 +30,7 @@ from specsot_lab.bench.ring_fleet import Line, RingFleet, StepTimes, Written, an
 from specsot_lab.bench.ring_sites import MOCK, SKILL, RingTask, question, set_up, small_weights
 
 METHODS = ("plain", "eagle", "sot", "both")
+# Fraction of branches times tau that is wanted where hops are most of a step. Untuned.
 AIM = 0.7  # of branches x tau, where hops are most of a step
 FREE = 0.97  # of plain split decoding, where nothing can be gained
 
@@ -54,25 +55,28 @@ class RingRuns:
         return replace(self, runs={way: tuple(map(own_hosts, runs)) for way, runs in self.runs.items()})
 
     def comparison(self, way: str) -> Comparison:
-        """Against plain split decoding: one step a token. What is not plain must not lose to it."""
+        """Return the comparison of one way with plain split decoding: one step a token. What is not plain
+        must not lose to it.
+        """
         ours, plain = (tuple(map(_sample, self.runs[one])) for one in (way, "plain"))
         return Comparison(f"{self.name} {way}", ours, plain, None if way == "plain" else self.aim(way))
 
     def aim(self, way: str) -> float:
-        """The least speedup that is wanted."""
+        """Return the least speedup that is wanted of this way."""
         far = self.rtt >= 0.1 and self.mbit is None
         return AIM * self.ideal(way) if far else FREE
 
     def ideal(self, way: str) -> float:
-        """Branches x tau: tokens that a step could bring at most."""
+        """Return branches times tau: the tokens that a step could bring at most."""
         return len(self.runs[way][0].texts) * self.tau(way)
 
     def tau(self, way: str) -> float:
-        """Tokens a tree brought, bonus included."""
+        """Return the tokens that a tree brought, bonus included."""
         runs = self.runs[way]
         return sum(run.tokens for run in runs) / max(sum(sum(run.draft_rounds) for run in runs), 1)
 
     def row(self, way: str) -> dict[str, object]:
+        """Return the figures of one way as a row."""
         runs, comparison = self.runs[way], self.comparison(way)
         quartiles = comparison.spread
         return {
@@ -102,9 +106,15 @@ class RingRuns:
 
 
 async def go(
-    ring: RingFleet, place: RingPlace, task: RingTask, rounds: int, step: Callable[[], None]
+    ring: RingFleet, ring_place: RingPlace, task: RingTask, rounds: int, advance: Callable[[], None]
 ) -> RingRuns:
-    """Every way once unmeasured, then round by round, forwards and backwards in turns. Raises Different."""
+    """Write with every way once unmeasured, then round by round, forwards and backwards in turns; return all
+    runs.
+
+    ring: the ring. ring_place: which one, and where. task: what is written. rounds: measured ones. advance:
+        called after each run.
+    Raises TextsDiffer.
+    """
     runs: dict[str, list[Written]] = {way: [] for way in METHODS}
     for number in range(rounds + 1):
         for way in order(METHODS, number + 1):
@@ -112,20 +122,20 @@ async def go(
             check(task, way, written)
             if number:
                 runs[way].append(written)
-            step()
-    same([run for ways in runs.values() for run in ways], place.ring)
+            advance()
+    same([run for ways in runs.values() for run in ways], ring_place.ring)
     return RingRuns(
-        place.ring,
-        place.stages,
-        place.rtt / 1000,
-        place.mbit,
-        place.tokens,
-        {way: tuple(ones) for way, ones in runs.items()},
+        ring_place.ring,
+        ring_place.stages,
+        ring_place.rtt / 1000,
+        ring_place.mbit,
+        ring_place.tokens,
+        {way: tuple(way_runs) for way, way_runs in runs.items()},
     )
 
 
 def check(task: RingTask, way: str, written: Written) -> None:
-    """Raises Different where a branch did not write what is known beforehand."""
+    """Raise TextsDiffer if a branch did not write what is known beforehand; return if nothing is known."""
     if task.expected is None:
         return
     for branch, text in enumerate(written.texts):
@@ -134,12 +144,14 @@ def check(task: RingTask, way: str, written: Written) -> None:
 
 
 def same(runs: Sequence[Written], name: str) -> None:
-    """Raises Different unless every branch wrote the same each time, as far as each went."""
+    """Raise TextsDiffer unless every branch wrote the same in all runs, as far as each went. name: of the
+    ring, for the error.
+    """
     longest: dict[int, tuple[int, ...]] = {}
     for run in runs:
         for branch, text in enumerate(run.texts):
             known = longest.get(branch, ())
-            if any(one != other for one, other in zip(text, known)):
+            if any(token != other for token, other in zip(text, known)):
                 raise TextsDiffer(f"{name}: branch {branch} wrote different texts")
             longest[branch] = max(text, known, key=len)
 
@@ -152,62 +164,73 @@ def own_hosts(run: Written) -> Written:
     average. It is the most that such hosts can bring: where several frames fly, some of the waiting is for
     the stage's own work. What both ends of a hop take stays as measured.
     """
-    usual: dict[tuple[int, int], list[float]] = {}
+    seconds_alone: dict[tuple[int, int], list[float]] = {}
     for step in run.steps:
         for stage, seconds in enumerate(step.seconds if step.alone else ()):
-            usual.setdefault((stage, step.rows), []).append(seconds)
-    most = {key: statistics.median(seen) for key, seen in usual.items()}
+            seconds_alone.setdefault((stage, step.rows), []).append(seconds)
+    usual_seconds = {key: statistics.median(all_seconds) for key, all_seconds in seconds_alone.items()}
 
     def spared(step: StepTimes) -> tuple[float, ...]:
+        """Return the seconds of each stage in a step, at most what steps of as many rows took alone."""
         if step.alone:
             return step.seconds
-        return tuple(min(one, most.get((stage, step.rows), one)) for stage, one in enumerate(step.seconds))
+        return tuple(
+            min(stage_seconds, usual_seconds.get((stage, step.rows), stage_seconds))
+            for stage, stage_seconds in enumerate(step.seconds)
+        )
 
     steps = [replace(step, seconds=spared(step)) for step in run.steps]
     saved = sum(run.queued) + sum(sum(old.seconds) - sum(new.seconds) for old, new in zip(run.steps, steps))
-    share = 1 - saved / sum(step.elapsed for step in steps) if steps else 1.0
-    shorter = tuple(replace(step, elapsed=step.elapsed * share) for step in steps)
-    return replace(run, seconds=run.seconds * share, steps=shorter, queued=(0.0,) * len(run.queued))
+    factor = 1 - saved / sum(step.elapsed for step in steps) if steps else 1.0
+    shorter = tuple(replace(step, elapsed=step.elapsed * factor) for step in steps)
+    return replace(run, seconds=run.seconds * factor, steps=shorter, queued=(0.0,) * len(run.queued))
 
 
 def _sample(run: Written) -> Sample:
+    """Return tokens and seconds of a run."""
     return Sample(run.tokens, run.seconds)
 
 
 def _idle(run: Written) -> list[float]:
-    """Of every stage, the part of the time in which it computed nothing."""
+    """Return, for every stage, the fraction of the time in which it computed nothing."""
     busy = [sum(step.seconds[stage] for step in run.steps) for stage in range(len(run.queued))]
     return [max(1 - one / run.seconds, 0.0) for one in busy]
 
 
 def _stages(run: Written) -> list[float]:
+    """Return, for every stage, the mean seconds of a step."""
     return [_mean(step.seconds[stage] for step in run.steps) for stage in range(len(run.queued))]
 
 
 def _hop(run: Written) -> float:
-    """Mean of a step's hops, without what frames waited at stages."""
+    """Return the mean seconds of a step's hops, without what frames waited at stages."""
     between = sum(step.elapsed - sum(step.seconds) for step in run.steps) - sum(run.queued)
     return max(between, 0.0) / max(len(run.steps) * len(run.queued), 1)
 
 
 def _queues(run: Written) -> list[float]:
+    """Return, for every stage, the mean seconds that a frame waited there."""
     return [one / max(len(run.steps), 1) for one in run.queued]
 
 
 def _medians(lists: Iterable[list[float]]) -> list[float]:
+    """Return the medians of lists of equal length, place by place."""
     return [statistics.median(values) for values in zip(*lists)]
 
 
 def _median(values: Iterable[float]) -> float:
+    """Return the median of the values, of which there must be some."""
     return statistics.median(values)
 
 
 def _mean(values: Iterable[float]) -> float:
+    """Return the mean of the values; 0 without values."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else 0.0
 
 
-# below so many milliseconds so many times as many tokens: steps are short there
+# Milliseconds of a round trip. Below it, steps are short, and OFTEN times as many tokens are written.
+# Untuned.
 NEAR = 50.0
 OFTEN = 3
 
@@ -227,6 +250,9 @@ class RingPlace:
 
     @property
     def line(self) -> Line:
+        """Return what lies between two hosts: half of the round trip each way, and the rate in bytes a
+        second.
+        """
         return Line(self.rtt / 2000, self.mbit and self.mbit * 1e6 / 8)
 
 
@@ -251,6 +277,7 @@ class RingMeasurement:
     weights: DraftModelOptions = field(default_factory=small_weights)
 
     def plan(self) -> list[RingPlace]:
+        """Return every ring to measure, at every distance and rate."""
         lines = [
             (rtt, mbit, self.written(rtt, tokens))
             for rtt in self.rtts for mbit in self.mbits or (None,) for tokens in self.tokens
@@ -260,7 +287,9 @@ class RingMeasurement:
         ]
 
     def written(self, rtt: float, tokens: int) -> int:
-        """Tokens of every branch at this distance."""
+        """Return the tokens of every branch at this distance, more where steps are short. rtt:
+        milliseconds.
+        """
         return tokens * (OFTEN if rtt < NEAR else 1)
 
 
@@ -302,7 +331,12 @@ def wanted(
     tokens: Sequence[int] = (),
     mbits: Sequence[float] = (),
 ) -> RingMeasurement:
-    """As asked on the command line. Raises InvalidRequest."""
+    """Return what is measured, as asked on the command line; None or empty keeps the default. Raises
+    InvalidRequest for an unknown ring.
+
+    quick: begin with a quick look's defaults. rtts: milliseconds. stages: numbers of stages. rounds: pairs.
+        only: one ring's name. tokens: of every branch. mbits: megabits a second.
+    """
     usual = QUICK if quick else RingMeasurement()
     if only not in (None, *usual.rings):
         raise InvalidRequest(f"only {' or '.join(usual.rings)}, got {only!r}", field="only")
@@ -318,8 +352,10 @@ def wanted(
 
 
 def measure(what: RingMeasurement, output: Path | None) -> int:
-    """Run everything, then show it; when something breaks, what was measured before.
+    """Run everything, then publish it; if something breaks, publish what was measured before. Return the exit
+    status 0.
 
+    what: to measure. output: the JSON file; None: only print.
     Raises InvalidRequest, Unavailable, TextsDiffer.
     """
     if "model" in what.rings and what.weights.draft_model is None:
@@ -335,14 +371,14 @@ def measure(what: RingMeasurement, output: Path | None) -> int:
 
 
 def rows_of(distance: RingRuns) -> list[Row]:
-    """Of each way as measured, and behind it what is computed for hosts of their own."""
+    """Return the rows of each way as measured, and after each what is computed for hosts of their own."""
     own = distance.on_own_hosts()
     charged = {way: {**own.row(way), "way": f"{way}, own hosts"} for way in METHODS}
     return [row for way in METHODS for row in (distance.row(way), charged[way])]
 
 
 def _show(what: RingMeasurement, rows: Sequence[Row], answers: Sequence[Row], output: Path | None) -> None:
-    """Tables; where asked to, JSON, and beside it the same as a page."""
+    """Publish the tables, as JSON and as a page if there is an output file; nothing without rows."""
     if not rows:
         return
     page = table_of(rows) if output is None else page_of(what, rows, output.name)
@@ -358,7 +394,7 @@ NAMES = ("ring", "stages", "rtt_ms", "mbit", "way")
 
 
 def page_of(what: RingMeasurement, rows: Sequence[Row], file: str) -> str:
-    """What was measured and how, for people."""
+    """Return the page that says what was measured and how. file: name of the JSON file."""
     machine = describe_machine()
     weights = what.weights
     told = {"rtt": what.rtts, "stages": what.stages, "mbit": what.mbits, "rounds": (what.rounds,)}
@@ -381,6 +417,7 @@ def page_of(what: RingMeasurement, rows: Sequence[Row], file: str) -> str:
 
 
 def settings_of(wanted: RingMeasurement) -> Row:
+    """Return the settings of the run, by name."""
     return {
         "rounds": wanted.rounds,
         "branches": wanted.branches,
@@ -395,7 +432,9 @@ def settings_of(wanted: RingMeasurement) -> Row:
 
 
 async def _measure(wanted: RingMeasurement, found: list[RingRuns], answers: list[Row]) -> None:
-    """A ring for every distance: what members have learned at one is wrong at the next."""
+    """Measure with a new ring for every distance, since what members have learned at one is wrong at the
+    next. found, answers: get the results.
+    """
     plan = wanted.plan()
     tokens = wanted.answer_tokens
     asked = [place for place in plan if place.ring == "model" and tokens]
@@ -417,10 +456,12 @@ async def _measure(wanted: RingMeasurement, found: list[RingRuns], answers: list
 
 
 def _column(heading: str, key: str) -> Column:
+    """Return a column of any values. heading: of the column. key: of the entry in a row."""
     return Column(heading, lambda row: _cell(row[key]), text=heading == "ring")
 
 
 def _cell(value: Any) -> str:
+    """Return a value as text: lists with spaces, None as nothing, floats with four digits."""
     if isinstance(value, (list, tuple)):
         return " ".join(map(_cell, cast("Sequence[Any]", value)))
     if value is None:
@@ -453,4 +494,5 @@ COLUMNS = (
 
 
 def table_of(rows: Sequence[Row]) -> str:
+    """Return the table in Markdown."""
     return markdown(COLUMNS, rows)

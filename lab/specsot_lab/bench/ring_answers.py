@@ -36,9 +36,11 @@ class AnswerRuns:
     runs: Mapping[str, Sequence[Statistics]]
 
     def rows(self) -> list[Row]:
+        """Return a row for each way."""
         return [self._row(way) for way in WAYS]
 
     def _row(self, way: str) -> Row:
+        """Return the row of one way, relative to plain answers of the same rounds."""
         ours = self.runs[way]
         plain = self.runs["plain"]
         planned = WAYS[way]["mode"] == "sot"
@@ -58,11 +60,12 @@ class AnswerRuns:
 
 
 def _speed(one: Statistics) -> float:
+    """Return the tokens a second of a request."""
     return one.completion_tokens / one.seconds
 
 
 def _branch_speed(one: Statistics) -> float:
-    """Tokens a second from the plan's end to the answer's."""
+    """Return the tokens a second from the plan's end to the answer's; 0 without branches."""
     seconds = one.phases.get("branches", 0.0)
     return (one.completion_tokens - one.plan_tokens) / seconds if seconds else 0.0
 
@@ -70,7 +73,12 @@ def _branch_speed(one: Statistics) -> float:
 async def ask_all(
     answer: Answer, line: Row, question: str, tokens: int, rounds: int, step: Callable[[], None]
 ) -> AnswerRuns:
-    """Every way once unmeasured, then round by round in turns. Raises AnswersDiffer, what ends requests."""
+    """Return all answers: every way once unmeasured, then round by round in turns.
+
+    answer: asks the fleet. line: columns of the table's rows. question: plain text. tokens: of a planned
+        answer at most. rounds: measured ones. step: called after each answer.
+    Raises AnswersDiffer, and what ends requests.
+    """
     runs: dict[str, list[Finished]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
         for way in order(tuple(WAYS), number + 1):
@@ -83,11 +91,13 @@ async def ask_all(
 
 
 def _ask(question: str, way: str, tokens: int) -> Ask:
+    """Return the request of one way."""
     limit = tokens // DIRECT_SHARE if WAYS[way]["mode"] == "direct" else tokens
     return Ask(messages=(Message("user", question),), limits=Limits(max_new_tokens=limit), **WAYS[way])
 
 
 def table_of_answers(rows: Sequence[Row]) -> str:
+    """Return the table in Markdown."""
     columns = (
         text("way", "way"),
         figure("stages", "stages", 0),

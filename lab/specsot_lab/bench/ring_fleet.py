@@ -43,7 +43,11 @@ from specsot_worker.stage_provider import StageRunner
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One frame's way. seconds: of each stage; elapsed: from stage 0 and back to it. alone: with no other."""
+    """One frame's way through the ring.
+
+    rows: tokens of the frame. elapsed: seconds from stage 0 and back to it. seconds: of each stage's
+        computation. alone: no other frame was in flight meanwhile.
+    """
 
     rows: int
     elapsed: float
@@ -52,9 +56,10 @@ class StepTimes:
 
 
 class StepProbe(WorkerObserver):
-    """At one worker. changed: called for every step that is back. stage: which one it is, once that is known.
+    """Observes one worker: its steps, and how long frames waited for it.
 
-    flying: when each frame left stage 0. queued: seconds that frames waited here.
+    stage: number of the worker's stage, once that is known. flying: when each frame left stage 0, by number.
+        queued: seconds that frames waited here. changed: called for every step that is back.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -67,9 +72,11 @@ class StepProbe(WorkerObserver):
         self._met = set[int]()  # those that flew beside others
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
+        """Record the number of the worker's stage. configuration: of the ring. stage: not used."""
         self.stage = stage_index(configuration)
 
     def launched(self, frame: Frame, now: float) -> Frame:
+        """Record that stage 0 sends a frame, and return the frame unchanged. now: the time in seconds."""
         self.flying[frame.number] = now
         self._met.update(self.flying if len(self.flying) > 1 else ())
         self.opened += len(frame.openings)
@@ -77,9 +84,11 @@ class StepProbe(WorkerObserver):
         return frame
 
     def dequeued(self, frame: Frame, seconds: float) -> None:
+        """Add the seconds that a frame waited here."""
         self.queued += seconds
 
     def returned(self, result: Result, now: float) -> None:
+        """Record the step of a result that came back, and call `changed`. now: the time in seconds."""
         if (began := self.flying.pop(result.number, None)) is not None:
             alone = result.number not in self._met
             self.steps.append(StepTimes(result.rows, now - began, result.seconds, alone))
@@ -89,13 +98,19 @@ class StepProbe(WorkerObserver):
 
 WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], RingMember]
 DrafterMaker = Callable[[str, Dialer, Executor], RingMember]
+# Tokens that a sequence might write; it is closed long before.
 FAR = 4096  # tokens that a sequence might write: it is closed long before
+# Seconds without news, after which the ring counts as broken. Untuned.
 SILENCE = 60.0  # seconds without news, after which there will be none
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A ring to be set up. base: the model's directory. hop: what hidden rows travel in."""
+    """A ring to be set up.
+
+    base: the model's directory. stages: number of workers. worker: makes a worker. drafter: makes the
+        drafter; None: no drafter. hop: data type in which hidden rows travel.
+    """
 
     base: Path
     stages: int
@@ -106,7 +121,9 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What lies between two hosts. delay: seconds of each direction; rate: bytes a second, None: no limit."""
+    """What lies between two hosts. delay: seconds of each direction. rate: bytes a second of each direction;
+    None: no limit.
+    """
 
     delay: float = 0.0
     rate: float | None = None
@@ -114,7 +131,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class BranchJob:
-    """Branches of one prefix, written side by side until each has so many tokens behind its first one."""
+    """Branches of one prefix, written side by side.
+
+    prefix: token ids that all share. suffixes: token ids of each branch after the prefix. tokens: that each
+        branch writes after its first one. drafted: branches may be drafted for.
+    """
 
     prefix: Sequence[int]
     suffixes: Sequence[Sequence[int]]
@@ -124,10 +145,11 @@ class BranchJob:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a job came to, from the first moment that all branches have begun until the last has enough.
+    """What came of a job, from the moment when all branches have begun until the last has enough tokens.
 
-    texts: tokens of every branch, the first one included. tokens: of all, within `seconds`. steps: trees of
-    each branch, within them. queued: seconds that frames waited at each stage. carried: bytes over all hops.
+    texts: tokens of every branch, the first one included. tokens: of all, within `seconds`. draft_rounds:
+        trees of each branch. steps: frames within them. queued: seconds that frames waited at each stage.
+        carried: bytes over all hops.
     """
 
     texts: tuple[tuple[int, ...], ...]
@@ -141,6 +163,8 @@ class Written:
 
 @dataclass(slots=True)
 class _BranchProgress:
+    """What one sequence has written so far: its tokens, and how many draft rounds that took."""
+
     tokens: list[int] = field(default_factory=list[int])
     draft_rounds: int = 0
 
@@ -158,7 +182,9 @@ class Hosts:
 
 
 class RingFleet:
-    """See `ring_of`."""
+    """A ring that is asked for branches, made by `ring_of`. site: what its members are. line: what lies
+    between them. clock: returns seconds.
+    """
 
     def __init__(self, site: Site, line: Line, clock: Clock = now) -> None:
         wishes = RingConfig(
@@ -180,27 +206,39 @@ class RingFleet:
 
     @property
     def at_work(self) -> int:
+        """Return the number of requests that a new epoch would interrupt: always 0."""
         return 0
 
     def fitting(self, ring: RingState) -> int:
+        """Return how many of the known requests would fit a ring like this one: always 0, since there are no
+        requests of a master.
+        """
         return self.at_work
 
     def final_rows(self) -> dict[int, int]:
+        """Return, by sequence id, for how many leading tokens the KV on every stage is final: always nothing,
+        since no KV is handed over.
+        """
         return {}
 
     @property
     def stages(self) -> list[StepProbe]:
-        """One who listens at each stage, in the ring's order: not the one in which they joined."""
+        """Return the probe of each stage in the ring's order, which is not the one in which the workers
+        joined.
+        """
         return sorted(self.hosts.probes, key=lambda probe: probe.stage)
 
     async def complete(self, drafts: bool) -> None:
+        """Wait until the ring is complete. drafts: also wait for a drafter. Raises Unavailable if the ring
+        cannot be formed.
+        """
         while not self.fleet.ready or (drafts and self.fleet.ring and self.fleet.ring.drafter is None):
             if self.fleet.complaint:
                 raise Unavailable(self.fleet.complaint)
             await self.hear()
 
     async def write(self, job: BranchJob) -> Written:
-        """Raises Unavailable when the ring breaks."""
+        """Write the branches of a job, and return what came of it. Raises Unavailable if the ring breaks."""
         prefix = await self._open(job.prefix, None, decodes=False)
         fork = Fork(prefix, len(job.prefix))
         ids = [await self._open(suffix, fork, drafted=job.drafted, ordinal=n, family=prefix)
@@ -210,32 +248,40 @@ class RingFleet:
         marks = self._marks(ids)
         await self._reach(ids, 1 + job.tokens)
         written = self._written(ids, self._now - began, marks)
-        for one in (*ids, prefix):
-            await self.fleet.order(Close(one))
+        for sequence in (*ids, prefix):
+            await self.fleet.order(Close(sequence))
         await self._rest()
         return written
 
-    async def _open(self, tokens: Sequence[int], fork: Fork | None, **more: Any) -> int:
+    async def _open(self, tokens: Sequence[int], fork: Fork | None, **fields: Any) -> int:
+        """Open a sequence and return its id. tokens: after the fork. fork: the prefix, or None. fields:
+        further ones of the opening.
+        """
         number = next(self._numbers)
         length = len(tokens) + (fork.length if fork else 0)
         self._texts[number] = _BranchProgress()
-        opening = Opening(number, length, fork=fork, limit=FAR, **more)
+        opening = Opening(number, length, fork=fork, limit=FAR, **fields)
         await self.fleet.order(Open(opening, tuple(tokens), lease=length + FAR))
         return number
 
     async def _reach(self, ids: Sequence[int], tokens: int) -> None:
-        while min(len(self._texts[one].tokens) for one in ids) < tokens:
+        """Wait until every sequence has at least `tokens` tokens. ids: of the sequences."""
+        while min(len(self._texts[sequence].tokens) for sequence in ids) < tokens:
             await self.hear()
 
     async def _rest(self) -> None:
-        """Until nothing flies and nothing is open: the next job begins with a quiet ring."""
+        """Wait until no frame is in flight and no sequence is open, so that the next job begins with a quiet
+        ring.
+        """
         first = self.stages[0]
         while first.flying or first.closed < first.opened:
             await self.hear()
         self._texts.clear()
 
     async def hear(self) -> None:
-        """Wait for news. Raises Unavailable when the ring breaks, or says nothing for too long."""
+        """Wait for news of the ring. Raises Unavailable if the ring breaks, or SILENCE seconds pass without
+        news.
+        """
         if self._broken:
             raise Unavailable(self._broken)
         self._news.clear()
@@ -245,18 +291,22 @@ class RingFleet:
             raise Unavailable(f"the ring said nothing for {SILENCE:g} s") from None
 
     def _marks(self, ids: Sequence[int]) -> _Marks:
+        """Return the counters at this moment. ids: sequences whose tokens are counted."""
         return _Marks(
-            tokens=sum(len(self._texts[one].tokens) for one in ids),
-            draft_rounds=tuple(self._texts[one].draft_rounds for one in ids),
+            tokens=sum(len(self._texts[sequence].tokens) for sequence in ids),
+            draft_rounds=tuple(self._texts[sequence].draft_rounds for sequence in ids),
             steps=len(self.stages[0].steps),
             queued=tuple(probe.queued for probe in self.stages),
             carried=sum(proxy.carried for proxy in self.hosts.proxies),
         )
 
     def _written(self, ids: Sequence[int], seconds: float, since: _Marks) -> Written:
+        """Return what was written between two moments. ids: of the sequences. seconds: between the moments.
+        since: counters at the first one.
+        """
         until = self._marks(ids)
         return Written(
-            texts=tuple(tuple(self._texts[one].tokens) for one in ids),
+            texts=tuple(tuple(self._texts[sequence].tokens) for sequence in ids),
             tokens=until.tokens - since.tokens,
             seconds=seconds,
             draft_rounds=tuple(
@@ -268,7 +318,7 @@ class RingFleet:
         )
 
     def handle(self, event: RingEvent) -> None:
-        """While the ring is formed, whoever waits for that looks for a complaint."""
+        """Handle an event of the ring. While the ring is formed, `complete` looks for its complaint."""
         if isinstance(event, Result):
             self._read(event)
         elif isinstance(event, RingLost) and self._texts:
@@ -276,6 +326,7 @@ class RingFleet:
         self.wake()
 
     def _read(self, result: Result) -> None:
+        """Record the tokens and draft rounds of a result, and when it came."""
         self._now = self._clock()
         for outcome in result.outcomes:
             if text := self._texts.get(outcome.sequence):
@@ -283,22 +334,28 @@ class RingFleet:
                 text.draft_rounds += outcome.draft_round > 0
 
     def wake(self) -> None:
-        """Something happened: whoever waits looks again."""
+        """Wake whoever waits in `hear`."""
         self._news.set()
 
     def over(self, name: str, member: asyncio.Task[None]) -> None:
-        """A member has ended, of itself or not."""
+        """Record that a member has ended, whether or not it failed. name: of the member. member: its task,
+        which is done.
+        """
         failure = None if member.cancelled() else member.exception()
         self._fail(f"{name} ended: {failure or 'it left'}")
         self.wake()
 
     def _fail(self, reason: str) -> None:
-        """Nothing is raised here, in a callback: whoever waits for news will raise it."""
+        """Store why the ring broke; `hear` raises it, since nothing can be raised in a callback. The first
+        reason is kept.
+        """
         self._broken = self._broken or f"the ring broke: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
+    """Counters of a ring at one moment, as `Written` has them."""
+
     tokens: int
     draft_rounds: tuple[int, ...]
     steps: int
@@ -308,7 +365,9 @@ class _Marks:
 
 @asynccontextmanager
 async def ring_of(site: Site, line: Line) -> AsyncGenerator[RingFleet]:
-    """A complete ring; its members leave when the context ends. Raises what loading raises."""
+    """Yield a complete ring; its members leave when the context ends. site: what it is. line: what lies
+    between its members. Raises what loading raises.
+    """
     ring = RingFleet(site, line)
     async with _settled(site, ring.hosts):
         await ring.complete(site.drafter is not None)
@@ -320,12 +379,14 @@ Answer = Callable[[Ask], Coroutine[Any, Any, Finished]]
 
 @asynccontextmanager
 async def answers_of(site: Site, line: Line) -> AsyncGenerator[Answer]:
-    """The same under a master of its own: whole answers, plan included."""
+    """Yield a function that asks the same ring, under a master of its own, for whole answers,
+    plan included.
+    """
     drafter = "none" if site.drafter is None else "eagle"
     master = assemble(site.base, RingOptions(workers=site.stages, drafter=drafter, hop_dtype=site.hop))
 
     async def answer(ask: Ask) -> Finished:
-        """Raises what ends the request."""
+        """Return the last event of a request. Raises what ends the request."""
         events = [numbered.event async for numbered in master.requests.generate(ask)]
         assert isinstance(events[-1], Finished)
         return events[-1]
@@ -337,7 +398,7 @@ async def answers_of(site: Site, line: Line) -> AsyncGenerator[Answer]:
 
 @asynccontextmanager
 async def _settled(site: Site, hosts: Hosts) -> AsyncGenerator[None]:
-    """All members, until the context ends."""
+    """Run all members of a site until the context ends. hosts: where they are."""
     leaving = asyncio.Event()
     async with AsyncExitStack() as stack:
         members = [await _settle(hosts, f"worker-{n}", site, leaving, stack) for n in range(site.stages)]
@@ -353,7 +414,11 @@ async def _settled(site: Site, hosts: Hosts) -> AsyncGenerator[None]:
 async def _settle(
     hosts: Hosts, name: str, site: Site, leaving: asyncio.Event, stack: AsyncExitStack
 ) -> asyncio.Task[None]:
-    """A member with an endpoint, a thread and, unless it drafts, a proxy of its own."""
+    """Return the task of a member with an endpoint, a thread and, unless it drafts, a proxy of its own.
+
+    hosts: where it is. name: of the member. site: makes it. leaving: set when it has to end. stack: closes
+        what it opened.
+    """
     inbox, compute = Inbox(), ComputeThread(name)
     stack.callback(compute.shutdown)
     endpoint = await open_server("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
@@ -365,20 +430,23 @@ async def _settle(
         make = partial(_with_watch, site.worker, hosts.probes[-1])
     assert make is not None
     dialer = GrpcDialer(name, inbox)
-    part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
+    ring_member = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
 
     async def connect(registration: Registration) -> Link:
+        """Register the member at the address of its proxy, and return its link to the master."""
         await hosts.membership.join(replace(registration, address=address), LocalLink("master", inbox))
         hosts.wake()  # there may be a complaint
         return MemberUplink(hosts.membership, name)
 
-    member = asyncio.create_task(run_membership(part, inbox, connect, leaving))
+    member = asyncio.create_task(run_membership(ring_member, inbox, connect, leaving))
     member.add_done_callback(partial(hosts.on_end, name))
     return member
 
 
 async def _move_to_namespace(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
-    """Whoever speaks to the worker at this port finds it behind a proxy, at the address returned."""
+    """Return the address of a proxy before the worker at this port, through which all others reach the
+    worker. stack: closes the proxy.
+    """
     proxy = DelayProxy(port, hosts.line.delay, hosts.line.rate)
     await proxy.open()
     stack.push_async_callback(proxy.close)
@@ -388,6 +456,7 @@ async def _move_to_namespace(hosts: Hosts, port: int, stack: AsyncExitStack) -> 
 
 
 def _with_watch(
-    make: WorkerMaker, watch: WorkerObserver, name: str, dialer: Dialer, compute: Executor
+    make: WorkerMaker, observer: WorkerObserver, name: str, dialer: Dialer, compute: Executor
 ) -> RingMember:
-    return make(name, dialer, compute, watch)
+    """Make a worker with an observer. make: makes it. The others are the worker's name, dialer and thread."""
+    return make(name, dialer, compute, observer)

@@ -20,6 +20,7 @@ from specsot_worker.observer import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
 GROWTH: Curve = ((1, 0.0010), (64, 0.0012))
+# Probability that a draft of the mock is right.
 SKILL = 0.8
 SHAPE = TreeShape(depth=5, top_k=1, nodes=7)
 # fp32 numbers of a row: as many bytes as 4,096 in bf16
@@ -39,6 +40,7 @@ MOCK = {
 
 
 def small_weights() -> DraftModelOptions:
+    """Return options of the bundled small pair in fp32."""
     return DraftModelOptions(small_pair() / "base", dtype="fp32", draft_model=small_pair() / "eagle3")
 
 
@@ -56,6 +58,9 @@ class RingTask:
     expected: Callable[[int, int], Sequence[int]] | None = None
 
     def job(self, way: str) -> BranchJob:
+        """Return what is to be written. way: "plain", "eagle", "sot" or "both": with drafts, with branches,
+        or with both.
+        """
         drafts = way in ("eagle", "both")
         branches = way in ("sot", "both")
         suffixes = self.suffixes if branches else self.suffixes[:1]
@@ -65,9 +70,10 @@ class RingTask:
 def set_up(
     name: str, stages: int, branches: int, tokens: int, weights: DraftModelOptions
 ) -> tuple[Site, RingTask]:
-    """A ring by its name, and what it is asked to write.
+    """Return a ring by its name, and what it is asked to write.
 
-    tokens: of every branch, in steps that bring one. weights: of "model".
+    name: "mock" or "model". stages: their number. branches: their number. tokens: of every branch, in steps
+        that bring one. weights: of "model".
     """
     if name == "model":
         return model_ring(stages, branches, tokens, weights)
@@ -78,18 +84,23 @@ def set_up(
 
 
 def mock_ring(stages: int, branches: int, tokens: int, mock: Simulator) -> tuple[Site, RingTask]:
-    """Stages of known cost. What they write is known beforehand."""
+    """Return a ring of stages of known cost, and its task, whose text is known beforehand. mock: the
+    simulator. The others are those of `set_up`.
+    """
 
     def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> RingMember:
+        """Make a worker. watch: observes it."""
         return mock.worker(name, name, dialer, compute, watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
+        """Make the drafter."""
         return mock.drafter(name, name, dialer, compute)
 
     prefix = tuple(range(400, 440))
     suffixes = tuple((500 + n, 600 + n, 700 + n) for n in range(branches))
 
     def expected(branch: int, tokens: int) -> Sequence[int]:
+        """Return the `tokens` tokens that this branch writes without speculation."""
         return mock.voice.write((*prefix, *suffixes[branch]), tokens)
 
     task = RingTask(prefix, suffixes, tokens, 2 * tokens, expected)
@@ -97,15 +108,19 @@ def mock_ring(stages: int, branches: int, tokens: int, mock: Simulator) -> tuple
 
 
 def model_ring(stages: int, branches: int, tokens: int, weights: DraftModelOptions) -> tuple[Site, RingTask]:
-    """A model with its head, asked for the branches of a plan."""
+    """Return a ring of a model with its head, and its task: the branches of a plan. The arguments are those
+    of `set_up`.
+    """
 
     def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> RingMember:
+        """Make a worker, which loads its layers. watch: observes it."""
         from specsot_worker.loader import StageLoader
         from specsot_worker.worker import Worker
 
         return Worker(StageLoader(weights, name), dialer, compute, observer=watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
+        """Make the drafter, which loads its head."""
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
 
@@ -117,14 +132,18 @@ def model_ring(stages: int, branches: int, tokens: int, weights: DraftModelOptio
 
 
 def question(base: Path) -> str:
-    """One that the model plans: the small pair was taught on topics."""
+    """Return a question that the model plans; the small pair was taught on topics of its own. base: the
+    model's directory.
+    """
     if not is_small(base):
         return "What are the benefits of regular exercise?"
     return (small_pair() / "topics.txt").read_text(encoding="utf-8").splitlines()[0]
 
 
 def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """The prefix that all branches share, and how each goes on."""
+    """Return the token ids of the prefix that all branches share, and those of each branch after it. base:
+    the model's directory. branches: their number.
+    """
     from specsot_master.prompts import Prompts
     from specsot_master.text import Text
 

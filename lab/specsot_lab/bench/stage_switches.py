@@ -11,7 +11,7 @@ from specsot.params import Message
 from specsot_bench.core.eagle_inputs import EagleConfig
 from specsot_bench.eagle.generation import Generation, GenerationLimits, StageMaker
 from specsot_bench.eagle.models import TargetAndDraft
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_bench.runners import ModelSet
 from specsot_drafter.heads.loading import load_head
 from specsot_master.prompts import Prompts
@@ -31,6 +31,7 @@ class RowByRowStage(DecoderStage):
     """
 
     def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
+        """Move the KV rows of accepted nodes one by one, and return no further moves."""
         for move in super()._change_pages(frame, arrangement):
             self._kv.move((move,))
         return ()
@@ -44,10 +45,12 @@ class UncapturedStage(DecoderStage):
 
 
 class SingleThread:
-    """Writes greedy answers with EAGLE trees in one thread, with any kind of stage."""
+    """Writes greedy answers with EAGLE trees in one thread, with any kind of stage. models: base, head and
+    precision.
+    """
 
     def __init__(self, models: ModelSet) -> None:
-        decoder = load_whole(models)
+        decoder = load_decoder(models)
         given = models.base, decoder.dtype, decoder.device
         head = (
             load_head(models.head, *given, quantization=models.drafter_quantization) if models.head else None
@@ -57,7 +60,9 @@ class SingleThread:
         self._prompts = Prompts(models.base, self._text)
 
     def write(self, question: str, tokens: int, make_stage: StageMaker) -> tuple[str, int, float]:
-        """The answer of exactly `tokens` tokens, how many it has, and the seconds that it took."""
+        """Return the answer of exactly `tokens` tokens, its number of tokens, and the seconds that it took.
+        make_stage: makes the stage.
+        """
         prompt = self._prompts.chat((Message("user", question),))
         wanted = GenerationLimits(tokens, seed=0)
         generation = Generation(self._models, TREES, [tuple(prompt)], wanted, make_stage=make_stage)

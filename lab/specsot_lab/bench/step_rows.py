@@ -13,7 +13,7 @@ from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import Tree
 from specsot_app.terminal.show import counting_bar
 from specsot_bench.core.tables import figure, markdown
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_bench.results import Row, Stopwatch, publish
 from specsot_bench.runners import ModelSet
 from specsot_worker.stage import DecoderStage
@@ -25,8 +25,10 @@ PAGE_ROWS = 64
 
 @torch.inference_mode()
 def measure(models: ModelSet, sizes: Sequence[int], steps: int, output: Path | None) -> int:
-    """A table; JSON beside it where asked to. Sizes take turns, so that a busy moment falls on all."""
-    decoder = load_whole(models)
+    """Measure steps of trees of these sizes, publish the table and return the exit status. Sizes take turns,
+    so that a busy moment affects all. output: the JSON file; None: only print.
+    """
+    decoder = load_decoder(models)
     stage = DecoderStage(decoder, -(-(TEXT + max(sizes)) // PAGE_ROWS), PAGE_ROWS)
     stage.capture()
     prompt = PromptChunk(1, 0, tuple(number % decoder.config.vocab for number in range(TEXT)), final=True)
@@ -57,7 +59,7 @@ def measure(models: ModelSet, sizes: Sequence[int], steps: int, output: Path | N
 
 
 def tree_of(size: int) -> Tree:
-    """Every node has two children, as far as there are so many."""
+    """Return a tree of `size` nodes in which every node has two children, as far as there are enough."""
     return Tree(tuple(range(1, size + 1)), tuple(max(number - 1, 0) // 2 for number in range(size)))
 
 

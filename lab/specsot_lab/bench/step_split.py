@@ -26,7 +26,7 @@ from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.eagle.generation import StepLoop, open_loop
 from specsot_bench.eagle.models import TargetAndDraft
 from specsot_bench.plots import picture
-from specsot_bench.reference_model import load_whole
+from specsot_bench.reference_model import load_decoder
 from specsot_bench.results import Row, publish
 from specsot_bench.runners import ModelSet
 from specsot_drafter.heads import DraftHead
@@ -59,8 +59,8 @@ class SplitOptions:
 
 
 def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int) -> StepLoop:
-    """One text; or several that fork a prefix and begin with another token each. Prompts are fed, and some
-    steps more have passed.
+    """Return a loop of one sequence, or of several that fork a prefix and begin with another token each.
+    Prompts are computed, and some steps more have passed.
     """
     prompt = options.prompt
     shape = options.shape
@@ -85,14 +85,17 @@ def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, seq
 
 
 def _is_decoding(frame: Frame) -> bool:
+    """Return whether a frame has trees alone, and at least one."""
     return bool(frame.segments) and all(isinstance(one, TreeSegment) for one in frame.segments)
 
 
 def measure_models(
     models: ModelSet, question: str, steps: int, branches: Sequence[int], output: Path | None
 ) -> int:
-    """Of model directories, behind a question as the model is asked it. Raises ModelError, HeadMismatch."""
-    decoder = load_whole(models)
+    """Measure model directories, after a question as the model is asked it; return the exit status. Raises
+    ModelError, HeadMismatch.
+    """
+    decoder = load_decoder(models)
     given = (models.base, decoder.dtype, decoder.device)
     rounded = models.drafter_quantization
     head = load_head(models.head, *given, quantization=rounded) if models.head else None
@@ -102,7 +105,9 @@ def measure_models(
 
 @torch.inference_mode()
 def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, output: Path | None) -> int:
-    """A table of phases, and of kinds of work; JSON, Markdown and plots beside it where asked to."""
+    """Measure phases and kinds of work, publish the tables and return the exit status 0. head: None: without
+    drafts. output: the JSON file; None: only print.
+    """
     ways = [(f"{drafts}{f', {count} branches' if count > 1 else ''}", used, count)
             for drafts, used in (("plain", None), ("eagle", head)) if drafts == "plain" or head
             for count in dict.fromkeys((1, *options.branches))]  # fmt: skip
@@ -121,6 +126,7 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
 
 
 def _draw(rows: Sequence[Row], stem: Path) -> None:
+    """Draw phases and kinds of work. stem: path without suffix."""
     for what in ("phases", "kinds"):
         parts = {str(row["name"]): row[what] for row in rows}
         shares(parts, f"A step by {what}, % of its time", stem.with_name(f"{stem.name}-{what}.png"))
@@ -129,7 +135,9 @@ def _draw(rows: Sequence[Row], stem: Path) -> None:
 def split(
     decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int, floor: float
 ) -> Row:
-    """Of one way: steps as they are, then as many under the profiler."""
+    """Return the figures of one way: steps as they are, then as many under the profiler. floor: seconds of a
+    step at least.
+    """
     loop = loop_of(decoder, head, options, sequences)
     clock = StepClock()
     for _ in range(options.steps):
@@ -146,7 +154,9 @@ def split(
 
 
 def kinds_of(loop: StepLoop, steps: int) -> dict[str, float]:
-    """Milliseconds of a step by kind of work. The profiler adds to every operation: shares tell more."""
+    """Return the milliseconds of a step by kind of work. The profiler adds to every operation, so that
+    fractions tell more.
+    """
     with profile(activities=[ProfilerActivity.CPU]):
         loop.turn()  # the profiler's own beginning takes seconds
     clock = StepClock()
@@ -161,7 +171,7 @@ def kinds_of(loop: StepLoop, steps: int) -> dict[str, float]:
 
 
 def kind_of(operation: str) -> str:
-    """What an operation of torch is, by its name."""
+    """Return what kind of work an operation of torch is, by its name."""
     name = operation.removeprefix("aten::")
     if any(word in name for word in ("attention", "softmax", "flash")):
         return "attention"
@@ -173,20 +183,25 @@ def kind_of(operation: str) -> str:
 
 
 def floor_of(model: Path, decoder: Decoder) -> float:
-    """Seconds in which a step's weights are read once, at the speed at which this machine copies memory."""
+    """Return the seconds in which a step's weights are read once, at the speed at which this machine copies
+    memory.
+    """
     whole = Range(0, decoder.config.layers)
     size = weights_of(open_weights(model), decoder.config, whole, WeightForm(decoder.dtype.itemsize))
     return size / copy_speed("cpu")
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Whole steps, then phases and kinds of work in %."""
+    """Return tables of whole steps, then of phases and kinds of work in per cent."""
     parts = _percents("phases", PHASES), _percents("kinds", KINDS)
     return "\n\n".join(markdown(columns, rows) for columns in (COLUMNS, *parts))
 
 
 def _percents(what: str, parts: Sequence[str]) -> list[Column]:
+    """Return columns of the fractions of a step. what: "phases" or "kinds". parts: their names."""
+
     def share(part: str) -> Column:
+        """Return the column of one part."""
         return Column(part, lambda row: f"{100 * row[what][part] / (sum(row[what].values()) or 1):.1f}")
 
     return [text(f"% of a step by {what}", "name"), *map(share, parts)]
@@ -203,7 +218,9 @@ COLUMNS = (
 
 
 def shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path) -> None:
-    """A bar of 100 % for each row, cut into its parts, which are the same in all."""
+    """Draw a bar of 100 % for each row, cut into its parts, which are the same in all. rows: values by part.
+    file: the PNG.
+    """
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     with picture(file, title, (9, 0.5 * len(rows) + 1.8)) as (panel,):
         wholes = [(row, 100 / (sum(row.values()) or 1)) for row in rows.values()]

@@ -24,6 +24,7 @@ from specsot.service.option_table import Option, option
 from specsot_app.fleet.demo import small_pair
 from specsot_model.weights import Weights
 
+# Standard deviation of the weights, as most models begin.
 SPREAD = 0.02  # of the weights, as most models begin
 FAINT = 1e-4  # of their usual size: what layers add, so that a token says which one follows
 
@@ -77,35 +78,43 @@ SHAPES: Mapping[str, Json] = {
 
 
 def config_of(name: str) -> ModelConfig:
-    """One of SHAPES. Raises InvalidRequest."""
+    """Return the config of one of SHAPES. Raises InvalidRequest for another name."""
     if name not in SHAPES:
         raise InvalidRequest(f"no shape is called {name!r}, only {', '.join(SHAPES)}", field="models")
     return make_config(SHAPES[name], {}, Path(name))
 
 
 class MadeUp(Weights):
-    """Every tensor anybody asks for, in the shape it is asked for."""
+    """Weights that have every tensor that is asked for, in the shape that is asked for."""
 
     def names(self) -> tuple[str, ...]:
+        """Return no names, since tensors are made up when they are asked for."""
         return ()
 
     def where(self, name: str) -> str:
+        """Return where a tensor comes from: "made up"."""
         return "made up"
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Raise KeyError, since no tensor has a shape before it is asked for."""
         raise KeyError(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Raise KeyError, since no tensor has a shape before it is asked for."""
         raise KeyError(name)
 
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
+        """Return a new tensor: ones for norms, else normally distributed with the standard
+        deviation SPREAD.
+        """
         if "norm" in name:
             return torch.ones(shape, dtype=dtype, device=device)
         return torch.empty(shape, dtype=dtype, device=device).normal_(0, SPREAD)
 
     def __contains__(self, name: str) -> bool:
+        """Return whether a tensor exists: all but biases and norms of heads."""
         return not name.endswith((".bias", "_norm.weight"))
 
 
@@ -122,6 +131,9 @@ class Telling(MadeUp):
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
+        """Return a new tensor: faint where layers add to the hidden states, and the moved embedding as
+        lm_head.
+        """
         made = super().expect(name, shape, dtype, device)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             made *= FAINT
@@ -133,7 +145,9 @@ class Telling(MadeUp):
 
 
 def bytes_of_a_token(config: ModelConfig, itemsize: int) -> int:
-    """Weights that one decoded token must read: all but the embedding's other rows."""
+    """Return the bytes of weights that one decoded token must read: all but the embedding's other rows.
+    itemsize: bytes of a number.
+    """
     q = config.heads * config.head_dim
     kv = config.kv_heads * config.head_dim
     layer = config.hidden * (2 * q + 2 * kv + 3 * config.intermediate + 2)
@@ -141,6 +155,7 @@ def bytes_of_a_token(config: ModelConfig, itemsize: int) -> int:
 
 
 def bytes_of_kv(config: ModelConfig, rows: int, itemsize: int) -> int:
+    """Return the bytes of KV of so many rows in all layers. itemsize: bytes of a number."""
     return 2 * config.layers * config.kv_heads * config.head_dim * rows * itemsize
 
 
@@ -172,9 +187,9 @@ COMMON = {
 
 
 def followers(vocab: int, words: int, share: float) -> Tensor:
-    """int64 [vocab]: which token follows each; tokens from `words` on follow none of those below.
+    """Return int64 [vocab]: which token follows each; tokens from `words` on follow none of those below.
 
-    share: of the tokens below `words` that have the follower they have with share 1.
+    share: fraction of the tokens below `words` that have the follower they have with share 1.
     """
     dice = torch.Generator().manual_seed(SEED)
     circle = torch.randperm(words, generator=dice)
@@ -186,11 +201,14 @@ def followers(vocab: int, words: int, share: float) -> Tensor:
 
 
 def tensors_of(shape: NeoX, after: Tensor, device: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a GPT-NeoX model, by its name, bf16."""
+    """Yield every tensor of a GPT-NeoX model, by its name, in bf16. shape: sizes. after: [vocab] which token
+    follows each. device: a torch device.
+    """
     hidden = shape["hidden_size"]
     torch.manual_seed(SEED)
 
     def drawn(spread: float, *size: int) -> Tensor:
+        """Return a tensor of this size, normally distributed with this standard deviation."""
         return torch.empty(size, dtype=torch.bfloat16, device=device).normal_(0, spread)
 
     embedding = drawn(1.0, len(after), hidden)
@@ -219,7 +237,11 @@ def tensors_of(shape: NeoX, after: Tensor, device: str) -> Iterator[tuple[str, T
 def write_directory(
     shape: NeoX, folder: Path, tokenizer: Path, share: float = 1.0, device: str = "cpu"
 ) -> None:
-    """A directory as Transformers would leave it, with the tokenizer of another model."""
+    """Write a model directory as Transformers would leave it, with the tokenizer of another model.
+
+    shape: sizes. folder: created if missing. tokenizer: directory that has it. share: see `followers`.
+        device: on which tensors are made.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for file in tokenizer.glob("token*.json"):
         shutil.copy(file, folder)
@@ -232,6 +254,8 @@ def write_directory(
 
 @dataclass(frozen=True, slots=True)
 class SyntheticOptions:
+    """Options of this script."""
+
     name: Annotated[str, Option(f"One of {', '.join(DIRECTORY_SHAPES)}.", positional=True)]
     folder: Annotated[Path, Option("Directory for the model.", positional=True)]
     share: float = option(1.0, "Share of tokens that are followed as with 1.", least=0, most=1)

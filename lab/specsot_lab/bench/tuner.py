@@ -26,10 +26,12 @@ from specsot_bench.runners import ModelSet, Runners
 
 
 def _chain(tokens: int) -> DraftOptions:
+    """Return options of chains of so many drafts, in every step."""
     return DraftOptions(mode="linear", depth=tokens, tuner="fixed")
 
 
 def _tree(tokens: int, nodes: int) -> DraftOptions:
+    """Return options of trees of so many levels and nodes, in every step."""
     return DraftOptions(mode="tree", depth=tokens, nodes=nodes, tuner="fixed")
 
 
@@ -49,7 +51,11 @@ METHODS = (
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one answer took: seconds of CPU and by the clock, tokens, steps."""
+    """What one answer took.
+
+    cpu: seconds of this process's processor time. wall: seconds by the clock. tokens: of the answer. steps:
+        forward passes of the base.
+    """
 
     cpu: float
     wall: float
@@ -58,13 +64,16 @@ class Cost:
 
 
 async def ask(runners: Runners, method: Method, question: str, tokens: int) -> Cost:
+    """Return what one answer took. runners: write it. method: how. tokens: of the answer."""
     cpu = time.process_time()
     record = await runners.write(method, question, tokens)
     return Cost(time.process_time() - cpu, record.seconds, tokens, record.moments[-1].steps)
 
 
 async def _costs(models: ModelSet, questions: Sequence[str], tokens: int) -> dict[str, list[Cost]]:
-    """By setting, an answer a question; one more before all, which is not counted."""
+    """Return, by setting, what the answer to each question took; one more answer before all is
+    not counted.
+    """
     costs: dict[str, list[Cost]] = {method.name: [] for method in METHODS}
     async with Runners(models) as runners:
         for method in METHODS:
@@ -77,7 +86,9 @@ async def _costs(models: ModelSet, questions: Sequence[str], tokens: int) -> dic
 
 
 def rows_of(costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
-    """Times plain decoding of the same question: median and least."""
+    """Return a row for each setting: median and least of the ratios to decoding without speculation of the
+    same question.
+    """
     plain = costs[PLAIN]
     rows = list[Row]()
     for name, ours in costs.items():
@@ -97,6 +108,7 @@ def rows_of(costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
 
 
 def _sum(costs: Sequence[Cost], name: str) -> float:
+    """Return the sum of one figure of all answers. name: of the figure, such as "cpu"."""
     return sum(getattr(one, name) for one in costs)
 
 
@@ -116,8 +128,8 @@ COLUMNS = (
 async def _together(
     models: ModelSet, questions: Sequence[str], tokens: int, clients: Sequence[int]
 ) -> dict[int, dict[str, float]]:
-    """Tokens per second, by clients and by setting: every setting answers as many questions at once as there
-    are clients, and first of all 16 tokens of each, which are not counted.
+    """Return tokens per second, by number of clients and by setting: every setting answers as many questions
+    at once as there are clients. 16 tokens of each come first and are not counted.
     """
     rates: dict[int, dict[str, float]] = {count: {} for count in clients}
     longest = PROMPT_ROWS + tokens
@@ -133,8 +145,8 @@ async def _together(
 
 
 def rows_together(rates: Mapping[int, Mapping[str, float]]) -> list[Row]:
-    """By clients and setting: tokens per second, times the baseline, and times the best fixed setting, the
-    baseline included.
+    """Return a row for each number of clients and setting: tokens per second, relative to the baseline, and
+    to the best fixed setting, the baseline included.
     """
     rows = list[Row]()
     for count, found in rates.items():
@@ -163,7 +175,10 @@ def measure_together(
     settings: Row,
     output: Path | None,
 ) -> int:
-    """A table of ratios with so many clients at once; JSON beside it where asked to."""
+    """Measure with so many clients at once, publish the ratios, and return the exit status 0.
+
+    clients: their numbers. settings: how the questions were chosen. output: the JSON file; None: only print.
+    """
     quiet_logs()
     rows = rows_together(asyncio.run(_together(models, questions, tokens, clients)))
     told = {"model": models.base, "draft_model": models.head, "dtype": models.dtype,
@@ -175,7 +190,9 @@ def measure_together(
 def measure(
     models: ModelSet, questions: Sequence[str], tokens: int, settings: Row, output: Path | None
 ) -> int:
-    """A table; JSON beside it where asked to. settings: how the questions were chosen."""
+    """Measure question by question, publish the table, and return the exit status 0. settings: how the
+    questions were chosen. output: the JSON file; None: only print.
+    """
     quiet_logs()
     rows = rows_of(asyncio.run(_costs(models, questions, tokens)))
     told = {"model": models.base, "draft_model": models.head, "dtype": models.dtype,

@@ -29,6 +29,8 @@ OF_PAIRED = ("model", "draft_model", *PRECISION, "draft_dtype", "draft_quantizat
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
+    """Options of `specsot bench demo`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     runs: int = option(30, shared(SAMPLES, "runs", "Paired runs of each comparison."))
@@ -42,30 +44,38 @@ class DemoOptions:
 
 
 @command(DemoOptions, table="bench-demo", examples=[Example("specsot bench demo --runs 5", "A quick look")])
-def demo(given: DemoOptions) -> int:
+def demo(options: DemoOptions) -> int:
     """Measure plain, drafted and planned answers side by side, of the demo model or your own."""
     from specsot_lab.bench.pairs import DEMO
 
-    return _pairs("demo", DEMO, given, given.runs)
+    return _pairs("demo", DEMO, options, options.runs)
 
 
 def _pairs(
-    table: str, contrasts: Sequence[Contrast], given: DemoOptions | AblationBenchOptions, samples: int
+    table: str, contrasts: Sequence[Contrast], options: DemoOptions | AblationBenchOptions, samples: int
 ) -> int:
-    place = given.output.place
+    """Measure these comparisons, publish the table and return the exit status.
+
+    table: name of the benchmark. contrasts: all comparisons that it has. options: of the command, which may
+        choose some of them. samples: paired runs of each.
+    Raises InvalidRequest for a name of no comparison.
+    """
+    output = options.output.place
     from specsot_app.fleet.demo import is_small, questions_of
     from specsot_bench.rounds import QUESTIONS, models_of
     from specsot_lab.bench import pairs as room
 
-    models = models_of(given.fleet, None)
-    names = tuple(part.strip() for part in given.only.split(",")) if given.only else ()
-    known = [one.name for one in contrasts]
-    if unknown := [name for name in names if not any(one.startswith(name) for one in known)]:
+    models = models_of(options.fleet, None)
+    names = tuple(part.strip() for part in options.only.split(",")) if options.only else ()
+    known = [contrast.name for contrast in contrasts]
+    if unknown := [name for name in names if not any(contrast.startswith(name) for contrast in known)]:
         raise InvalidRequest(f"only must be of {', '.join(known)}, got {unknown[0]!r}", field="only")
-    asked = questions_of(given.prompts, is_small(models.base), QUESTIONS)
-    wanted = [one for one in contrasts if not names or one.name.startswith(names)]
-    what = room.PairOptions(table, given.fleet, models, asked, wanted, samples, given.max_new_tokens)
-    return room.measure(what, place)
+    questions = questions_of(options.prompts, is_small(models.base), QUESTIONS)
+    chosen = [contrast for contrast in contrasts if not names or contrast.name.startswith(names)]
+    pair_options = room.PairOptions(
+        table, options.fleet, models, questions, chosen, samples, options.max_new_tokens
+    )
+    return room.measure(pair_options, output)
 
 
 OF_LOADED = Offer(
@@ -75,6 +85,8 @@ OF_LOADED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class LoadBenchOptions:
+    """Options of `specsot bench load`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     clients: tuple[int, ...] = option(
@@ -101,18 +113,25 @@ LOAD = (
 
 
 @command(LoadBenchOptions, table="bench-load", examples=LOAD)
-def load(given: LoadBenchOptions) -> int:
+def load(options: LoadBenchOptions) -> int:
     """Measure requests per second and waits of 1 to 64 clients at once, of a fleet of processes."""
-    place = given.output.place
-    from specsot_lab.bench import load as room
+    output = options.output.place
+    from specsot_lab.bench import load as load_module
 
-    fleet = replace(given.fleet, kind="processes")
-    loads = [room.LoadTest(given.clients, given.requests, one, given.mode, fleet) for one in given.tokens]
-    return room.measure_memory(loads[0], place) if given.memory else room.measure(loads, place)
+    fleet = replace(options.fleet, kind="processes")
+    loads = [
+        load_module.LoadTest(options.clients, options.requests, tokens, options.mode, fleet)
+        for tokens in options.tokens
+    ]
+    return (
+        load_module.measure_memory(loads[0], output) if options.memory else load_module.measure(loads, output)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
+    """Options of `specsot bench gpu`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     models: str = option(
@@ -135,21 +154,23 @@ class GpuOptions:
 @command(
     GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only steps", "Decoding alone")]
 )
-def gpu(given: GpuOptions) -> int:
+def gpu(options: GpuOptions) -> int:
     """Measure decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
-    place = given.output.place
+    output = options.output.place
     from specsot_lab.bench import gpu as room
     from specsot_lab.bench import gpu_ranges as other_room
 
-    if given.gpus > 1:
-        return other_room.measure(given.gpus, given.text[0], given.transport, place)
-    models = tuple(given.models.split(","))
-    only = tuple(given.only.split(","))
-    return room.measure(room.GpuRun(models, given.text, only=only), place)
+    if options.gpus > 1:
+        return other_room.measure(options.gpus, options.text[0], options.transport, output)
+    models = tuple(options.models.split(","))
+    only = tuple(options.only.split(","))
+    return room.measure(room.GpuRun(models, options.text, only=only), output)
 
 
 @dataclass(frozen=True, slots=True)
 class RingBenchOptions:
+    """Options of `specsot bench ring`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     rtt: tuple[float, ...] = option(
@@ -174,23 +195,25 @@ class RingBenchOptions:
 @command(
     RingBenchOptions, table="bench-ring", examples=[Example("specsot bench ring --rtt 10 --stages 3", "One")]
 )
-def ring(given: RingBenchOptions) -> int:
+def ring(options: RingBenchOptions) -> int:
     """Measure tokens per step of plain, drafted and branched writing, on stages far from each other."""
-    place = given.output.place
+    output = options.output.place
     from specsot_lab.bench import ring as room
 
-    rtt = list(given.rtt) or None
-    stages = list(given.stages) or None
-    tokens = given.max_new_tokens
-    weights = resolved(given.fleet, models_of(given.fleet))
-    what = room.wanted(given.quick, rtt, stages, given.rounds, given.only, tokens, given.mbit)
+    rtt = list(options.rtt) or None
+    stages = list(options.stages) or None
+    tokens = options.max_new_tokens
+    weights = resolved(options.fleet, models_of(options.fleet))
+    what = room.wanted(options.quick, rtt, stages, options.rounds, options.only, tokens, options.mbit)
     return room.measure(
-        replace(what, weights=weights, answer_tokens=given.answer_tokens, hop=given.hop_dtype), place
+        replace(what, weights=weights, answer_tokens=options.answer_tokens, hop=options.hop_dtype), output
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
+    """Options of texts whose perplexity is measured."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     text: Path | None = option(None, "Text for perplexity.", metavar="FILE", unset="one that comes with it")
@@ -202,6 +225,8 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
+    """Options of `specsot bench policies`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     reading: TextOptions = field(default_factory=TextOptions)
@@ -219,19 +244,21 @@ class PolicyOptions:
 
 
 @command(PolicyOptions, table="bench-policies")
-def policies(given: PolicyOptions) -> int:
+def policies(options: PolicyOptions) -> int:
     """Measure the perplexity of texts under each KV policy."""
-    place = given.output.place
+    output = options.output.place
     from specsot_lab.bench import policies as room
 
-    readings = _readings(given.fleet, given.reading)
-    if given.find_heads:
-        return room.find_heads(readings[0], given.gathering)
-    return room.measure(readings, place, given.windows)
+    readings = _readings(options.fleet, options.reading)
+    if options.find_heads:
+        return room.find_heads(readings[0], options.gathering)
+    return room.measure(readings, output, options.windows)
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionOptions:
+    """Options of `specsot bench precision`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     reading: TextOptions = field(default_factory=TextOptions)
@@ -250,26 +277,34 @@ class PrecisionOptions:
 
 
 @command(PrecisionOptions, table="bench-precision")
-def precision(given: PrecisionOptions) -> int:
+def precision(options: PrecisionOptions) -> int:
     """Measure memory, perplexity and tokens per step of a base and its head in every precision."""
-    place = given.output.place
+    output = options.output.place
     from specsot_lab.bench import precision as room
 
-    models = models_of(given.fleet)
-    readings = _readings(given.fleet, given.reading)
-    writing = room.writing_of(models.base, models.draft, given.tokens, of_demo=given.fleet.model is None)
-    return room.measure(readings, writing, place)
+    models = models_of(options.fleet)
+    readings = _readings(options.fleet, options.reading)
+    writing = room.writing_of(models.base, models.draft, options.tokens, of_demo=options.fleet.model is None)
+    return room.measure(readings, writing, output)
 
 
-def _readings(fleet: FleetOptions, given: TextOptions) -> list[ReadingOptions]:
+def _readings(fleet: FleetOptions, text_options: TextOptions) -> list[ReadingOptions]:
+    """Return what is read, once for each length. fleet: has the model and its precision. text_options: text,
+    lengths and number of pieces.
+    """
     from specsot_lab.bench.policies import ReadingOptions
 
     weights = replace(fleet, model=models_of(fleet).base)
-    return [ReadingOptions(weights, given.text, length, given.pieces) for length in given.length]
+    return [
+        ReadingOptions(weights, text_options.text, length, text_options.pieces)
+        for length in text_options.length
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class AblationBenchOptions:
+    """Options of `specsot bench ablation`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     samples: int = option(5, shared(SAMPLES, "samples", "Pairs of each row, a question each."))
@@ -285,11 +320,11 @@ class AblationBenchOptions:
 
 
 @command(AblationBenchOptions, table="bench-ablation")
-def ablation(given: AblationBenchOptions) -> int:
+def ablation(options: AblationBenchOptions) -> int:
     """Measure what each optimisation brings by itself: on against off, on one page."""
     from specsot_lab.bench.pairs import ablation_of
 
-    return _pairs("ablation", ablation_of(given.k, given.windows), given, given.samples)
+    return _pairs("ablation", ablation_of(options.k, options.windows), options, options.samples)
 
 
 OF_STEPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})
@@ -297,6 +332,8 @@ OF_STEPS = Offer(only=("model", "draft_model", "dtype", "quantization"), default
 
 @dataclass(frozen=True, slots=True)
 class StepsBenchOptions:
+    """Options of `specsot bench steps`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     steps: int = option(30, shared(SAMPLES, "steps", "Steps of each way that count."))
@@ -310,23 +347,25 @@ class StepsBenchOptions:
 
 
 @command(StepsBenchOptions, table="bench-steps")
-def steps(given: StepsBenchOptions) -> int:
+def steps(options: StepsBenchOptions) -> int:
     """Measure where the time of a step goes on a CPU: by phase, and by kind of work."""
-    place = given.output.place
+    output = options.output.place
     from specsot_app.fleet.demo import is_small, questions_of
     from specsot_bench.rounds import QUESTIONS, models_of
     from specsot_lab.bench import step_rows
     from specsot_lab.bench import step_split as room
 
-    models = models_of(given.fleet, None)
-    if given.rows:
-        return step_rows.measure(models, given.rows, given.steps, place)
-    question = questions_of(given.prompts, is_small(models.base), QUESTIONS)[0]
-    return room.measure_models(models, question, given.steps, given.branches, place)
+    models = models_of(options.fleet, None)
+    if options.rows:
+        return step_rows.measure(models, options.rows, options.steps, output)
+    question = questions_of(options.prompts, is_small(models.base), QUESTIONS)[0]
+    return room.measure_models(models, question, options.steps, options.branches, output)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelsBenchOptions:
+    """Options of `specsot bench kernels`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     text: tuple[int, ...] = option(
@@ -336,9 +375,9 @@ class KernelsBenchOptions:
 
 
 @command(KernelsBenchOptions, table="bench-kernels")
-def kernels(given: KernelsBenchOptions) -> int:
+def kernels(options: KernelsBenchOptions) -> int:
     """Measure the kernels of trees and attention on a GPU, called and replayed."""
-    place = given.output.place
+    output = options.output.place
     try:
         from specsot_lab.bench import kernels as room
     except ModuleNotFoundError as error:
@@ -347,11 +386,13 @@ def kernels(given: KernelsBenchOptions) -> int:
         needs = "bench kernels needs a GPU, and Triton: pip install 'specsot[gpu]'"
         raise InvalidRequest(needs) from None
 
-    return room.measure(given.text, place)
+    return room.measure(options.text, output)
 
 
 @dataclass(frozen=True, slots=True)
 class RanksBenchOptions:
+    """Options of `specsot bench ranks`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     texts: Annotated[
@@ -367,19 +408,21 @@ class RanksBenchOptions:
 
 
 @command(RanksBenchOptions, table="bench-ranks")
-def ranks(given: RanksBenchOptions) -> int:
+def ranks(options: RanksBenchOptions) -> int:
     """Measure how often a head's r-th guess is right, level by level, on answers its base wrote."""
-    place = given.output.place
+    output = options.output.place
     from specsot_lab.bench import ranks as room
 
-    models = models_of(given.fleet)
+    models = models_of(options.fleet)
     if models.draft is None:
         raise InvalidRequest("a head's guesses are measured: give --draft-model", "draft_model")
-    return room.measure(models, given.texts, given.most, given.tokens, given.shapes, place)
+    return room.measure(models, options.texts, options.most, options.tokens, options.shapes, output)
 
 
 @dataclass(frozen=True, slots=True)
 class TunerBenchOptions:
+    """Options of `specsot bench tuner`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     task: str = option("vicuna", "Task whose questions are asked.")
@@ -397,26 +440,30 @@ class TunerBenchOptions:
 
 
 @command(TunerBenchOptions, table="bench-tuner")
-def tuner(given: TunerBenchOptions) -> int:
+def tuner(options: TunerBenchOptions) -> int:
     """Measure the draft policy beside fixed chains and trees, question by question or --clients at once."""
-    place = given.output.place
+    output = options.output.place
     from specsot_bench.rounds import models_of
     from specsot_lab.bench import tuner as room
     from specsot_lab.eval.tasks import read_task
 
-    models = models_of(given.fleet, None)
+    models = models_of(options.fleet, None)
     if models.head is None:
         raise InvalidRequest("a head's drafts are measured: give --draft-model", "draft_model")
-    left = [prompt.turns[0] for prompt in read_task(given.task)[:: given.every]]
-    questions = left[given.first : given.first + given.samples]
-    asked = {"task": given.task, "every": given.every, "first": given.first, "samples": given.samples}
-    if given.clients:
-        return room.measure_together(models, questions, given.max_new_tokens, given.clients, asked, place)
-    return room.measure(models, questions, given.max_new_tokens, asked, place)
+    left = [prompt.turns[0] for prompt in read_task(options.task)[:: options.every]]
+    questions = left[options.first : options.first + options.samples]
+    asked = {"task": options.task, "every": options.every, "first": options.first, "samples": options.samples}
+    if options.clients:
+        return room.measure_together(
+            models, questions, options.max_new_tokens, options.clients, asked, output
+        )
+    return room.measure(models, questions, options.max_new_tokens, asked, output)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerBenchOptions:
+    """Options of `specsot bench llamacpp`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     peer: Annotated[str, Option("Python of the environment that has xllamacpp.", metavar="PYTHON")]
@@ -442,11 +489,11 @@ class PeerBenchOptions:
 
 
 @command(PeerBenchOptions, table="bench-llamacpp")
-def llamacpp(given: PeerBenchOptions) -> int:
+def llamacpp(options: PeerBenchOptions) -> int:
     """Measure SpecSoT beside llama.cpp, in turns, on the same model."""
-    place = given.output.place
+    output = options.output.place
     from specsot_lab.bench import llamacpp as room
 
-    asked = given.kinds, given.ways, given.threads, given.tokens, given.rounds, 60 * given.minutes
-    what = room.PeerTask(given.peer, given.gguf, given.fleet, *asked)
-    return room.measure(what, place)
+    asked = options.kinds, options.ways, options.threads, options.tokens, options.rounds, 60 * options.minutes
+    what = room.PeerTask(options.peer, options.gguf, options.fleet, *asked)
+    return room.measure(what, output)

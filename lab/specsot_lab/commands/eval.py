@@ -33,6 +33,8 @@ OUTPUT = "eval"
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
+    """Options of `specsot eval`."""
+
     HEADING: ClassVar[str] = "Evaluation"
 
     tasks: str = option(
@@ -95,51 +97,63 @@ EXAMPLES = (
 
 
 @command(EvalOptions, examples=EXAMPLES)
-def eval(given: EvalOptions) -> int:
+def eval(options: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
     from specsot_app.terminal.show import open_with_progress
     from specsot_lab.eval import other_measures, threshold, wording
-    from specsot_lab.eval.records import Folder, first_fitting
-    from specsot_lab.eval.running import MODES, Run, evaluate, warmed
+    from specsot_lab.eval.records import Folder, first_matching_folder
+    from specsot_lab.eval.running import MODES, Run, evaluate, with_warm_up
     from specsot_lab.eval.tasks import read_task
 
-    shown = open_with_progress(sys.stderr), sys.stdout, sys.stderr
-    if given.router:
-        return run_until_signal(threshold.evaluate(given.fleet, given.prompts, given.at_once, *shown))
-    if given.plans:
-        asked_for = given.fleet, given.prompts, given.output or Path(OUTPUT), given.write, given.at_once
-        return run_until_signal(wording.evaluate(*asked_for, *shown))
-    if given.write:
+    output_arguments = open_with_progress(sys.stderr), sys.stdout, sys.stderr
+    if options.router:
+        return run_until_signal(
+            threshold.evaluate(options.fleet, options.prompts, options.at_once, *output_arguments)
+        )
+    if options.plans:
+        asked_for = (
+            options.fleet,
+            options.prompts,
+            options.output or Path(OUTPUT),
+            options.write,
+            options.at_once,
+        )
+        return run_until_signal(wording.evaluate(*asked_for, *output_arguments))
+    if options.write:
         raise InvalidRequest("--write is for what --plans measures", "write")
-    names = list(dict.fromkeys(name.strip() for name in given.tasks.split(",")))
-    if given.prompts is not None and len(names) != 1:
+    names = list(dict.fromkeys(name.strip() for name in options.tasks.split(",")))
+    if options.prompts is not None and len(names) != 1:
         raise InvalidRequest("prompts of your own are for one task", field="prompts")
     if other_measures.ROUTING in names and len(names) > 1:
         raise InvalidRequest("routing is asked in mode auto, so it is a run of its own", field="tasks")
-    if names == [other_measures.ROUTING] and given.prompts is None:
+    if names == [other_measures.ROUTING] and options.prompts is None:
         prompts = other_measures.routing_prompts()
     else:
-        prompts = [prompt for name in names for prompt in read_task(name, given.prompts)[: given.num_samples]]
+        prompts = [
+            prompt for name in names for prompt in read_task(name, options.prompts)[: options.num_samples]
+        ]
     if not prompts:
         raise InvalidRequest("there are no prompts to ask", field="prompts")
-    wanted = asked(given.request, given.sampling)
+    wanted = asked(options.request, options.sampling)
     request = {name: value for name, value in wanted.items() if name in (*ASKED, *SAMPLED)}
-    folder = Folder(given.output or Path(OUTPUT))
-    what = Run(prompts, given.fleet, given.max_new_tokens, folder, *shown, given.at_once, request)
-    if given.output is None and not given.fresh:
-        what = replace(what, folder=first_fitting(OUTPUT, what.settings))
-        sys.stderr.write(f"records: {what.folder.path}\n")
-    shapes = None if given.draft_shapes is None else other_measures.shapes_of(given.draft_shapes)
-    if given.fresh:
-        what.check()  # a run that cannot begin forgets nothing
-        what.folder.forget()
+    folder = Folder(options.output or Path(OUTPUT))
+    run_options = Run(
+        prompts, options.fleet, options.max_new_tokens, folder, *output_arguments, options.at_once, request
+    )
+    if options.output is None and not options.fresh:
+        run_options = replace(run_options, folder=first_matching_folder(OUTPUT, run_options.settings))
+        sys.stderr.write(f"records: {run_options.folder.path}\n")
+    shapes = None if options.draft_shapes is None else other_measures.shapes_of(options.draft_shapes)
+    if options.fresh:
+        run_options.check()  # a run that cannot begin forgets nothing
+        run_options.folder.forget()
     if names == [other_measures.ROUTING]:
-        run = other_measures.routing(what)
+        run = other_measures.routing(run_options)
     elif shapes is not None:
-        run = other_measures.draft_shapes(what, shapes)
-    elif given.aspects is not None:
-        run = other_measures.aspects(what, given.aspects)
+        run = other_measures.draft_shapes(run_options, shapes)
+    elif options.aspects is not None:
+        run = other_measures.aspects(run_options, options.aspects)
     else:
-        modes = MODES if given.enable_parallel else ("direct",)
-        run = evaluate(replace(what, opener=warmed(what.opener)), modes=modes)
+        modes = MODES if options.enable_parallel else ("direct",)
+        run = evaluate(replace(run_options, opener=with_warm_up(run_options.opener)), modes=modes)
     return run_until_signal(run)

@@ -19,8 +19,8 @@ EXAMPLES = (
 
 
 @command(TrainOptions, examples=EXAMPLES)
-def train(given: TrainOptions) -> int:
+def train(options: TrainOptions) -> int:
     """Train an EAGLE-3 head on the base model's own answers or on conversations; show its acceptance."""
     from specsot_lab.train import running
 
-    return running.train(given, sys.stdout, sys.stderr)
+    return running.train(options, sys.stdout, sys.stderr)

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from specsot_bench.core.tables import Column, figure, markdown, text
 
-# less speedup than this is none; a quality lower by more than this is a loss
+# Speedup. Less than this counts as none. Untuned.
 SLOWER = 1.1
+# Score. A quality that is lower by more than this is a loss. Untuned.
 WORSE = 0.02
 
 Verdict = Literal["sot", "direct", "unclear"]
@@ -20,11 +21,12 @@ Pair = tuple[Record, Record]  # direct, and with a plan
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """One category, by the questions that were answered both ways, and the turns that were.
+    """One category, by the questions that were answered both ways, and the turns that both answers have.
 
-    direct_quality, sot_quality: means of the task's own score, None if the task has none.
-    direct_seconds, sot_seconds: means of the seconds that a question took.
-    planned: share of the answers in mode sot that had a plan of two points or more.
+    task, category: their names. questions: their number. direct_quality, sot_quality: means of the task's own
+        score; None if the task has none. direct_seconds, sot_seconds: mean seconds of a question.
+        direct_speed, sot_speed: tokens per second. planned: fraction of the turns in mode sot that had a plan
+        of two points or more.
     """
 
     task: str
@@ -40,70 +42,90 @@ class CategoryRow:
 
     @property
     def row(self) -> dict[str, Any]:
+        """Return the row as a dict, with speedup and verdict."""
         return asdict(self) | {"speedup": self.speedup, "verdict": self.verdict}
 
     @property
     def speedup(self) -> float:
-        """Tokens of the answer per second with a plan over those without: answers differ in length."""
+        """Return the tokens per second with a plan divided by those without, since the answers differ in
+        length; 0 if nothing was written directly.
+        """
         return self.sot_speed / self.direct_speed if self.direct_speed else 0.0
 
     @property
     def gain(self) -> float | None:
-        """What a plan brings in quality. Where both score 0, nothing is known."""
+        """Return the quality with a plan minus that without; None where both score 0, so that nothing is
+        known.
+        """
         direct = self.direct_quality or 0.0
         sot = self.sot_quality or 0.0
         return sot - direct if direct or sot else None
 
     @property
     def verdict(self) -> Verdict:
-        """Whether a router should send such questions to a plan; never decided by speed alone."""
+        """Return whether a router should send such questions to a plan ("sot"); never decided by speed alone.
+        "unclear" if the quality is unknown.
+        """
         if self.gain is None:
             return "unclear"
         return "sot" if self.speedup >= SLOWER and self.gain >= -WORSE else "direct"
 
 
 def pairs_of(records: Sequence[Record]) -> list[Pair]:
-    """Of every prompt answered both ways; where one got further, the turns that both have."""
-    found: dict[tuple[str, str], dict[str, Record]] = {}
+    """Return (direct, planned) records of every prompt that was answered both ways; if one answer has more
+    turns, only those that both have.
+    """
+    records_by_mode: dict[tuple[str, str], dict[str, Record]] = {}
     for record in records:
-        found.setdefault((record["task"], record["id"]), {})[record["mode"]] = record
-    both = [(one["direct"], one["sot"]) for one in found.values() if {"direct", "sot"} <= one.keys()]
-    return [_of_same_turns(*pair) for pair in both if pair[0]["turns"] and pair[1]["turns"]]
+        records_by_mode.setdefault((record["task"], record["id"]), {})[record["mode"]] = record
+    both = [
+        (modes["direct"], modes["sot"])
+        for modes in records_by_mode.values()
+        if {"direct", "sot"} <= modes.keys()
+    ]
+    return [_with_equal_turns(*pair) for pair in both if pair[0]["turns"] and pair[1]["turns"]]
 
 
-def sum_up(pairs: Sequence[Pair]) -> list[CategoryRow]:
-    """By task and category, in the order in which they come first."""
-    by: dict[tuple[str, str], list[Pair]] = {}
+def rows_by_category(pairs: Sequence[Pair]) -> list[CategoryRow]:
+    """Return a row for each task and category, in the order in which they first occur."""
+    pairs_of_category: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
-        by.setdefault((pair[0]["task"], pair[0]["category"]), []).append(pair)
-    return [_line(task, category, of) for (task, category), of in by.items()]
+        pairs_of_category.setdefault((pair[0]["task"], pair[0]["category"]), []).append(pair)
+    return [
+        _category_row(task, category, category_pairs)
+        for (task, category), category_pairs in pairs_of_category.items()
+    ]
 
 
 def direct_lines(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Questions, quality and speed by task and category, of records that were all answered without a plan."""
-    by: dict[tuple[str, str], list[Record]] = {}
+    """Return questions, quality and speed by task and category, of records that were all answered without a
+    plan; records without turns are left out.
+    """
+    records_of_category: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record["turns"]:
-            by.setdefault((record["task"], record["category"]), []).append(record)
+            records_of_category.setdefault((record["task"], record["category"]), []).append(record)
     return [
         {
             "task": task,
             "category": category,
-            "questions": len(of),
-            "direct_quality": _quality(of),
-            "direct_seconds": _sum(of, "seconds") / len(of),
-            "direct_speed": _speed(of),
+            "questions": len(category_records),
+            "direct_quality": _quality(category_records),
+            "direct_seconds": _sum(category_records, "seconds") / len(category_records),
+            "direct_speed": _speed(category_records),
         }
-        for (task, category), of in by.items()
+        for (task, category), category_records in records_of_category.items()
     ]
 
 
-def _of_same_turns(direct: Record, sot: Record) -> Pair:
+def _with_equal_turns(direct: Record, sot: Record) -> Pair:
+    """Return both records, cut to the number of turns that both have."""
     turns = min(len(direct["turns"]), len(sot["turns"]))
     return direct | {"turns": direct["turns"][:turns]}, sot | {"turns": sot["turns"][:turns]}
 
 
-def _line(task: str, category: str, pairs: Sequence[Pair]) -> CategoryRow:
+def _category_row(task: str, category: str, pairs: Sequence[Pair]) -> CategoryRow:
+    """Return the row of one category. pairs: (direct, planned) records, at least one."""
     direct, sot = zip(*pairs)
     return CategoryRow(
         task,
@@ -115,33 +137,38 @@ def _line(task: str, category: str, pairs: Sequence[Pair]) -> CategoryRow:
         _sum(sot, "seconds") / len(pairs),
         _speed(direct),
         _speed(sot),
-        fmean(turn["branches"] >= 2 for one in sot for turn in one["turns"]),
+        fmean(turn["branches"] >= 2 for record in sot for turn in record["turns"]),
     )
 
 
 def _quality(records: Sequence[Record]) -> float | None:
-    scores = [next(iter(one["scores"].values())) for one in records if one["scores"]]
+    """Return the mean of the first score of the records that have one; None if none has."""
+    scores = [next(iter(record["scores"].values())) for record in records if record["scores"]]
     return fmean(scores) if scores else None
 
 
 def _speed(records: Sequence[Record]) -> float:
+    """Return the tokens per second over all turns of the records; 0 if they took no time."""
     seconds = _sum(records, "seconds")
     return _sum(records, "tokens") / seconds if seconds else 0.0
 
 
-def _sum(records: Sequence[Record], what: str) -> float:
-    return sum(turn[what] for one in records for turn in one["turns"])
+def _sum(records: Sequence[Record], key: str) -> float:
+    """Return the sum of one figure over all turns of the records. key: such as "seconds"."""
+    return sum(turn[key] for record in records for turn in record["turns"])
 
 
 UNCLEAR = "unclear: no verdict on quality (no score, or 0 both ways)"
 
 
 def page_of(lines: Sequence[CategoryRow]) -> str:
+    """Return the table of categories in Markdown, with a note if a verdict is unclear."""
     page = markdown(COLUMNS, [line.row for line in lines])
     return f"{page}\n{UNCLEAR}" if any(line.verdict == "unclear" for line in lines) else page
 
 
 def direct_page(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the table of direct answers in Markdown. lines: as `direct_lines` returns them."""
     return markdown(DIRECT_COLUMNS, lines)
 
 

@@ -28,21 +28,30 @@ from specsot_lab.eval.running import Asked, Run
 from specsot_lab.eval.tasks import Prompt, read_task
 from specsot_master.core.plans.wording import ENGLISH
 
+# Temperature of the sampled answers: they must differ, and still make sense. Untuned.
 SAMPLED = 0.7  # temperature of the sampled answers: they must differ, and still be sense
+# A sampled answer may have one in so many of the other answers' tokens, since what matters comes first.
+# Untuned.
 SHARE = 4  # a sampled answer may have one in so many of the others' tokens: what matters comes first
 
 
 async def aspects(run: Run, samples: int) -> int:
-    """Quality without a judge, by what sampled direct answers agree on. 1 where nothing can be told."""
+    """Measure quality without a judge, by what sampled direct answers agree on; return 1 if there is no
+    result, else 0.
+
+    run: what is asked. samples: sampled direct answers of each question.
+    """
     prompts = first_turns(run)
-    asked = [one for prompt in prompts for one in asked_of(prompt, samples, run.tokens // SHARE)]
-    records = await run.answers(asked)
-    each = samples + 2
-    grouped = [records[place : place + each] for place in range(0, len(records), each)]
+    requests = [request for prompt in prompts for request in asked_of(prompt, samples, run.tokens // SHARE)]
+    records = await run.answers(requests)
+    records_per_prompt = samples + 2
+    grouped = [
+        records[index : index + records_per_prompt] for index in range(0, len(records), records_per_prompt)
+    ]
     questions = [
-        question_of(prompt, found)
-        for prompt, found in zip(prompts, grouped)
-        if all("error" not in record for record in found)
+        question_of(prompt, prompt_records)
+        for prompt, prompt_records in zip(prompts, grouped)
+        if all("error" not in record for record in prompt_records)
     ]
     rows = measure(questions)
     if rows:
@@ -64,17 +73,20 @@ async def aspects(run: Run, samples: int) -> int:
 
 
 def asked_of(prompt: Prompt, samples: int, tokens: int) -> list[Asked]:
-    """tokens: of a sampled answer, at most."""
+    """Return the requests of one prompt: direct, planned, then the sampled ones.
+
+    samples: their number. tokens: maximum tokens of a sampled answer.
+    """
     limits = {"temperature": SAMPLED, "max_new_tokens": tokens}
-    drawn = [
+    sampled = [
         Asked(prompt, "direct", f"sampled {seed}", limits | {"seed": seed}) for seed in range(1, samples + 1)
     ]
-    return [Asked(prompt, "direct"), Asked(prompt, "sot"), *drawn]
+    return [Asked(prompt, "direct"), Asked(prompt, "sot"), *sampled]
 
 
 def question_of(prompt: Prompt, records: Sequence[Record]) -> AskedQuestion:
-    """records: as `asked_of` has them."""
-    direct, planned, *drawn = [record["turns"][0] for record in records]
+    """Return a question with its answers. records: in the order of `asked_of`."""
+    direct, planned, *sampled_turns = [record["turns"][0] for record in records]
     headings, bodies = zip(*planned["points"]) if planned["points"] else ((), ())
     return AskedQuestion(
         f"{prompt.task} {prompt.id}",
@@ -82,46 +94,50 @@ def question_of(prompt: Prompt, records: Sequence[Record]) -> AskedQuestion:
         prompt.turns[0],
         direct["text"],
         PlannedAnswer(planned["text"], tuple(headings), tuple(bodies)),
-        tuple(turn["text"] for turn in drawn),
+        tuple(turn["text"] for turn in sampled_turns),
     )
 
 
 ROUTING = "routing"
 PLANNED = "list"  # the category that is to be planned; no other one is
+# Prompts of every source.
 EACH = 20  # prompts of every source
 SHARES = (text("category", "category"), figure("n", "prompts", 0), figure("planned", "planned"))
 
 
 def routing_prompts() -> list[Prompt]:
-    """40 whose answers are lists, 20 each of chit-chat, maths and code."""
-    borrowed = (("vicuna", PLANNED), ("gsm8k", "maths"), ("humaneval", "code"))
-    others = [
+    """Return 40 prompts whose answers are lists, and 20 each of chit-chat, maths and code."""
+    sources = (("vicuna", PLANNED), ("gsm8k", "maths"), ("humaneval", "code"))
+    borrowed_prompts = [
         replace(prompt, task=ROUTING, id=f"{task} {prompt.id}", category=category, references=())
-        for task, category in borrowed
+        for task, category in sources
         for prompt in read_task(task)[:EACH]
     ]
-    return [*read_task(ROUTING), *others]
+    return [*read_task(ROUTING), *borrowed_prompts]
 
 
 async def routing(run: Run) -> int:
-    """How often mode auto plans what has parts, and what has none; and what went the wrong way."""
+    """Measure how often mode auto plans what has parts, and what has none; write what went the wrong way.
+    Return 1 if nothing was answered, else 0.
+    """
     records = await run.answers([Asked(prompt, "auto") for prompt in first_turns(run)])
     answered = [record for record in records if "error" not in record]
     wrong = [one for one in answered if is_planned(one) != (one["category"] == PLANNED)]
     rows: list[Record] = []
     for name in dict.fromkeys(one["category"] for one in answered):
-        ways = [is_planned(one) for one in answered if one["category"] == name]
-        rows.append({"category": name, "prompts": len(ways), "planned": fmean(ways)})
+        planned_flags = [is_planned(one) for one in answered if one["category"] == name]
+        rows.append({"category": name, "prompts": len(planned_flags), "planned": fmean(planned_flags)})
     run.say(f"{markdown(SHARES, rows)}\n")
     for one in wrong:
-        asked = " ".join(one["questions"][0].split())[:90]
-        run.say(f"{one['category']}, {one['turns'][0]['decision']}: {asked}")
+        question_text = " ".join(one["questions"][0].split())[:90]
+        run.say(f"{one['category']}, {one['turns'][0]['decision']}: {question_text}")
     run.complain(records)
     run.write(ROUTING, named(rows, "category"), wrong=[one["id"] for one in wrong])
     return 0 if answered else 1
 
 
 def is_planned(record: Record) -> bool:
+    """Return whether the answer of a record has at least two points."""
     return len(record["turns"][0]["points"]) >= 2
 
 
@@ -137,57 +153,68 @@ class DraftShape:
 
     @property
     def name(self) -> str:
+        """Return the shape as it is written, such as "chain:5"."""
         return f"{self.kind}:{self.nodes}"
 
     @property
     def drafting(self) -> DraftOptions:
-        """The whole of it in every step, whether it pays or not. Of a tree of 8 levels, with 10 children of a
-        node as EAGLE-2 has them, the likeliest nodes are kept.
+        """Return options with which the whole shape is drafted in every step, whether or not it is
+        profitable.
+
+        Of a tree of 8 levels, with 10 children of a node as EAGLE-2 has them, the likeliest nodes are kept.
         """
         if self.kind == "chain":
             return DraftOptions(mode="linear", depth=self.nodes, nodes=self.nodes, tuner="fixed")
         return DraftOptions(mode="tree", depth=8, breadth=10, nodes=self.nodes, tuner="fixed")
 
 
-def shapes_of(told: str) -> list[DraftShape]:
-    """ "chain:5,tree:24". Raises InvalidRequest."""
-    found: list[DraftShape] = []
-    for one in told.split(","):
-        kind, _, nodes = one.strip().partition(":")
+def shapes_of(written: str) -> list[DraftShape]:
+    """Return the shapes of a text such as "chain:5,tree:24". Raises InvalidRequest for any other text."""
+    shapes: list[DraftShape] = []
+    for part in written.split(","):
+        kind, _, nodes = part.strip().partition(":")
         if kind not in ("chain", "tree") or not nodes.isdecimal() or not int(nodes):
-            raise InvalidRequest(f"shapes are such as chain:5,tree:24, got {one!r}", field="draft_shapes")
-        found.append(DraftShape(kind, int(nodes)))
-    return found
+            raise InvalidRequest(f"shapes are such as chain:5,tree:24, got {part!r}", field="draft_shapes")
+        shapes.append(DraftShape(kind, int(nodes)))
+    return shapes
 
 
 async def draft_shapes(run: Run, shapes: Sequence[DraftShape]) -> int:
-    """Tokens a step of direct answers, by shapes of drafts, greedy and sampled. A fleet for each shape."""
+    """Measure tokens per step of direct answers by shapes of drafts, greedy and sampled, with a fleet for
+    each shape; return 1 if there is no result, else 0.
+    """
     if run.wanted.master is not None:
         raise InvalidRequest(
             "a fleet is opened for each shape, so there is no --master", field="draft_shapes"
         )
     prompts = first_turns(run)
     rows = list[Record]()
-    found: list[Record] = []
+    all_records: list[Record] = []
     for shape in shapes:
-        asked = [
-            Asked(prompt, "direct", f"{shape.name} at {heat:g}", {"temperature": heat, "seed": 1})
-            for heat in TEMPERATURES
+        requests = [
+            Asked(
+                prompt, "direct", f"{shape.name} at {temperature:g}", {"temperature": temperature, "seed": 1}
+            )
+            for temperature in TEMPERATURES
             for prompt in prompts
         ]
-        records = await run.answers(asked, replace(run.wanted, drafting=shape.drafting))
-        found += records
-        for place, heat in enumerate(TEMPERATURES):
-            mine = records[place * len(prompts) : (place + 1) * len(prompts)]
-            rows += [row | {"drafts": shape.name, "temperature": heat} for row in steps_of(mine)]
+        records = await run.answers(requests, replace(run.wanted, drafting=shape.drafting))
+        all_records += records
+        for index, temperature in enumerate(TEMPERATURES):
+            shape_records = records[index * len(prompts) : (index + 1) * len(prompts)]
+            rows += [
+                row | {"drafts": shape.name, "temperature": temperature} for row in steps_of(shape_records)
+            ]
     run.say(markdown(STEPS, rows))
-    run.complain(found)
+    run.complain(all_records)
     run.write("shapes", named(rows, "task", "drafts", "temperature"))
     return 0 if rows else 1
 
 
 def steps_of(records: Sequence[Record]) -> list[Record]:
-    """One for each task. Tokens a step over all steps, and their bootstrap interval over questions."""
+    """Return a row for each task: tokens per step over all steps, and their bootstrap interval over
+    questions.
+    """
     answered = [record for record in records if record["turns"] and record["turns"][0]["steps"]]
     rows: list[Record] = []
     for task in dict.fromkeys(record["task"] for record in answered):
@@ -218,6 +245,8 @@ STEPS = (
 
 
 def first_turns(run: Run) -> list[Prompt]:
-    """Raises InvalidRequest, ModelError where the run cannot begin."""
+    """Return the prompts with their first turn alone. Raises InvalidRequest or ModelError if the run cannot
+    begin.
+    """
     run.check()
-    return [replace(one, turns=one.turns[:1]) for one in run.prompts]
+    return [replace(prompt, turns=prompt.turns[:1]) for prompt in run.prompts]

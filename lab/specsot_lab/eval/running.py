@@ -24,34 +24,38 @@ from specsot_lab.eval.aggregate import (
     direct_page,
     page_of,
     pairs_of,
-    sum_up,
+    rows_by_category,
 )
 from specsot_lab.eval.records import (
     Folder,
     Key,
     Record,
-    about,
     answer_to,
     append,
     is_broken_off,
     key_of,
     read_records,
+    record_head,
     served_by,
     settings_of,
 )
 from specsot_lab.eval.tasks import Prompt, score
 
+# Colour of direct answers.
 DIRECT = "#8c96a3"
 
 
 def plot(lines: Sequence[CategoryRow], file: Path) -> None:
-    """One PNG: a row for each category. Raises InvalidRequest."""
+    """Write one PNG with a row for each category. Raises InvalidRequest if matplotlib is not installed."""
     size = 9.2, 1.8 + 0.42 * len(lines)
     with picture(file, "Planned answers against direct ones", size, 2, sharey=True) as panels:
         fill(panels, lines)
 
 
 def fill(panels: Sequence[Any], lines: Sequence[CategoryRow]) -> None:
+    """Draw speedups on the first panel and quality on the second. panels: matplotlib's axes. lines: the
+    categories.
+    """
     names = [f"{one.task}: {one.category.removeprefix(f'{one.task}/')} ({one.questions})" for one in lines]
     speedups = [line.speedup for line in lines]
     bars(panels[0], names, speedups, [f"{speedup:.2f}" for speedup in speedups])
@@ -62,7 +66,9 @@ def fill(panels: Sequence[Any], lines: Sequence[CategoryRow]) -> None:
 
 
 def _fill_quality(panel: Any, lines: Sequence[CategoryRow]) -> None:
-    """Of both; nothing where a task has no score."""
+    """Draw the quality of both kinds of answers; "not scored" where a task has no score. panel: matplotlib's
+    axes.
+    """
     for offset, name, colour in ((-0.2, "direct", DIRECT), (0.2, "sot", SAME)):
         values = [getattr(line, f"{name}_quality") or 0 for line in lines]
         panel.barh([row + offset for row in range(len(lines))], values, 0.36, color=colour, label=name)
@@ -77,7 +83,9 @@ MODES: tuple[Mode, ...] = ("direct", "sot")
 OF_THE_DEMO = (
     "The demo model babbles outside its topics: its quality here means nothing, only its speed does."
 )
+# A prompt whose answers are not counted.
 WARM = Prompt("", "", "", ("Explain how to plan a day, point by point.",))
+# Tokens of an answer that is not counted.
 WARM_TOKENS = 64
 NO_PLOT = "no plot: matplotlib, which draws it, is not installed"
 
@@ -86,7 +94,9 @@ Draw = Callable[[Sequence[CategoryRow], Path, TextIO], None]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One prompt in one mode. options: of this request. name: of its record; "": the mode."""
+    """One prompt in one mode. prompt: what is asked. mode: how it is answered. name: of its record; empty:
+    the mode. options: of this request alone.
+    """
 
     prompt: Prompt
     mode: Mode
@@ -95,7 +105,8 @@ class Asked:
 
     @property
     def key(self) -> Key:
-        return key_of(about(self.prompt, self.mode) | {"mode": self.name or self.mode})
+        """Return the key of this prompt's record, by which it is found again."""
+        return key_of(record_head(self.prompt, self.mode) | {"mode": self.name or self.mode})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,59 +129,75 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Raises ModelError."""
+        """Return the settings with which records are asked for. Raises ModelError."""
         return settings_of(self.wanted, self.tokens) | {"at_once": self.at_once, **self.request}
 
     def check(self) -> None:
-        """Raises InvalidRequest where the folder's records were asked for with other settings, ModelError."""
+        """Raise InvalidRequest if the folder's records were asked for with other settings; ModelError if they
+        cannot be read.
+        """
         self.folder.check(self.settings)
 
     def say(self, *lines: str) -> None:
+        """Write lines to the output."""
         self.out.writelines(f"{line}\n" for line in lines)
 
     def complain(self, records: Sequence[Record]) -> None:
-        """A line for every answer that was not had."""
-        for one in records:
-            if "error" in one:
-                self.say(f"not answered: {one['task']} {one['id']} ({one['mode']}): {one['error']}")
+        """Write a line for every record without an answer."""
+        for record in records:
+            if "error" in record:
+                self.say(
+                    f"not answered: {record['task']} {record['id']} ({record['mode']}): {record['error']}"
+                )
 
     def write(self, bench: str, rows: Sequence[Row], file: Path | None = None, **settings: Any) -> None:
-        """file: if not BENCH.json; with the settings that the folder's records have."""
+        """Write rows to a file as JSON, with the settings of the folder's records.
+
+        bench: name of the measurement. rows: figures by name. file: None: BENCH.json in the folder. settings:
+            further ones.
+        """
         path = file or self.folder.path / f"{bench}.json"
         write_results(path, bench, self.folder.settings() | settings, rows)
 
-    async def answers(self, asked: Sequence[Asked], wanted: FleetOptions | None = None) -> list[Record]:
-        """To everything that is asked, in order; what is in the folder is not asked again. wanted: another
-        fleet than the run's, which differs in what `Asked.name` says.
+    async def answers(self, questions: Sequence[Asked], options: FleetOptions | None = None) -> list[Record]:
+        """Return the records of everything that is asked, in order; what is in the folder is not asked again.
+
+        questions: prompts with mode and options. options: another fleet than the run's, which differs in what
+            `Asked.name` says; None: the run's.
         """
         read = read_records(self.folder.records)
-        kept = {key_of(record): record for record in read if not is_broken_off(record)}
-        left = [one for one in asked if one.key not in kept]
-        if left:
-            fleet = await self.opener(wanted or self.wanted)
+        records = {key_of(record): record for record in read if not is_broken_off(record)}
+        missing = [question for question in questions if question.key not in records]
+        if missing:
+            fleet = await self.opener(options or self.wanted)
             try:
                 self.folder.begin(self.settings | await served_by(fleet, self.wanted))
-                with counting_bar(self.err, "answers", len(left)) as count:
-                    waiting = iter(left)
+                with counting_bar(self.err, "answers", len(missing)) as advance:
+                    waiting = iter(missing)
 
                     async def client() -> None:
-                        for one in waiting:
-                            kept[one.key] = await self._answer(fleet, one)
-                            append(self.folder.records, kept[one.key])
-                            count()
+                        """Ask the next missing question until there is none."""
+                        for question in waiting:
+                            records[question.key] = await self._answer(fleet, question)
+                            append(self.folder.records, records[question.key])
+                            advance()
 
-                    await _until_first_error([client() for _ in range(self.at_once)])
+                    await _run_until_first_error([client() for _ in range(self.at_once)])
             finally:
                 await fleet.close()
-        return [kept[one.key] for one in asked]
+        return [records[question.key] for question in questions]
 
-    async def _answer(self, fleet: FleetClient, one: Asked) -> Record:
-        limits = {"max_new_tokens": self.tokens, **self.request, **one.options}
-        told = await answer_to(fleet, one.prompt, one.mode, request_with(self.wanted.preset, limits))
-        return told | {"mode": one.name or one.mode}
+    async def _answer(self, fleet: FleetClient, question: Asked) -> Record:
+        """Return the record of one question, under the question's name or mode."""
+        limits = {"max_new_tokens": self.tokens, **self.request, **question.options}
+        record = await answer_to(
+            fleet, question.prompt, question.mode, request_with(self.wanted.preset, limits)
+        )
+        return record | {"mode": question.name or question.mode}
 
 
 def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
+    """Write the plot, or a line if matplotlib is not installed. file: the PNG. out: gets the line."""
     try:
         plot(lines, file)
     except InvalidRequest:
@@ -178,18 +205,21 @@ def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
 
 
 async def evaluate(run: Run, draw: Draw = plot_of, modes: Sequence[Mode] = MODES) -> int:
-    """Ask what is not in the folder yet; then show the whole. 1 where nothing can be told.
+    """Ask what is not in the folder yet; then show everything. Return 1 if there is no result, else 0.
 
+    run: what is asked, of which fleet. draw: draws the plot.
     modes: MODES, or "direct" alone: then there is a table of the direct answers, and no plot.
-    Raises InvalidRequest where the folder's records were asked for with other settings.
+    Raises InvalidRequest if the folder's records were asked for with other settings.
     """
     run.check()
-    asked = [Asked(prompt, mode) for prompt in run.prompts for mode in modes]
-    told = await run.answers(asked)
-    records = [_scored(one.prompt, one.mode, record) for one, record in zip(asked, told)]
+    questions = [Asked(prompt, mode) for prompt in run.prompts for mode in modes]
+    answers = await run.answers(questions)
+    records = [
+        _scored(question.prompt, question.mode, record) for question, record in zip(questions, answers)
+    ]
     if "sot" not in modes:
         return show_direct(run, records)
-    lines = sum_up(pairs_of(records))
+    lines = rows_by_category(pairs_of(records))
     run.say(page_of(lines))
     if run.wanted.model is None and run.wanted.master is None:
         run.say(OF_THE_DEMO)
@@ -200,7 +230,7 @@ async def evaluate(run: Run, draw: Draw = plot_of, modes: Sequence[Mode] = MODES
 
 
 def show_direct(run: Run, records: Sequence[Record]) -> int:
-    """The table of answers without plans. 1 if there are none."""
+    """Write the table of answers without plans; return 1 if there are none, else 0."""
     lines = direct_lines(records)
     run.say(direct_page(lines))
     run.complain(records)
@@ -208,11 +238,14 @@ def show_direct(run: Run, records: Sequence[Record]) -> int:
     return 0 if lines else 1
 
 
-def warmed(opener: Opener) -> Opener:
-    """A fleet's first answers are slow; these ones are not counted."""
+def with_warm_up(opener: Opener) -> Opener:
+    """Return an opener whose fleet has already answered once in each mode, since a fleet's first answers are
+    slow.
+    """
 
-    async def opened(wanted: FleetOptions) -> FleetClient:
-        fleet = await opener(wanted)
+    async def opened(options: FleetOptions) -> FleetClient:
+        """Open the fleet, let it answer, and return it."""
+        fleet = await opener(options)
         try:
             for mode in MODES:
                 await answer_to(fleet, WARM, mode, {"max_new_tokens": WARM_TOKENS})
@@ -224,9 +257,9 @@ def warmed(opener: Opener) -> Opener:
     return opened
 
 
-async def _until_first_error(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Side by side; the first error ends them all."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+async def _run_until_first_error(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines concurrently; the first error cancels all of them and is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -236,6 +269,8 @@ async def _until_first_error(work: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def _scored(prompt: Prompt, mode: Mode, record: Record) -> Record:
-    """By the references that the prompt has now; they may have been corrected since it was answered."""
+    """Return a record with the scores by the references that the prompt has now, which may have been
+    corrected since it was answered.
+    """
     turns = record["turns"]
-    return record | about(prompt, mode) | {"scores": score(prompt, turns[0]["text"]) if turns else {}}
+    return record | record_head(prompt, mode) | {"scores": score(prompt, turns[0]["text"]) if turns else {}}

@@ -27,26 +27,35 @@ _SMALL = {"of", "and", "or", "to", "in", "for", "with", "on", "by", "at", "from"
 
 
 def normalise(text: str) -> str:
-    kept = "".join(mark for mark in text.lower() if mark not in string.punctuation)
-    return " ".join(_ARTICLES.sub(" ", kept).split())
+    """Return the text in lower case, without punctuation and articles, with single spaces, as SQuAD's
+    evaluation does.
+    """
+    letters = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(_ARTICLES.sub(" ", letters).split())
 
 
 def words_of(text: str) -> list[str]:
-    """In lower case, cut at everything else."""
+    """Return the words of a text in lower case: its runs of letters and digits."""
     return _WORD.findall(text.lower())
 
 
 def exact_match(answer: str, references: Sequence[str]) -> float:
-    return float(normalise(answer) in {normalise(one) for one in references})
+    """Return 1.0 if the answer is one of the references, both normalised; else 0.0."""
+    return float(normalise(answer) in {normalise(reference) for reference in references})
 
 
 def numbers_in(text: str) -> list[float]:
+    """Return the numbers of a text in order, without those of a plan's headings: "$1,200 and -3" -> [1200,
+    -3].
+    """
     found = _NUMBER.findall(_HEADING.sub("", text))
     return [float(re.sub(r"[$€£,]", "", number).replace("\u2212", "-")) for number in found]
 
 
 def number_of(reference: str) -> float:
-    """The one number of a reference, behind GSM8K's "####" where that is. Raises ValueError."""
+    """Return the one number of a reference, after GSM8K's "####" where that is present. Raises ValueError for
+    none or several.
+    """
     found = numbers_in(reference.rpartition("####")[2])
     if len(found) != 1:
         raise ValueError(f"a reference must be a number, not {reference!r}")
@@ -54,54 +63,73 @@ def number_of(reference: str) -> float:
 
 
 def first_number(answer: str, references: Sequence[str]) -> float:
-    """The first number in the answer is one of the references: "Passage [3]." is 3."""
-    return float(numbers_in(answer)[:1] in [[number_of(one)] for one in references])
+    """Return 1.0 if the first number in the answer is one of the references: "Passage [3]." is 3;
+    else 0.0.
+    """
+    return float(numbers_in(answer)[:1] in [[number_of(reference)] for reference in references])
 
 
 def final_number(answer: str, references: Sequence[str]) -> float:
-    """The last number in the answer is the reference, as GSM8K is scored."""
-    return float(numbers_in(answer)[-1:] in [[number_of(one)] for one in references])
+    """Return 1.0 if the last number in the answer is one of the references, as GSM8K is scored; else 0.0."""
+    return float(numbers_in(answer)[-1:] in [[number_of(reference)] for reference in references])
 
 
 def token_f1(answer: str, references: Sequence[str]) -> float:
-    """Words shared with the nearest reference."""
-    return max((_f1(normalise(answer).split(), normalise(one).split()) for one in references), default=0.0)
+    """Return the F1 of the words shared with the nearest reference; 0 without references."""
+    return max(
+        (_f1(normalise(answer).split(), normalise(reference).split()) for reference in references),
+        default=0.0,
+    )
 
 
 def rouge_l(answer: str, references: Sequence[str]) -> float:
+    """Return the ROUGE-L of the answer to the nearest reference; 0 without references."""
     words = words_of(answer)
-    return max((_subsequence_f1(words, words_of(one)) for one in references), default=0.0)
+    return max((_subsequence_f1(words, words_of(reference)) for reference in references), default=0.0)
 
 
 def coverage(answer: str, dimensions: Sequence[str]) -> float:
-    """Share of the dimensions of which every word that says something stands in the answer."""
-    there = set(words_of(answer))
-    asked = [words for words in ({*words_of(one)} - _ARTICLE - _SMALL for one in dimensions) if words]
-    return sum(words <= there for words in asked) / len(asked) if asked else 0.0
+    """Return the fraction of the dimensions of which the answer has every word that says something; 0 without
+    dimensions.
+    """
+    answer_words = set(words_of(answer))
+    dimension_words = [
+        words for words in ({*words_of(dimension)} - _ARTICLE - _SMALL for dimension in dimensions) if words
+    ]
+    return (
+        sum(words <= answer_words for words in dimension_words) / len(dimension_words)
+        if dimension_words
+        else 0.0
+    )
 
 
 def dimensions_of(question: str) -> tuple[str, ...]:
-    """What a planning question asks to be respected, as far as its form tells: the items of its lists, and
-    the amounts, dates and names in it. A proxy: it says whether they are mentioned, not whether well.
+    """Return what a planning question asks to be respected, as far as its form tells: the items of its lists,
+    and the amounts, dates and names in it.
+
+    This is a proxy: it says whether they are mentioned, not whether well.
     """
     items = [item.strip() for item in _ITEM.findall(question)]
-    rest = _ITEM.sub("", question)
-    return tuple(dict.fromkeys((*items, *_NAME.findall(rest), *_AMOUNT.findall(rest))))
+    other_text = _ITEM.sub("", question)
+    return tuple(dict.fromkeys((*items, *_NAME.findall(other_text), *_AMOUNT.findall(other_text))))
 
 
 def _f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
+    """Return the F1 of the words that both lists share, repetitions counted."""
     return _harmonic(sum((Counter(ours) & Counter(theirs)).values()), len(ours), len(theirs))
 
 
 def _subsequence_f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
+    """Return the F1 of the longest common subsequence of two lists of words."""
     row = [0] * (len(theirs) + 1)
     for word in ours:
-        before = row
+        previous = row
         row = [0]
-        for place, other in enumerate(theirs):
-            row.append(before[place] + 1 if word == other else max(before[place + 1], row[-1]))
+        for index, other in enumerate(theirs):
+            row.append(previous[index] + 1 if word == other else max(previous[index + 1], row[-1]))
     return _harmonic(row[-1], len(ours), len(theirs))
 
 
 def _harmonic(common: int, ours: int, theirs: int) -> float:
+    """Return the F1 of `common` elements in lists of `ours` and `theirs`; 0 for none in common."""
     return 2 * common / (ours + theirs) if common else 0.0

@@ -37,7 +37,11 @@ class Prompt:
 
 
 def read_task(name: str, file: Path | None = None) -> list[Prompt]:
-    """A task's own prompts, or those of a file in the same form. Raises InvalidRequest, ModelError."""
+    """Return a task's own prompts, or those of a file in the same form.
+
+    name: one of TASKS. file: JSON lines; None: the prompts that ship with the lab.
+    Raises InvalidRequest for an unknown task, ModelError for an unreadable file.
+    """
     if name not in TASKS:
         raise InvalidRequest(f"no task is called {name!r}; they are {', '.join(TASKS)}", field="tasks")
     path = file or (PASSAGES if name in KEPT_THERE else DATA) / f"{name}.jsonl"
@@ -45,22 +49,24 @@ def read_task(name: str, file: Path | None = None) -> list[Prompt]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may have other ends of lines in it
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: no prompts of a task ({error})") from None
-    found: dict[str, Prompt] = {}
+    prompts_by_id: dict[str, Prompt] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():
             prompt = _read(f"{path}, line {number}", name, line)
-            if prompt.id in found:
+            if prompt.id in prompts_by_id:
                 raise ModelError(f"{path}, line {number}: a prompt before it has the id {prompt.id!r}, too")
-            found[prompt.id] = prompt
-    return list(found.values())
+            prompts_by_id[prompt.id] = prompt
+    return list(prompts_by_id.values())
 
 
 def score(prompt: Prompt, answer: str) -> dict[str, float]:
-    """Of an answer to the first turn, by name; the first one is the task's quality. Empty: it has none."""
+    """Return the scores of an answer to the first turn, by name; the first one is the task's quality. Empty
+    if the task has none.
+    """
     references = prompt.references
     if prompt.task == "planning":
-        found = {"coverage": scoring.coverage(answer, prompt.dimensions)} if prompt.dimensions else {}
-        return found | ({"rouge_l": scoring.rouge_l(answer, references)} if references else {})
+        scores = {"coverage": scoring.coverage(answer, prompt.dimensions)} if prompt.dimensions else {}
+        return scores | ({"rouge_l": scoring.rouge_l(answer, references)} if references else {})
     if not references:
         return {}
     if prompt.task == "retrieval":
@@ -75,39 +81,51 @@ def score(prompt: Prompt, answer: str) -> dict[str, float]:
     return {}
 
 
-def _read(where: str, task: str, line: str) -> Prompt:
+def _read(place: str, task: str, line: str) -> Prompt:
+    """Return the prompt of a line. place: of the line, for the error. task: name. Raises ModelError."""
     try:
         row = json.loads(line)
         if not isinstance(row, dict):
             raise ValueError("not an object")
         return _prompt(task, cast("dict[str, Any]", row))
     except KeyError as error:
-        raise ModelError(f"{where}: no prompt of a task: it has no {error}") from None
+        raise ModelError(f"{place}: no prompt of a task: it has no {error}") from None
     except ValueError as error:
-        raise ModelError(f"{where}: no prompt of a task: {error}") from None
+        raise ModelError(f"{place}: no prompt of a task: {error}") from None
 
 
 def _prompt(task: str, row: Mapping[str, Any]) -> Prompt:
+    """Return the prompt of a JSON object. Raises KeyError for a missing field, ValueError for an impossible
+    one.
+    """
     turns = _texts("turns", row["turns"])
     references = _texts("reference", row.get("reference"))
     if not turns:
         raise ValueError("turns is empty")
     if task in NUMBERS:
-        for one in references:
-            scoring.number_of(one)
-    (first, *more), given = turns, row.get("dimensions")
-    drawn = (
-        scoring.dimensions_of(first) if task == "planning" and given is None else _texts("dimensions", given)
+        for reference in references:
+            scoring.number_of(reference)
+    (first, *more), given_dimensions = turns, row.get("dimensions")
+    dimensions = (
+        scoring.dimensions_of(first)
+        if task == "planning" and given_dimensions is None
+        else _texts("dimensions", given_dimensions)
     )
-    asked = f"{row['system']}\n\n{first}" if row.get("system") else first
-    return Prompt(task, str(row["id"]), str(row.get("category") or task), (asked, *more), references, drawn)
+    first_turn = f"{row['system']}\n\n{first}" if row.get("system") else first
+    return Prompt(
+        task, str(row["id"]), str(row.get("category") or task), (first_turn, *more), references, dimensions
+    )
 
 
-def _texts(name: str, given: object) -> tuple[str, ...]:
-    """A list's texts; a text alone would be taken for its letters. Numbers are as good. Raises ValueError."""
-    if given is not None and not isinstance(given, list):
-        raise ValueError(f"{name} must be a list, got {given!r}")
-    listed = cast("list[object]", given or [])
-    if not all(isinstance(one, str | int | float) for one in listed):
-        raise ValueError(f"{name} must be a list of texts, got {given!r}")
-    return tuple(map(str, listed))
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    """Return a list's texts, numbers included; none for None. Raises ValueError for anything else: the
+    letters of a text would be taken for texts.
+
+    name: of the field. value: as read.
+    """
+    if value is not None and not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, got {value!r}")
+    elements = cast("list[object]", value or [])
+    if not all(isinstance(element, str | int | float) for element in elements):
+        raise ValueError(f"{name} must be a list of texts, got {value!r}")
+    return tuple(map(str, elements))

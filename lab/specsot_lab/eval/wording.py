@@ -17,7 +17,7 @@ from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Planned
 from specsot.params import Ask, Limits, Message, Sampling
-from specsot_app.fleet.opening import FleetClient, Opener, hear
+from specsot_app.fleet.opening import FleetClient, Opener, final_view
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.terminal.show import counting_bar
 from specsot_bench.core.tables import figure, markdown, text
@@ -43,7 +43,11 @@ class PlanToWrite:
 
 
 class Answers:
-    """Texts that a fleet writes to prompts given in tokens, greedily; each is kept in a file at once."""
+    """Answers that a fleet writes to prompts given in tokens, greedily; each is stored in a file at once.
+
+    fleet: the client. file: of earlier answers, which are not asked for again. at_once: answers that are
+        written at a time.
+    """
 
     def __init__(self, fleet: FleetClient, file: Path, at_once: int) -> None:
         self._fleet = fleet
@@ -55,7 +59,9 @@ class Answers:
         self._plans: dict[str, list[str]] = {row["question"]: row["plan"] for row in rows if "plan" in row}
 
     async def plan(self, question: str) -> tuple[Point, ...]:
-        """Return the points of a planned answer, of which only the plan is written."""
+        """Return the points of a planned answer, of which only the plan is written; none if the model planned
+        nothing.
+        """
         if question not in self._plans:
             ask = Ask(prompt=question, mode="sot", limits=Limits(max_new_tokens=POINTS * LIST_POINT_TOKENS))
             async with self._places:
@@ -72,7 +78,10 @@ class Answers:
         return []
 
     async def write(self, tokens: Sequence[int], limit: int, **about: Any) -> str:
-        """Return the answer to a prompt, from the file if it was answered before."""
+        """Return the answer to a prompt, from the file if it was answered before.
+
+        tokens: token ids. limit: tokens of the answer. about: what the file says of it.
+        """
         prompt = hashlib.sha256(json.dumps([list(tokens), limit]).encode()).hexdigest()[:16]
         if prompt not in self._known:
             ask = Ask(
@@ -82,12 +91,13 @@ class Answers:
                 limits=Limits(max_new_tokens=limit),
             )
             async with self._places:
-                view = await hear(self._fleet, ask)
+                view = await final_view(self._fleet, ask)
             self._known[prompt] = view.finished.text if view.finished else ""
             self._keep({"prompt": prompt, **about, "text": self._known[prompt]})
         return self._known[prompt]
 
     def _keep(self, row: Mapping[str, Any]) -> None:
+        """Append a row to the file."""
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
@@ -96,12 +106,15 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     """Return the answers in a file; a last line that was cut off is left out."""
     if not file.exists():
         return []
-    whole = file.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in whole]
+    complete_lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in complete_lines]
 
 
 class Measurement:
-    """One run over a model: plans of all questions, then their points in every form."""
+    """One run over a model: plans of all questions, then their points in every form.
+
+    prompts: has the model's wording. text: the tokenizer. answers: asks the fleet.
+    """
 
     def __init__(self, prompts: Prompts, text: Text, answers: Answers) -> None:
         self._wording = prompts.wording
@@ -132,12 +145,13 @@ class Measurement:
         return WrittenPlan(plan.question, titles, tuple(sections))
 
     def _turns(self, question: str, form: Form) -> ListConversation:
+        """Return the conversation that asks for the points of a question in this form."""
         wording = replace(self._wording, form=form)
         return ListConversation(self._text, (Message("user", question),), self._rules, wording)
 
 
 async def evaluate(
-    wanted: FleetOptions,
+    options: FleetOptions,
     prompts: Path | None,
     output: Path,
     write: bool,
@@ -146,28 +160,31 @@ async def evaluate(
     out: TextIO,
     err: TextIO,
 ) -> int:
-    """Print a table by form and the form that is best; with `write`, keep it in the model's specsot.json.
+    """Print a table by form and the form that is best; return the exit status 0.
 
+    options: of the fleet. prompts: file of questions; None: the bundled ones. output: folder of the answers.
+        write: store the form in the model's specsot.json. at_once: answers written at a time. opener: opens
+        the fleet. out: gets the table. err: shows bars.
     Raises InvalidRequest, ModelError.
     """
-    if wanted.master is not None:
+    if options.master is not None:
         raise InvalidRequest("the wording is kept beside a model here, so there is no --master", "plans")
-    base = models_of(wanted).base
-    words = Text(base)
-    asker = Prompts(base, words)
+    base = models_of(options).base
+    text = Text(base)
+    asker = Prompts(base, text)
     if not asker.listed:
         raise InvalidRequest(f"{base} was taught to plan, so it is asked in no words of ours", "plans")
     questions = read_questions(prompts)
-    fleet = await opener(wanted)
+    fleet = await opener(options)
     try:
-        run = Measurement(asker, words, Answers(fleet, output / ANSWERS, at_once))
-        found = await _measure_forms(run, questions, err)
+        run = Measurement(asker, text, Answers(fleet, output / ANSWERS, at_once))
+        faults_by_form = await _measure_forms(run, questions, err)
     finally:
         await fleet.close()
-    best = show(found, out)
+    best = show(faults_by_form, out)
     file = folder_of_model(base) / PARTS_FILE
     if write:
-        store_form(file, best, found)
+        store_form(file, best, faults_by_form)
         out.write(f"written to {file}\n")
     else:
         wording = json.dumps({"wording": {"form": best}})
@@ -176,23 +193,26 @@ async def evaluate(
 
 
 async def _measure_forms(run: Measurement, questions: Sequence[str], err: TextIO) -> dict[Form, BranchFaults]:
-    with counting_bar(err, "plans", len(questions)) as count:
+    """Return the faults of every form over all questions. run: asks the fleet. err: shows bars."""
+    with counting_bar(err, "plans", len(questions)) as advance:
 
         async def planned(question: str) -> PlanToWrite:
+            """Return the plan of a question, and advance the bar."""
             plan = await run.plan(question)
-            count()
+            advance()
             return plan
 
         plans = [plan for plan in await asyncio.gather(*map(planned, questions)) if plan.points]
-    with counting_bar(err, "plans written", len(plans) * len(FORMS)) as count:
+    with counting_bar(err, "plans written", len(plans) * len(FORMS)) as advance:
 
         async def written(plan: PlanToWrite, form: Form) -> WrittenPlan:
-            whole = await run.write(plan, form)
-            count()
-            return whole
+            """Return a plan written in a form, and advance the bar."""
+            written_plans = await run.write(plan, form)
+            advance()
+            return written_plans
 
-        whole = await asyncio.gather(*(written(plan, form) for plan in plans for form in FORMS))
-    return {form: measure(whole[place :: len(FORMS)]) for place, form in enumerate(FORMS)}
+        written_plans = await asyncio.gather(*(written(plan, form) for plan in plans for form in FORMS))
+    return {form: measure(written_plans[index :: len(FORMS)]) for index, form in enumerate(FORMS)}
 
 
 COLUMNS = (
@@ -211,27 +231,28 @@ COLUMNS = (
 )
 
 
-def show(found: dict[Form, BranchFaults], out: TextIO) -> Form:
+def show(faults_by_form: dict[Form, BranchFaults], out: TextIO) -> Form:
     """Print the table, and return the best form. Raises InvalidRequest if the model wrote no plan."""
-    if not any(faults.branches for faults in found.values()):
+    if not any(faults.branches for faults in faults_by_form.values()):
         raise InvalidRequest("the model wrote no plan of two points to any question", "plans")
-    rows = [{"form": form, **asdict(faults)} for form, faults in found.items()]
-    best = choose_form(found)
+    rows = [{"form": form, **asdict(faults)} for form, faults in faults_by_form.items()]
+    best = choose_form(faults_by_form)
     out.write(f"{markdown(COLUMNS, rows)}\n\nthe form with the fewest faults is {best}\n")
     return best
 
 
-def store_form(file: Path, form: Form, found: dict[Form, BranchFaults]) -> None:
+def store_form(file: Path, form: Form, faults_by_form: dict[Form, BranchFaults]) -> None:
     """Put the form and what was measured into a model's specsot.json; its other keys stay as they are."""
-    given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    figures = {name: _rounded(asdict(faults)) for name, faults in found.items()}
-    wording = {**given.get("wording", {}), "form": form, "measured": figures}
+    stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    figures = {name: _rounded(asdict(faults)) for name, faults in faults_by_form.items()}
+    wording = {**stored.get("wording", {}), "form": form, "measured": figures}
     file.write_text(
-        json.dumps({**given, "wording": wording}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        json.dumps({**stored, "wording": wording}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
 
 
 def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    """Return the figures, rounded to three digits."""
     return {name: round(value, 3) for name, value in figures.items()}
 
 
@@ -242,11 +263,11 @@ def read_questions(file: Path | None) -> tuple[str, ...]:
     source = file or resources.files("specsot_lab.eval") / "data" / "plans.jsonl"
     try:
         rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines() if line]
-        found = tuple(dict.fromkeys(str(row["question"]) for row in rows))
+        questions = tuple(dict.fromkeys(str(row["question"]) for row in rows))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"{source}: {type(error).__name__}: {error}", "prompts") from None
-    if len(found) < LEAST_QUESTIONS:
+    if len(questions) < LEAST_QUESTIONS:
         raise InvalidRequest(
-            f"{source} has {len(found)} questions; at least {LEAST_QUESTIONS} are needed", "prompts"
+            f"{source} has {len(questions)} questions; at least {LEAST_QUESTIONS} are needed", "prompts"
         )
-    return found
+    return questions

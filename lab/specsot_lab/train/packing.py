@@ -52,7 +52,10 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_head(head: Path, packed: Path) -> None:
-    """Write the head of directory `head` into directory `packed`, in 8 bits; norms keep their type."""
+    """Write a head again, in 8 bits; norms keep their type.
+
+    head: directory of the head. packed: directory to write, created if missing.
+    """
     tensors: dict[str, Tensor] = {}
     with safe_open(head / "model.safetensors", framework="pt") as file:
         for name in file.keys():  # noqa: SIM118
@@ -72,6 +75,7 @@ def pack_head(head: Path, packed: Path) -> None:
 
 
 def main() -> None:
+    """Read the command line and write the packed head."""
     reader = argparse.ArgumentParser(description="Write a head again with its matrices in 8 bits.")
     reader.add_argument("head", type=Path)
     reader.add_argument("packed", type=Path)

@@ -36,85 +36,114 @@ class Row:
     group: int
 
     def cut(self, length: int) -> Row:
+        """Return the row's first `length` tokens; the whole row if it is shorter."""
         return Row(self.tokens[:length], self.learned[:length], self.group)
 
     @property
     def useful(self) -> bool:
-        """Whether there is anything to guess: the first two tokens never are."""
+        """Return whether there is a token to guess: the first two tokens never are."""
         return bool(self.learned[2:].any())
 
 
-def row_of(parts: Sequence[tuple[Sequence[int], bool]], group: int) -> Row:
-    """From stretches of ids, each with whether it is learned."""
-    tokens = np.concatenate([np.asarray(ids, np.int32) for ids, _ in parts])
-    learned = np.concatenate([np.full(len(ids), mark) for ids, mark in parts])
+def row_of(segments: Sequence[tuple[Sequence[int], bool]], group: int) -> Row:
+    """Return a row that consists of segments of token ids, each with whether it is learned.
+
+    segments: (token ids, learned), at least one. group: number of the row's group.
+    """
+    tokens = np.concatenate([np.asarray(ids, np.int32) for ids, _ in segments])
+    learned = np.concatenate([np.full(len(ids), mark) for ids, mark in segments])
     return Row(tokens, learned, group)
 
 
-def split(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """Rows to train on, and rows to measure on: whole groups, at least one of each. Raises ModelError."""
+def split(rows: Sequence[Row], held_out_share: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """Return (rows to train on, rows to measure on): whole groups, at least one of each.
+
+    rows: all rows. held_out_share: fraction of the groups that are measured on. seed: of the choice.
+    Raises ModelError if there are fewer than two groups.
+    """
     groups = np.unique([row.group for row in rows])
     if len(groups) < 2:
         raise ModelError(f"{len(groups)} question(s) or conversation(s): at least two are needed")
     np.random.default_rng(seed).shuffle(groups)
-    kept_back = set(groups[: max(1, min(round(len(groups) * share), len(groups) - 1))].tolist())
-    measured = [row for row in rows if row.group in kept_back]
-    return [row for row in rows if row.group not in kept_back], measured
+    held_out_groups = set(
+        groups[: max(1, min(round(len(groups) * held_out_share), len(groups) - 1))].tolist()
+    )
+    measured = [row for row in rows if row.group in held_out_groups]
+    return [row for row in rows if row.group not in held_out_groups], measured
 
 
-def frequencies(rows: Sequence[Row], vocabulary: int) -> NDArray[np.int64]:
-    """How often each id is to be guessed."""
-    counts = np.zeros(vocabulary, np.int64)
+def frequencies(rows: Sequence[Row], vocab_size: int) -> NDArray[np.int64]:
+    """Return [vocab_size] how often each token id is to be guessed."""
+    counts = np.zeros(vocab_size, np.int64)
     for row in rows:
-        counts += np.bincount(row.tokens[row.learned], minlength=vocabulary)
+        counts += np.bincount(row.tokens[row.learned], minlength=vocab_size)
     return counts
 
 
 def most_frequent(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """The draft vocabulary: ids that occur most, ascending; the lower id first where two occur equally."""
+    """Return the draft vocabulary: the ids that occur most, ascending; the lower id wins where two occur
+    equally.
+
+    counts: [vocab_size] occurrences of each id. size: maximum number of ids.
+    """
     order = np.argsort(-counts, kind="stable")
     return np.sort(order[: min(size, len(counts))])
 
 
-def batches(rows: Sequence[Row], positions: int, seed: int, epoch: int) -> list[list[int]]:
-    """Row numbers, batch by batch: one epoch's order, a function of its arguments alone.
+def batches(rows: Sequence[Row], max_positions: int, seed: int, epoch: int) -> list[list[int]]:
+    """Return row numbers, batch by batch: one epoch's order, a function of its arguments alone.
 
-    Rows of like length go together, `positions` of them with padding at most; the batches are shuffled.
+    Rows of similar length share a batch of at most `max_positions` padded positions; the batches are
+    shuffled. A single row may be longer.
+
+    rows: all rows. seed: of the run. epoch: passes over the rows so far.
     """
-    dice = np.random.default_rng((seed, epoch))
+    generator = np.random.default_rng((seed, epoch))
     widths = np.array([width_of(len(row.tokens)) for row in rows])
-    found: list[list[int]] = [[]]
-    for number in np.lexsort((dice.random(len(rows)), widths)).tolist():
-        if found[-1] and (len(found[-1]) + 1) * widths[number] > positions:
-            found.append([])
-        found[-1].append(number)
-    return [found[place] for place in dice.permutation(len(found))]
+    result: list[list[int]] = [[]]
+    for row_number in np.lexsort((generator.random(len(rows)), widths)).tolist():
+        if result[-1] and (len(result[-1]) + 1) * widths[row_number] > max_positions:
+            result.append([])
+        result[-1].append(row_number)
+    return [result[index] for index in generator.permutation(len(result))]
 
 
-def endless(rows: Sequence[Row], positions: int, seed: int) -> Iterator[list[Row]]:
-    """Batches, epoch after epoch."""
+def endless(rows: Sequence[Row], max_positions: int, seed: int) -> Iterator[list[Row]]:
+    """Yield batches of rows, epoch after epoch, without end. The arguments are those of `batches`."""
     for epoch in count():
-        for numbers in batches(rows, positions, seed, epoch):
+        for numbers in batches(rows, max_positions, seed, epoch):
             yield [rows[number] for number in numbers]
 
 
 def width_of(length: int) -> int:
-    """What a row of this length is padded to, so that there are few shapes."""
+    """Return the length to which a row is padded, a multiple of 32, so that there are few shapes:
+    33 -> 64.
+    """
     return -(-length // 32) * 32
 
 
 def pad(rows: Sequence[Row]) -> tuple[Ids, Marks]:
-    """[rows, longest] ids and marks; padding is id 0 and never learned."""
+    """Return [num_rows, longest] token ids and marks of learned tokens; padding is id 0 and never learned.
+
+    rows: at least one.
+    """
     width = width_of(max(len(row.tokens) for row in rows))
     tokens = np.zeros((len(rows), width), np.int32)
     learned = np.zeros((len(rows), width), np.bool_)
-    for place, row in enumerate(rows):
-        tokens[place, : len(row.tokens)], learned[place, : len(row.tokens)] = row.tokens, row.learned
+    for row_number, row in enumerate(rows):
+        tokens[row_number, : len(row.tokens)], learned[row_number, : len(row.tokens)] = (
+            row.tokens,
+            row.learned,
+        )
     return tokens, learned
 
 
 def save(rows: Sequence[Row], path: Path, made: Mapping[str, Any] | None = None) -> None:
-    """All rows as one .npz, whole or not at all. made: what they were made of, if that is known."""
+    """Write all rows as one .npz file, whole or not at all.
+
+    rows: at least one. path: the file; its folder is created. made: what the rows were made of, by name;
+        None: unknown.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
     with fresh.open("wb") as file:  # to a name, NumPy would add .npz
@@ -130,7 +159,7 @@ def save(rows: Sequence[Row], path: Path, made: Mapping[str, Any] | None = None)
 
 
 def load(path: Path) -> list[Row]:
-    """The rows back. Raises ModelError for what is no such file."""
+    """Return the rows of a file that `save` wrote. Raises ModelError for any other file."""
     with _opened(path) as held:
         ends = np.cumsum(held["lengths"])
         tokens = np.split(held["tokens"], ends[:-1])
@@ -141,13 +170,16 @@ def load(path: Path) -> list[Row]:
 
 
 def made_of(path: Path) -> dict[str, Any] | None:
-    """What a file's rows were made of; None: it does not say. Raises ModelError for what is no such file."""
+    """Return what a file's rows were made of; None if the file does not say. Raises ModelError for a file
+    that `save` did not write.
+    """
     with _opened(path) as held:
         return json.loads(held["made"].item()) if "made" in held else None
 
 
 @contextmanager
 def _opened(path: Path) -> Generator[NpzFile]:
+    """Yield the arrays of a file within the context. Raises ModelError if it is damaged or no such file."""
     try:
         with np.load(path, allow_pickle=False) as held:
             yield held
@@ -156,5 +188,5 @@ def _opened(path: Path) -> Generator[NpzFile]:
 
 
 def useful(rows: Sequence[Row], length: int) -> Iterator[Row]:
-    """Cut to a length; those without anything to guess are left out."""
+    """Return the rows, cut to `length` tokens, without those that have no token to guess."""
     return (cut for row in rows if (cut := row.cut(length)).useful)

@@ -27,12 +27,12 @@ from specsot_lab.train.block import LAYERS, BlockLearning, LearningBlockHead, bl
 from specsot_lab.train.head import (
     HeadFormat,
     LearningHead,
-    begin,
-    begin_small,
-    frame_like,
-    frame_new,
+    copy_weights,
+    initialise,
+    initialise_small,
+    new_format,
     read_head,
-    take,
+    widened_format,
     write_head,
 )
 from specsot_lab.train.rows import Row
@@ -46,36 +46,48 @@ from specsot_model.decoder import Decoder
 from specsot_model.layers import Norm
 from specsot_model.linear import resolve_dtype
 
+# Name of the file with a run's rows.
 ROWS = "rows.npz"
 
 
-def kept_rows(wanted: TrainOptions) -> list[Row] | None:
-    """Those in the run's folder; None: there are none. Raises ModelError: they are of other than is given."""
-    path = wanted.training / ROWS
+def stored_rows_of(options: TrainOptions) -> list[Row] | None:
+    """Return the rows in the run's folder; None if there are none.
+
+    options: of the run. Raises ModelError if the rows were made of other questions, texts or another base
+        than given.
+    """
+    path = options.training / ROWS
     if not path.exists():
         return None
-    if found := _objection(stock.made_of(path), wanted):
-        raise ModelError(f"{path} {found}; name another --output, or remove it")
+    if objection := _why_not_reusable(stock.made_of(path), options):
+        raise ModelError(f"{path} {objection}; name another --output, or remove it")
     return stock.load(path)
 
 
-def make_rows(wanted: TrainOptions, decoder: Decoder, watch: Watch) -> list[Row]:
-    """Of the questions and texts that are given. Raises InvalidRequest: there are none."""
-    made = _making(wanted)  # first: a file may change while the base answers
-    text = Text(wanted.model)
+def make_rows(options: TrainOptions, decoder: Decoder, report_progress: Watch) -> list[Row]:
+    """Return rows of the questions and texts that are given, and store them in the run's folder.
+
+    options: of the run. decoder: the base, which answers the questions. report_progress: called for each kind
+        of answer.
+    Raises InvalidRequest if no questions and no texts are given.
+    """
+    made = _sources_of(options)  # first: a file may change while the base answers
+    text = Text(options.model)
     questions = [
-        question for path in _files(wanted.questions) for question in read_questions(path, wanted.phrasings)
+        question for path in _files(options.questions) for question in read_questions(path, options.phrasings)
     ]
     rows: list[Row] = []
     if questions:
-        writer = Writer(decoder, text.end_ids, wanted.asking.together)
-        rows += answer_all(questions, Prompts(wanted.model, text), text, writer, wanted.asking, watch)
-    for path in _files(wanted.data):
+        writer = Writer(decoder, text.end_ids, options.asking.together)
+        rows += answer_all(
+            questions, Prompts(options.model, text), text, writer, options.asking, report_progress
+        )
+    for path in _files(options.data):
         _check_rows_file(path, made["model"])
-        rows += rows_of(path, text, wanted.learning.length, 1 + max((row.group for row in rows), default=-1))
+        rows += rows_of(path, text, options.learning.length, 1 + max((row.group for row in rows), default=-1))
     if not rows:
         raise InvalidRequest("nothing to learn from: give --questions or --data", field="questions")
-    stock.save(rows, wanted.training / ROWS, made)
+    stock.save(rows, options.training / ROWS, made)
     return rows
 
 
@@ -89,73 +101,93 @@ def _check_rows_file(path: Path, model: str) -> None:
 
 
 def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _objection(made: dict[str, Any] | None, wanted: TrainOptions) -> str | None:
-    """What speaks against kept rows; None: nothing. Without --questions and --data only the base counts."""
-    given = _making(wanted)
-    again = bool(wanted.questions or wanted.data)
+def _why_not_reusable(made: dict[str, Any] | None, options: TrainOptions) -> str | None:
+    """Return why stored rows cannot be used; None if they can. Without --questions and --data only the base
+    counts.
+
+    made: what the rows were made of; None: unknown. options: of the run.
+    """
+    given = _sources_of(options)
+    checks_sources = bool(options.questions or options.data)
     if made is None:
-        return "does not say what it was made of" if again else None
-    names = sorted(given.keys() | made.keys()) if again else ["model"]
+        return "does not say what it was made of" if checks_sources else None
+    names = sorted(given.keys() | made.keys()) if checks_sources else ["model"]
     differing = [f"--{name}" for name in names if given.get(name) != made.get(name)]
     return f"was made with other {', '.join(differing)}" if differing else None
 
 
-def _making(wanted: TrainOptions) -> dict[str, Any]:
-    """What rows are made of, by the names of the flags. --together says only how fast."""
-    made: dict[str, Any] = {"model": fingerprint(wanted.model)}
-    if wanted.questions:
+def _sources_of(options: TrainOptions) -> dict[str, Any]:
+    """Return what rows are made of, by the names of the flags. --together is left out, since it changes only
+    the speed.
+    """
+    made: dict[str, Any] = {"model": fingerprint(options.model)}
+    if options.questions:
         made |= {
-            "questions": _digests(wanted.questions),
-            "phrasing": list(wanted.phrasings),
-            "direct": wanted.asking.direct,
-            "plan-tokens": wanted.asking.plan_tokens,
-            "answer-tokens": wanted.asking.answer_tokens,
+            "questions": _digests(options.questions),
+            "phrasing": list(options.phrasings),
+            "direct": options.asking.direct,
+            "plan-tokens": options.asking.plan_tokens,
+            "answer-tokens": options.asking.answer_tokens,
         }
-    if wanted.data:
-        made |= {"data": _digests(wanted.data), "length": wanted.learning.length}
+    if options.data:
+        made |= {"data": _digests(options.data), "length": options.learning.length}
     return made
 
 
 def _digests(paths: Sequence[Path]) -> list[str]:
+    """Return the SHA-256 of every file that the paths name."""
     return [digest_of(path) for path in _files(paths)]
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    return [one for path in paths for one in files_in(path)]
+    """Return the files that the paths name; a folder names all its readable files."""
+    return [file for path in paths for file in files_in(path)]
 
 
-def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:
-    """Train, or with no steps measure the head to start from; tell what came of it."""
-    will_continue = wanted.start is None or wanted.plan.kind == "eagle3"
-    require_field(will_continue, "start", "left out for a head of another kind than EAGLE-3", wanted.start)
-    wanted = replace(wanted, model=resolve_model(wanted.model))
-    kept = kept_rows(wanted)  # first: what cannot be need not wait for the base
+def train(options: TrainOptions, out: TextIO, err: TextIO) -> int:
+    """Train a head, or with no steps measure the head to start from; write the result as text, and return the
+    exit status 0.
+
+    options: of the run. out: gets the result. err: shows progress.
+    """
+    will_continue = options.start is None or options.plan.kind == "eagle3"
+    require_field(will_continue, "start", "left out for a head of another kind than EAGLE-3", options.start)
+    options = replace(options, model=resolve_model(options.model))
+    stored_rows = stored_rows_of(options)  # first: what cannot be need not wait for the base
     with bars(err) as progress:
-        number = resolve_dtype(wanted.dtype, wanted.device)
-        decoder = Decoder.load(wanted.model, None, number, wanted.device)
-        made = kept or make_rows(wanted, decoder, _watch(progress))
-        rows = list(stock.useful(made, wanted.learning.length))
-        learnt, measured = stock.split(rows, wanted.learning.held_out, wanted.learning.seed)
-        pupil = (_block_pupil if wanted.plan.kind == "dflash" else _eagle_pupil)(wanted, decoder, learnt)
-        found = _run(wanted, decoder, pupil, learnt, measured, progress)
-    out.write(_told(wanted, found, learnt, measured))
+        dtype = resolve_dtype(options.dtype, options.device)
+        decoder = Decoder.load(options.model, None, dtype, options.device)
+        all_rows = stored_rows or make_rows(options, decoder, _watch(progress))
+        rows = list(stock.useful(all_rows, options.learning.length))
+        training_rows, measured_rows = stock.split(rows, options.learning.held_out, options.learning.seed)
+        learner = (_block_learner if options.plan.kind == "dflash" else _eagle_learner)(
+            options, decoder, training_rows
+        )
+        result = _run(options, decoder, learner, training_rows, measured_rows, progress)
+    out.write(_report_text(options, result, training_rows, measured_rows))
     return 0
 
 
 def _watch(progress: Progress) -> Watch:
-    def watch(what: str, done: int, total: int) -> Callable[[int], object]:
-        task = progress.add_task(what, completed=done, total=total)
-        return lambda more: progress.advance(task, more)
+    """Return a function that shows a progress bar for each kind of answer."""
+
+    def watch(kind: str, done: int, total: int) -> Callable[[int], object]:
+        """Show a bar, and return a function that advances it by a number. kind: its label. done: where it
+        begins. total: where it ends.
+        """
+        task = progress.add_task(kind, completed=done, total=total)
+        return lambda count: progress.advance(task, count)
 
     return watch
 
 
 @dataclass(frozen=True, slots=True)
-class _Pupil:
+class _Learner:
     """Who learns: its weights, their lessons, how they are written, and what makes a run of it this one."""
 
     head: nn.Module
@@ -164,108 +196,151 @@ class _Pupil:
     frame: dict[str, Any]
 
 
-def _eagle_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pupil:
-    frame, head = _head(wanted, decoder, rows)
-    drafted = frame.drafted.to(decoder.device)
-    mixed = decoder.dtype != torch.float32
-    teacher = Teacher(decoder, frame.taps)
-    training_batches = Unrolling(head.to(decoder.device), teacher, drafted, wanted.learning.depth, mixed)
-    publish = partial(write_head, wanted.output, head, frame, decoder.config, decoder.dtype)
-    masked = {} if frame.mask is None else {"layers": frame.layers, "mask": frame.mask}
-    return _Pupil(
-        head, training_batches, publish, {"sizes": asdict(frame.sizes), "taps": list(frame.taps), **masked}
+def _eagle_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Learner:
+    """Return an EAGLE-3 or P-EAGLE head that learns. options: of the run. decoder: the base. rows: decide on
+    a new vocabulary.
+    """
+    head_format, head = _head(options, decoder, rows)
+    draft_ids = head_format.drafted.to(decoder.device)
+    mixed_precision = decoder.dtype != torch.float32
+    teacher = Teacher(decoder, head_format.taps)
+    training_batches = Unrolling(
+        head.to(decoder.device), teacher, draft_ids, options.learning.depth, mixed_precision
+    )
+    publish = partial(write_head, options.output, head, head_format, decoder.config, decoder.dtype)
+    mask_fields = {} if head_format.mask is None else {"layers": head_format.layers, "mask": head_format.mask}
+    return _Learner(
+        head,
+        training_batches,
+        publish,
+        {"sizes": asdict(head_format.sizes), "taps": list(head_format.taps), **mask_fields},
     )
 
 
-def _block_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pupil:
-    """Its mask is the id that is rarest in what it learns from."""
+def _block_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Learner:
+    """Return a DFlash head that learns. Its mask is the id that is rarest in the rows it learns from.
+
+    options: of the run. decoder: the base. rows: to learn from.
+    """
     base = decoder.config
-    mask = _rarest(rows, base.vocab)
-    frame = block_format(base, wanted.plan, wanted.learning.depth, mask)
-    head = LearningBlockHead(frame)
-    lm_head, norm = _lent(decoder, torch.arange(base.vocab))
-    begin_small(head, head.norm, norm, wanted.learning.seed)
-    mixed = decoder.dtype != torch.float32
-    teacher = Teacher(decoder, frame.taps)
-    training_batches = BlockLearning(head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed)
-    publish = partial(write_block_head, wanted.output, head, base, decoder.dtype)
-    return _Pupil(head, training_batches, publish, {"block": asdict(frame)})
+    mask = _rarest_id(rows, base.vocab)
+    head_format = block_format(base, options.plan, options.learning.depth, mask)
+    head = LearningBlockHead(head_format)
+    lm_head, norm = _base_weights(decoder, torch.arange(base.vocab))
+    initialise_small(head, head.norm, norm, options.learning.seed)
+    mixed_precision = decoder.dtype != torch.float32
+    teacher = Teacher(decoder, head_format.taps)
+    training_batches = BlockLearning(
+        head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed_precision
+    )
+    publish = partial(write_block_head, options.output, head, base, decoder.dtype)
+    return _Learner(head, training_batches, publish, {"block": asdict(head_format)})
 
 
-def _rarest(rows: list[Row], vocabulary: int) -> int:
-    return int(stock.frequencies(rows, vocabulary).argmin())
+def _rarest_id(rows: list[Row], vocab_size: int) -> int:
+    """Return the token id that is guessed least in the rows; the lowest of several."""
+    return int(stock.frequencies(rows, vocab_size).argmin())
 
 
-def _head(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[HeadFormat, LearningHead]:
-    """A new head, or one to go on from: with another vocabulary or a wider MLP, if that is wanted."""
+def _head(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[HeadFormat, LearningHead]:
+    """Return the format and the weights of a new head, or of one to continue from: with another vocabulary or
+    a wider MLP, if that is asked for.
+
+    options: of the run. decoder: the base. rows: to learn from.
+    """
     base = decoder.config
-    plan = wanted.plan
-    found = read_head(wanted.start, base) if wanted.start is not None else None
-    if found is not None and plan.vocabulary is None:
-        drafted = found[0].drafted
+    plan = options.plan
+    start_head = read_head(options.start, base) if options.start is not None else None
+    if start_head is not None and plan.vocabulary is None:
+        draft_ids = start_head[0].drafted
     else:
         counts = stock.frequencies(rows, base.vocab)
-        drafted = torch.from_numpy(stock.most_frequent(counts, plan.vocabulary or VOCABULARY))
-    frame = frame_new(base, drafted, plan) if found is None else frame_like(found[0], drafted, plan)
+        draft_ids = torch.from_numpy(stock.most_frequent(counts, plan.vocabulary or VOCABULARY))
+    head_format = (
+        new_format(base, draft_ids, plan)
+        if start_head is None
+        else widened_format(start_head[0], draft_ids, plan)
+    )
     if plan.kind == "p-eagle":
-        mask = _rarest(rows, base.vocab)
-        depth = wanted.learning.depth
-        frame = replace(frame, layers=plan.layers or LAYERS, mask=mask, depth=depth)
-    head = LearningHead(frame.sizes, frame.layers, frame.mask)
-    begin(head, *_lent(decoder, drafted), wanted.learning.seed)
-    if found is not None:
-        take(head, found[1], torch.isin(drafted, found[0].drafted), torch.isin(found[0].drafted, drafted))
-    return frame, head
+        mask = _rarest_id(rows, base.vocab)
+        depth = options.learning.depth
+        head_format = replace(head_format, layers=plan.layers or LAYERS, mask=mask, depth=depth)
+    head = LearningHead(head_format.sizes, head_format.layers, head_format.mask)
+    initialise(head, *_base_weights(decoder, draft_ids), options.learning.seed)
+    if start_head is not None:
+        copy_weights(
+            head,
+            start_head[1],
+            torch.isin(draft_ids, start_head[0].drafted),
+            torch.isin(start_head[0].drafted, draft_ids),
+        )
+    return head_format, head
 
 
 @torch.inference_mode()
-def _lent(decoder: Decoder, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The base's lm_head rows [draft vocabulary, hidden] of the draft ids, and its last norm's weight."""
-    rows = decoder.edges.lm_head_rows(drafted.to(decoder.device))
+def _base_weights(decoder: Decoder, draft_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the base's lm_head rows [draft_vocab_size, hidden] of the draft ids, and its last norm's weight,
+    or None if that norm is of another kind.
+    """
+    rows = decoder.edges.lm_head_rows(draft_ids.to(decoder.device))
     norm = decoder.edges.final_norm()
     return rows.cpu(), norm.weight.cpu() if isinstance(norm, Norm) else None
 
 
 def _run(
-    wanted: TrainOptions,
+    options: TrainOptions,
     decoder: Decoder,
-    pupil: _Pupil,
-    learnt: list[Row],
-    measured: list[Row],
+    learner: _Learner,
+    training_rows: list[Row],
+    measured_rows: list[Row],
     progress: Progress,
 ) -> Measured:
-    learning = wanted.learning
-    trainer = Trainer(pupil.training_batches, pupil.head, learning, decoder.device)
+    """Train, or measure with no steps; return the last measurement.
+
+    options: of the run. decoder: the base. learner: the head. training_rows: to train on. measured_rows: to
+        measure on. progress: shows a bar.
+    """
+    learning = options.learning
+    trainer = Trainer(learner.training_batches, learner.head, learning, decoder.device)
     if learning.steps == 0:
-        return Measured(0, None, 0.0, trainer.measure(measured))
+        return Measured(0, None, 0.0, trainer.measure(measured_rows))
     task = progress.add_task("training", total=learning.steps)
 
-    def told(step: int, found: Measured | None) -> None:
-        said = f"training: {found.acceptance.per_step:.3f} accepted a step" if found else None
-        progress.update(task, completed=step, description=said)
+    def on_progress(step: int, measurement: Measured | None) -> None:
+        """Advance the bar to this step; after a measurement, show the acceptance."""
+        description = (
+            f"training: {measurement.acceptance.per_step:.3f} accepted a step" if measurement else None
+        )
+        progress.update(task, completed=step, description=description)
 
-    asked = _asked(wanted) | pupil.frame
-    return trainer.train(learnt, measured, wanted.training, asked, told, pupil.publish)
+    run_identity = _run_identity(options) | learner.frame
+    return trainer.train(
+        training_rows, measured_rows, options.training, run_identity, on_progress, learner.publish
+    )
 
 
-def _asked(wanted: TrainOptions) -> dict[str, Any]:
-    """What makes a run this one beside the head's frame: settings, the base, and the very rows."""
+def _run_identity(options: TrainOptions) -> dict[str, Any]:
+    """Return what makes a run this one beside the head's format: settings, the base, and the very rows."""
     return {
-        "base": fingerprint(wanted.model),
-        "learning": asdict(wanted.learning),
-        "start": str(wanted.start) if wanted.start else None,
-        "dtype": wanted.dtype,
-        "rows": digest_of(wanted.training / ROWS),
+        "base": fingerprint(options.model),
+        "learning": asdict(options.learning),
+        "start": str(options.start) if options.start else None,
+        "dtype": options.dtype,
+        "rows": digest_of(options.training / ROWS),
     }
 
 
-def _told(wanted: TrainOptions, found: Measured, learnt: list[Row], measured: list[Row]) -> str:
-    of = found.acceptance
-    drafts = " ".join(f"{share:.2f}" for share in of.by_depth)
-    tokens = sum(int(row.learned.sum()) for row in learnt)
-    where = f"head: {wanted.output}\n" if wanted.learning.steps else ""
+def _report_text(
+    options: TrainOptions, result: Measured, training_rows: list[Row], measured_rows: list[Row]
+) -> str:
+    """Return the result as text: where the head is, how many rows there were, and the acceptance."""
+    acceptance = result.acceptance
+    drafts = " ".join(f"{share:.2f}" for share in acceptance.by_depth)
+    tokens = sum(int(row.learned.sum()) for row in training_rows)
+    head_line = f"head: {options.output}\n" if options.learning.steps else ""
     return (
-        f"{where}rows: {len(learnt)} to learn from ({tokens} tokens to guess), {len(measured)} held out\n"
-        f"held out, greedy chains of {len(of.by_depth)}: {of.per_step:.3f} accepted a step, "
-        f"{of.tokens_per_step:.2f} tokens a step; by depth {drafts}\n"
+        f"{head_line}rows: {len(training_rows)} to learn from ({tokens} tokens to guess), "
+        f"{len(measured_rows)} held out\n"
+        f"held out, greedy chains of {len(acceptance.by_depth)}: {acceptance.per_step:.3f} accepted a step, "
+        f"{acceptance.tokens_per_step:.2f} tokens a step; by depth {drafts}\n"
     )

@@ -74,23 +74,31 @@ class Amounts:
 
 
 class SamplingDecoder:
-    """A decoder whose argmax of logits is a sample from their softmax at a temperature (Gumbel trick)."""
+    """A decoder whose argmax of logits is a sample from their softmax at a temperature (Gumbel trick).
+
+    inner: the decoder. temperature: above 0.
+    """
 
     def __init__(self, inner: Decoder, temperature: float) -> None:
         self._inner = inner
         self._temperature = temperature
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the inner decoder."""
         return getattr(self._inner, name)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [rows, hidden_size] -> [rows, vocabulary] perturbed logits."""
+        """Return perturbed logits [num_rows, vocab_size]. hidden: [num_rows, hidden_size]."""
         logits = self._inner.logits(hidden).float() / self._temperature
         return logits - torch.log(torch.empty_like(logits).exponential_())
 
 
 class SelfTalk:
-    """A chat model that writes the turns of the user and of the assistant."""
+    """A chat model that writes the turns of the user and of the assistant.
+
+    model: its directory. device: a torch device. amounts: how many conversations of each kind. seed: of all
+        draws but those of the temperature.
+    """
 
     def __init__(self, model: Path, device: str, amounts: Amounts, seed: int) -> None:
         self.text = Text(model)
@@ -106,67 +114,88 @@ class SelfTalk:
     def questions(self) -> Iterator[str]:
         """Yield the made-up questions that ended by themselves."""
         starts = STARTS.replace("\n", "|").split("|")
-        begun = [
+        question_starts = [
             self._random.choice(starts) if number % 2 == 0 else "" for number in range(self.amounts.made_up)
         ]
-        prompts = [self.text.encode(self._before_question(()) + start) for start in begun]
-        for start, written in zip(begun, self._questions.write(prompts, QUESTION_TOKENS)):
+        prompts = [self.text.encode(self._before_question(()) + start) for start in question_starts]
+        for start, written in zip(question_starts, self._questions.write(prompts, QUESTION_TOKENS)):
             if self.has_ended(written):
                 yield (start + self._decode(written)).strip()
 
     def second_questions(self, conversations: Sequence[tuple[Message, ...]]) -> list[str | None]:
-        """What the user of each conversation asks next; None for a question that did not end."""
+        """Return what the user of each conversation asks next; None for a question that did not end."""
         prompts = [self.text.encode(self._before_question(messages)) for messages in conversations]
         written = self._questions.write(prompts, SECOND_QUESTION_TOKENS)
         return [self._decode(ids).strip() if self.has_ended(ids) else None for ids in written]
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the token ids of a conversation that the assistant shall continue."""
         return tuple(self.text.encode(self.text.render(messages)))
 
     def has_ended(self, ids: Sequence[int]) -> bool:
+        """Return whether the last token is an end token; False without tokens."""
         return bool(ids) and ids[-1] in self._ends
 
     def answer_text(self, ids: Sequence[int]) -> str:
+        """Return an answer's text, without end tokens and surrounding white space."""
         return self._decode(ids).strip()
 
     def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without end tokens."""
         return self.text.decode([token for token in ids if token not in self._ends])
 
     def _before_question(self, messages: tuple[Message, ...]) -> str:
+        """Return the chat template's text up to where the user's next question begins. messages: of the
+        conversation so far.
+        """
         rendered = self.text.render((*messages, Message("user", PLACEHOLDER)))
         return rendered[: rendered.rindex(PLACEHOLDER)]
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words; each character of a script without spaces is a word of its own."""
+    """Return the lower-case words of a text; each character of a script without spaces is a word
+    of its own.
+    """
     return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+", text.lower())
 
 
 def grams(text: str) -> set[str]:
-    """All runs of GRAM consecutive words; the whole text where it is shorter."""
-    found = words(text)
-    return {" ".join(found[at : at + GRAM]) for at in range(len(found) - GRAM + 1)} or {" ".join(found)}
+    """Return all runs of GRAM consecutive words; the whole text if it is shorter."""
+    all_words = words(text)
+    return {" ".join(all_words[index : index + GRAM]) for index in range(len(all_words) - GRAM + 1)} or {
+        " ".join(all_words)
+    }
 
 
-def fitting(questions: Iterable[str], held_out: set[str]) -> list[str]:
-    """Each question once, without those that are too short, too long, or overlap with a held-out prompt."""
-    kept: dict[str, None] = {}
+def usable_questions(questions: Iterable[str], held_out: set[str]) -> list[str]:
+    """Return each question once, without those that are too short, too long, or overlap with a held-out
+    prompt.
+
+    held_out: `grams` of the held-out prompts.
+    """
+    chosen: dict[str, None] = {}
     for question in questions:
         count = len(words(question))
-        sized = 3 <= count <= MAX_QUESTION_WORDS and len(question) <= MAX_QUESTION_CHARACTERS
-        if sized and "<|" not in question and held_out.isdisjoint(grams(question)):
-            kept[question] = None
-    return list(kept)
+        has_usual_size = 3 <= count <= MAX_QUESTION_WORDS and len(question) <= MAX_QUESTION_CHARACTERS
+        if has_usual_size and "<|" not in question and held_out.isdisjoint(grams(question)):
+            chosen[question] = None
+    return list(chosen)
 
 
-def write_rows(talk: SelfTalk, model: Path, given: Sequence[str], held_out: set[str], seed: int) -> list[Row]:
-    """Rows of first answers, second answers and plans. given: questions of others, in any order."""
+def write_rows(
+    talk: SelfTalk, model: Path, other_questions: Sequence[str], held_out: set[str], seed: int
+) -> list[Row]:
+    """Return rows of first answers, second answers and plans.
+
+    talk: the model. model: its directory. other_questions: questions of others, in any order. held_out:
+        `grams` of prompts that must not be asked. seed: of the choice.
+    """
     amounts = talk.amounts
     random = Random(seed)
-    own = fitting(talk.questions(), held_out)
-    others = [question for question in given if question not in set(own)]
+    own_questions = usable_questions(talk.questions(), held_out)
+    others = [question for question in other_questions if question not in set(own_questions)]
     random.shuffle(others)
-    questions = own + fitting(others[: amounts.given], held_out)
+    questions = own_questions + usable_questions(others[: amounts.given], held_out)
     prompts = [talk.prompt([Message("user", question)]) for question in questions]
     answers = talk.answers.write(prompts, amounts.answer_tokens)
     rows = _rows(prompts, answers, range(len(questions)))
@@ -182,7 +211,12 @@ def _second_answers(
     held_out: set[str],
     random: Random,
 ) -> list[Row]:
-    """Answers to the second question of short conversations, in the group of the first question."""
+    """Return rows of answers to the second question of short conversations, in the group of the first
+    question.
+
+    talk: the model. questions: first questions. prompts, answers: token ids of the first turns. held_out: as
+        above. random: chooses the conversations.
+    """
     ended = [
         number
         for number, answer in enumerate(answers)
@@ -194,18 +228,21 @@ def _second_answers(
         (Message("user", questions[number]), Message("assistant", talk.answer_text(answers[number])))
         for number in ended
     ]
-    asked = [
+    requests = [
         (number, talk.prompt([*messages, Message("user", question)]))
         for number, messages, question in zip(ended, conversations, talk.second_questions(conversations))
         if question and len(words(question)) >= 2 and held_out.isdisjoint(grams(question))
     ]
-    second_prompts = [prompt for _, prompt in asked]
-    second = talk.answers.write(second_prompts, talk.amounts.second_tokens)
-    return _rows(second_prompts, second, [number for number, _ in asked])
+    second_prompts = [prompt for _, prompt in requests]
+    second_answers = talk.answers.write(second_prompts, talk.amounts.second_tokens)
+    return _rows(second_prompts, second_answers, [number for number, _ in requests])
 
 
 def _plans(talk: SelfTalk, model: Path, questions: Sequence[str], random: Random) -> list[Row]:
-    """Plans of short questions, and their points."""
+    """Return rows of plans of short questions, and of their points, in the group of the question.
+
+    talk: the model. model: its directory. questions: all questions. random: chooses among them.
+    """
     short = [number for number, question in enumerate(questions) if len(words(question)) <= 40]
     random.shuffle(short)
     planned = short[: talk.amounts.planned]
@@ -213,21 +250,26 @@ def _plans(talk: SelfTalk, model: Path, questions: Sequence[str], random: Random
         return []
     asking = AnswerOptions(0.0, plan_tokens=96, answer_tokens=224, together=talk.amounts.together)
     asked = [questions[number] for number in planned]
-    rows = answer_all(asked, Prompts(model, talk.text), talk.text, talk.answers, asking, _silent)
+    rows = answer_all(asked, Prompts(model, talk.text), talk.text, talk.answers, asking, _report_nothing)
     return [Row(row.tokens, row.learned, planned[row.group]) for row in rows]
 
 
-def _silent(what: str, done: int, total: int) -> Callable[[int], object]:
+def _report_nothing(what: str, done: int, total: int) -> Callable[[int], object]:
+    """Return a function that ignores progress; the arguments are those of `Watch`."""
     return lambda more: None
 
 
 def _read_all(files: Sequence[Path]) -> list[str]:
+    """Return the questions of all files, in order."""
     return [question for file in files for question in read_questions(file, ("{}",))]
 
 
 def _rows(
     prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], groups: Iterable[int]
 ) -> list[Row]:
+    """Return a row for each prompt that was answered; prompts are not learned, answers are. groups: number of
+    each row's group.
+    """
     return [
         row_of(((prompt, False), (ids, True)), group)
         for prompt, ids, group in zip(prompts, answers, groups)
@@ -236,6 +278,7 @@ def _rows(
 
 
 def main() -> None:
+    """Read the command line, write the rows, and print how many there are."""
     reader = argparse.ArgumentParser(
         description="Write rows of a chat model's own answers, for `specsot train`."
     )

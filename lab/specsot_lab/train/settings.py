@@ -40,6 +40,7 @@ class Learning:
     seed: int = option(0, "Seed of the first weights and of the order.")
 
     def __post_init__(self) -> None:
+        """Check every value. Raises InvalidRequest that names the first impossible one."""
         for name in ("batch_tokens", "depth", "length", "every"):
             _require(getattr(self, name) >= 1, name, "must be >= 1")
         _require(self.steps >= 0, "steps", "must be >= 0")
@@ -49,7 +50,9 @@ class Learning:
         _require(self.batch_tokens >= self.length, "batch_tokens", "must be >= length")
 
     def rate_at(self, step: int) -> float:
-        """Learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0: a linear warm-up, then a cosine down to a tenth
+        of the peak.
+        """
         from math import cos, pi
 
         if step < self.warmup:
@@ -104,6 +107,7 @@ class HeadPlan:
     )
 
     def __post_init__(self) -> None:
+        """Check every value. Raises InvalidRequest that names the first impossible one."""
         counts = {
             "draft_vocab": self.vocabulary,
             "intermediate": self.intermediate,
@@ -130,6 +134,7 @@ class AnswerOptions:
     together: int = option(64, "Answers written side by side.")
 
     def __post_init__(self) -> None:
+        """Check every value. Raises InvalidRequest that names the first impossible one."""
         _require(0 <= self.direct <= 1, "direct", "must be in [0, 1]")
         for name in ("plan_tokens", "answer_tokens", "together"):
             _require(getattr(self, name) >= 1, name, "must be >= 1")
@@ -169,10 +174,14 @@ class TrainOptions:
 
     @property
     def training(self) -> Path:
-        """Where the run's state is kept: its rows, checkpoint and log."""
+        """Return the folder of the run's state: its rows, checkpoint and log."""
         return self.output / "training"
 
 
-def _require(holds: bool, name: str, rule: str) -> None:
-    if not holds:
+def _require(is_valid: bool, name: str, rule: str) -> None:
+    """Raise InvalidRequest for an option unless its value is valid.
+
+    is_valid: whether it is. name: of the field. rule: what a valid value is, such as "must be >= 1".
+    """
+    if not is_valid:
         raise InvalidRequest(f"{name.replace('_', '-')} {rule}", field=name)

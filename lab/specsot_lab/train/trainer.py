@@ -25,30 +25,43 @@ from specsot_lab.train.rows import Row, batches, endless, pad
 from specsot_lab.train.settings import Learning
 from specsot_lab.train.unrolling import UnrolledBatch, Unrolling
 
+# Name of a checkpoint.
 FILE = "state.safetensors"
-MEMORY = ("exp_avg", "exp_avg_sq", "step")  # of AdamW, for every parameter
+# What AdamW keeps for every parameter.
+OPTIMISER_STATE = ("exp_avg", "exp_avg_sq", "step")  # of AdamW, for every parameter
 
 
-def save(folder: Path, head: nn.Module, optimiser: AdamW, step: int, asked: Mapping[str, Any]) -> None:
-    """One file, whole or not at all. asked: what the run was asked for."""
+def save(folder: Path, head: nn.Module, optimiser: AdamW, step: int, run_identity: Mapping[str, Any]) -> None:
+    """Write a checkpoint as one file, whole or not at all.
+
+    folder: created if missing. head: its weights. optimiser: has taken at least one step. step: steps done.
+        run_identity: what the run was asked for, which a later run must equal.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for name, parameter in head.named_parameters():
         tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
-        for kind in MEMORY:
+        for kind in OPTIMISER_STATE:
             tensors[f"{kind}.{name}"] = optimiser.state[parameter][kind].detach().cpu().contiguous()
-    fresh = folder / f"{FILE}.new"
-    save_file(tensors, fresh, metadata={"step": str(step), "asked": json.dumps(asked, sort_keys=True)})
-    fresh.replace(folder / FILE)
+    temporary = folder / f"{FILE}.new"
+    save_file(
+        tensors, temporary, metadata={"step": str(step), "asked": json.dumps(run_identity, sort_keys=True)}
+    )
+    temporary.replace(folder / FILE)
 
 
-def restore(folder: Path, head: nn.Module, optimiser: AdamW, asked: Mapping[str, Any]) -> int:
-    """Steps done; 0 where there is no checkpoint. Raises ModelError for one of another run, or damaged."""
+def restore(folder: Path, head: nn.Module, optimiser: AdamW, run_identity: Mapping[str, Any]) -> int:
+    """Load the checkpoint into head and optimiser, and return the steps done; 0 if there is no checkpoint.
+
+    folder: of the checkpoint. head: its weights are replaced. optimiser: its state is replaced. run_identity:
+        what this run was asked for.
+    Raises ModelError for a checkpoint of another run, or a damaged one.
+    """
     file = folder / FILE
     if not file.exists():
         return 0
     try:
-        return _restore(file, head, optimiser, asked)
+        return _restore(file, head, optimiser, run_identity)
     except SafetensorError as error:
         raise ModelError(
             f"{file}: not a whole checkpoint ({error}); name another --output, or remove it"
@@ -56,23 +69,29 @@ def restore(folder: Path, head: nn.Module, optimiser: AdamW, asked: Mapping[str,
 
 
 @torch.no_grad()
-def _restore(file: Path, head: nn.Module, optimiser: AdamW, asked: Mapping[str, Any]) -> int:
-    with safe_open(file, framework="pt") as held:
-        about: Mapping[str, str] = held.metadata() or {}
-        if about.get("asked") != json.dumps(asked, sort_keys=True):
+def _restore(file: Path, head: nn.Module, optimiser: AdamW, run_identity: Mapping[str, Any]) -> int:
+    """Load an existing checkpoint, and return the steps done. The arguments are those of `restore`."""
+    with safe_open(file, framework="pt") as checkpoint:
+        metadata: Mapping[str, str] = checkpoint.metadata() or {}
+        if metadata.get("asked") != json.dumps(run_identity, sort_keys=True):
             raise ModelError(
                 f"{file} is of a run that was asked for something else; name another --output, or remove it"
             )
         for name, parameter in head.named_parameters():
-            parameter.copy_(held.get_tensor(f"weights.{name}"))
+            parameter.copy_(checkpoint.get_tensor(f"weights.{name}"))
             optimiser.state[parameter] = {
-                kind: _place(held.get_tensor(f"{kind}.{name}"), kind, parameter) for kind in MEMORY
+                kind: _place(checkpoint.get_tensor(f"{kind}.{name}"), kind, parameter)
+                for kind in OPTIMISER_STATE
             }
-    return int(about["step"])
+    return int(metadata["step"])
 
 
 def _place(tensor: Tensor, kind: str, parameter: Tensor) -> Tensor:
-    """AdamW counts its steps on the CPU, unless fused."""
+    """Return a tensor of the optimiser on the device it belongs to: AdamW counts its steps on the CPU, unless
+    fused.
+
+    tensor: as loaded. kind: one of OPTIMISER_STATE. parameter: the weight it belongs to.
+    """
     return tensor if kind == "step" else tensor.to(parameter.device)
 
 
@@ -81,11 +100,11 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ChainAcceptance:
-    """Chains over texts that the base wrote.
+    """Acceptance of greedy chains over texts that the base wrote.
 
-    tested:   by depth, drafts that verification reached: all before them were accepted.
+    tested: by depth, drafts that verification reached, since all before them were accepted.
     accepted: by depth, those that were right.
-    steps:     chains; each commits its accepted drafts and one token more.
+    steps: number of chains; each commits its accepted drafts and one token more.
     """
 
     tested: tuple[int, ...]
@@ -93,6 +112,7 @@ class ChainAcceptance:
     steps: int
 
     def __add__(self, other: ChainAcceptance) -> ChainAcceptance:
+        """Return the sums of both, depth by depth; both have the same depth."""
         return ChainAcceptance(
             tuple(a + b for a, b in zip(self.tested, other.tested)),
             tuple(a + b for a, b in zip(self.accepted, other.accepted)),
@@ -101,35 +121,41 @@ class ChainAcceptance:
 
     @property
     def by_depth(self) -> tuple[float, ...]:
-        """Share accepted of those reached."""
+        """Return, by depth, the fraction of the drafts that verification reached and accepted."""
         return tuple(right / max(reached, 1) for right, reached in zip(self.accepted, self.tested))
 
     @property
     def per_step(self) -> float:
-        """The same over all depths: of the drafts that verification reached, the share it accepted."""
+        """Return the same fraction over all depths: of the drafts that verification reached, those that it
+        accepted.
+        """
         return sum(self.accepted) / max(sum(self.tested), 1)
 
     @property
     def tokens_per_step(self) -> float:
+        """Return the mean tokens that a chain commits: its accepted drafts and one more; 1 without chains."""
         return sum(self.accepted) / max(self.steps, 1) + 1
 
 
-def none(depth: int) -> ChainAcceptance:
+def no_chains(depth: int) -> ChainAcceptance:
+    """Return the acceptance of no chains, for sums."""
     return ChainAcceptance((0,) * depth, (0,) * depth, 0)
 
 
 def chains(hits: Bools, learned: Bools, depth: int) -> ChainAcceptance:
-    """Drafting one text as decoding does: a chain, its accepted drafts, the bonus token, the next chain.
+    """Return the acceptance when one text is drafted as decoding does: a chain, its accepted drafts, the
+    bonus token, the next chain.
 
-    hits: [length, depth] as `Unrolling.hits` has them; learned: [length] what the base wrote.
+    hits: [length, depth] as `Unrolling.hits` returns them. learned: [length] what the base wrote. depth:
+        drafts of a chain.
     """
     tested = np.zeros(depth, np.int64)
     accepted = np.zeros(depth, np.int64)
     steps = 0
-    for first, last in _stretches(learned):
-        root = max(first, 1)  # a token that is committed; row root - 1 drafts what comes behind it
-        while root + 1 < last:
-            reach = min(depth, last - root - 1)
+    for first_learned, end in _learned_segments(learned):
+        root = max(first_learned, 1)  # a token that is committed; row root - 1 drafts what comes behind it
+        while root + 1 < end:
+            reach = min(depth, end - root - 1)
             missed = np.flatnonzero(~hits[root - 1, :reach])
             right = int(missed[0]) if len(missed) else reach
             tested[: min(right + 1, reach)] += 1
@@ -139,14 +165,19 @@ def chains(hits: Bools, learned: Bools, depth: int) -> ChainAcceptance:
     return ChainAcceptance(tuple(tested.tolist()), tuple(accepted.tolist()), steps)
 
 
-def _stretches(learned: Bools) -> Iterator[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], learned, [False])).astype(np.int8)))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist())
+def _learned_segments(learned: Bools) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of every run of learned tokens: [0, 1, 1, 0, 1] -> (1, 3), (4, 5)."""
+    changes = np.flatnonzero(np.diff(np.concatenate(([False], learned, [False])).astype(np.int8)))
+    yield from zip(changes[::2].tolist(), changes[1::2].tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Where a run stood. loss: mean over the steps since the measurement before; None at the begin."""
+    """One measurement of a run.
+
+    step: optimiser steps done. loss: mean over the steps since the measurement before; None at the beginning.
+        seconds: since the run began. acceptance: of greedy chains over the held-out rows.
+    """
 
     step: int
     loss: float | None
@@ -154,19 +185,27 @@ class Measured:
     acceptance: ChainAcceptance
 
     def as_json(self) -> dict[str, Any]:
-        of = self.acceptance
+        """Return the measurement as an object for a line of the log."""
+        acceptance = self.acceptance
         return {
             **{name: value for name, value in asdict(self).items() if name != "acceptance"},
-            "per_step": round(of.per_step, 4),
-            "tokens_per_step": round(of.tokens_per_step, 3),
-            "by_depth": [round(share, 4) for share in of.by_depth],
+            "per_step": round(acceptance.per_step, 4),
+            "tokens_per_step": round(acceptance.tokens_per_step, 3),
+            "by_depth": [round(share, 4) for share in acceptance.by_depth],
         }
 
 
-Told = Callable[[int, Measured | None], object]  # hears of every step, and of measurements
+# Called with the number of steps done, and a measurement or None.
+OnProgress = Callable[[int, Measured | None], object]  # hears of every step, and of measurements
 
 
 class Trainer:
+    """Trains a head step by step, and measures it.
+
+    unrolling: computes losses and drafts of the head. head: its weights. learning: steps, rates, limits.
+        device: on which batches are put.
+    """
+
     def __init__(
         self, unrolling: Unrolling | BlockLearning, head: nn.Module, learning: Learning, device: torch.device
     ) -> None:
@@ -179,42 +218,46 @@ class Trainer:
     def train(
         self,
         rows: Sequence[Row],
-        measured: Sequence[Row],
+        measured_rows: Sequence[Row],
         folder: Path,
-        asked: Mapping[str, Any],
-        told: Told,
+        run_identity: Mapping[str, Any],
+        on_progress: OnProgress,
         publish: Callable[[], object],
     ) -> Measured:
-        """From the folder's checkpoint, if it has one of this run, to the last step; what it came to.
+        """Train from the folder's checkpoint, if it has one of this run, to the last step; return the last
+        measurement.
 
-        asked: what makes a run this one. publish: called at every checkpoint.
+        rows: to train on. measured_rows: to measure on. folder: of checkpoint and log. run_identity: what
+            makes a run this one. on_progress: called after each step, and with each measurement. publish:
+            called at every checkpoint, to write the head.
         """
         learning = self._learning
-        began = time.monotonic()
-        first = restore(folder, self._head, self._optimiser, asked)
+        start_time = time.monotonic()
+        first = restore(folder, self._head, self._optimiser, run_identity)
         losses: list[torch.Tensor] = []
-        last = self._measure(first, losses, measured, began, folder, told)
+        last = self._measure(first, losses, measured_rows, start_time, folder, on_progress)
         order = islice(endless(rows, learning.batch_tokens, learning.seed), first, learning.steps)
-        for step, each in enumerate(order, first):
-            losses.append(self._learn(self._batch(each), learning.rate_at(step)))
-            told(step + 1, None)
+        for step, batch_rows in enumerate(order, first):
+            losses.append(self._learn(self._batch(batch_rows), learning.rate_at(step)))
+            on_progress(step + 1, None)
             if (step + 1) % learning.every == 0 or step + 1 == learning.steps:
-                last = self._measure(step + 1, losses, measured, began, folder, told)
-                save(folder, self._head, self._optimiser, step + 1, asked)
+                last = self._measure(step + 1, losses, measured_rows, start_time, folder, on_progress)
+                save(folder, self._head, self._optimiser, step + 1, run_identity)
                 publish()
         return last
 
     def measure(self, rows: Sequence[Row]) -> ChainAcceptance:
-        """Chains over these rows."""
+        """Return the acceptance of greedy chains over these rows."""
         depth = self._learning.depth
-        total = none(depth)
+        total = no_chains(depth)
         for numbers in batches(rows, self._learning.batch_tokens, 0, 0):
-            each = [rows[number] for number in numbers]
-            for row, hits in zip(each, self._unrolling.hits(self._batch(each)).cpu().numpy()):
+            batch_rows = [rows[number] for number in numbers]
+            for row, hits in zip(batch_rows, self._unrolling.hits(self._batch(batch_rows)).cpu().numpy()):
                 total += chains(hits, row.learned, depth)
         return total
 
     def _learn(self, batch: UnrolledBatch, rate: float) -> torch.Tensor:
+        """Take one step and return its loss, detached. batch: the step's rows. rate: learning rate."""
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._optimiser.zero_grad(set_to_none=True)
@@ -229,20 +272,27 @@ class Trainer:
         step: int,
         losses: list[torch.Tensor],
         rows: Sequence[Row],
-        began: float,
+        start_time: float,
         folder: Path,
-        told: Told,
+        on_progress: OnProgress,
     ) -> Measured:
+        """Measure, append a line to the folder's log, report the measurement and return it; `losses` is
+        emptied.
+
+        step: steps done. losses: of the steps since the last measurement. rows: to measure on. start_time: of
+            the run, in monotonic seconds. folder: of the log. on_progress: called with the measurement.
+        """
         loss = float(torch.stack(losses).mean()) if losses else None
         losses.clear()
-        found = Measured(step, loss, round(time.monotonic() - began, 1), self.measure(rows))
+        measured = Measured(step, loss, round(time.monotonic() - start_time, 1), self.measure(rows))
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.jsonl").open("a", encoding="utf-8") as log:
-            log.write(json.dumps(found.as_json()) + "\n")
-        told(step, found)
-        return found
+            log.write(json.dumps(measured.as_json()) + "\n")
+        on_progress(step, measured)
+        return measured
 
     def _batch(self, rows: Sequence[Row]) -> UnrolledBatch:
+        """Return rows as padded tensors on the device."""
         tokens, learned = pad(rows)
         return UnrolledBatch(
             torch.from_numpy(tokens).long().to(self._device), torch.from_numpy(learned).to(self._device)

@@ -81,7 +81,7 @@ async def test_each_shape_has_a_fleet_and_each_temperature_its_answers(tmp_path:
         ("tree", 24, "fixed"),
     ]
     assert [one.sampling.temperature for one in speaker.asked] == [0, 0, 0.7, 0.7] * 2
-    assert "| vicuna | tree:24 | 0.7 | 2 |    8 |         2.00 | 2.00 .. 2.00 |" in out.getvalue()
+    assert "| vicuna | tree:24 | 0.7 | 2 |     8 |          2.00 | 2.00 .. 2.00 |" in out.getvalue()
 
 
 @pytest.mark.parametrize("told", ["", "chain", "chain:0", "bush:5", "tree:x"])

@@ -17,7 +17,7 @@ from specsot_app.fleet.opening import FleetClient
 from specsot_app.fleet.options import ClientOptions, FleetOptions
 from specsot_lab.eval.aggregate import CategoryRow
 from specsot_lab.eval.records import Folder, read_records
-from specsot_lab.eval.running import Run, evaluate, warmed
+from specsot_lab.eval.running import Run, evaluate, with_warm_up
 from specsot_lab.eval.tasks import Prompt, read_task
 from tests.lab.eval.speaker import Broken, Speaker
 
@@ -83,11 +83,11 @@ async def test_a_fleet_has_answered_both_ways_before_an_answer_counts() -> None:
     async def opener(_: FleetOptions) -> FleetClient:
         return speaker
 
-    assert await warmed(opener)(ELSEWHERE) is speaker
+    assert await with_warm_up(opener)(ELSEWHERE) is speaker
     assert [(one.mode, one.limits.max_new_tokens) for one in speaker.asked] == [("direct", 64), ("sot", 64)]
     speaker.left = 0
     with pytest.raises(Broken):
-        await warmed(opener)(ELSEWHERE)
+        await with_warm_up(opener)(ELSEWHERE)
     assert speaker.closed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specsot_lab.eval.aggregate import UNCLEAR, CategoryRow, page_of, pairs_of, sum_up
+from specsot_lab.eval.aggregate import UNCLEAR, CategoryRow, page_of, pairs_of, rows_by_category
 
 
 def turn(seconds: float, tokens: int = 100) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def record(mode: str, quality: float | None, *turns: dict[str, Any]) -> dict[str
 
 def line_of(direct: float | None, sot: float | None, seconds: float) -> CategoryRow:
     pairs = pairs_of([record("direct", direct, turn(2.0)), record("sot", sot, turn(seconds))])
-    (line,) = sum_up(pairs)
+    (line,) = rows_by_category(pairs)
     return line
 
 
@@ -50,7 +50,7 @@ def test_a_plan_pays_where_it_is_faster_and_no_worse_by_all_that_is_known(
 
 def test_only_turns_that_both_have_are_compared() -> None:
     direct = record("direct", 0.5, turn(2.0), turn(2.0), turn(50.0))
-    (line,) = sum_up(pairs_of([direct, record("sot", 0.5, turn(1.0), turn(1.0))]))
+    (line,) = rows_by_category(pairs_of([direct, record("sot", 0.5, turn(1.0), turn(1.0))]))
     assert (line.questions, line.direct_seconds, line.sot_seconds, line.speedup) == (1, 4.0, 2.0, 2.0)
 
 

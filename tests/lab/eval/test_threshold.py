@@ -45,10 +45,10 @@ def test_rules_come_first_and_the_score_decides_the_rest() -> None:
 
 def test_what_was_measured_is_what_the_master_reads(tmp_path: Path) -> None:
     out = io.StringIO()
-    threshold.tell(scored([3.0] * 9, [-2.0] * 9), tmp_path / "router.json", out)
+    threshold.write_result(scored([3.0] * 9, [-2.0] * 9), tmp_path / "router.json", out)
     assert read_threshold(tmp_path) == 0.5
     assert "AUC of 1.000" in out.getvalue()
-    threshold.tell(scored([1.0], [1.0]), tmp_path / "router.json", out)
+    threshold.write_result(scored([1.0], [1.0]), tmp_path / "router.json", out)
     assert read_threshold(tmp_path) is None
 
 

@@ -15,7 +15,7 @@ import torch
 from specsot.errors import ModelError
 from specsot.members import Range
 from specsot_lab.train import rows as stock
-from specsot_lab.train.running import ROWS, kept_rows, make_rows, train
+from specsot_lab.train.running import ROWS, make_rows, stored_rows_of, train
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
 from specsot_model.decoder import Decoder
 from tests.models import Shape, write_base
@@ -67,7 +67,7 @@ def there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("changes", [{}, ALONE, {"questions": (Path("copy.txt"),)}])
 def test_rows_of_what_is_given_or_with_nothing_given_are_used(changes: dict[str, Any]) -> None:
-    assert len(kept_rows(replace(WANTED, **changes)) or ()) >= 5  # two plans, two answers, a text
+    assert len(stored_rows_of(replace(WANTED, **changes)) or ()) >= 5  # two plans, two answers, a text
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_rows_of_something_else_are_refused(changes: dict[str, Any], names: str)
 
 def test_rows_of_unknown_making_are_used_only_where_no_sources_are_given(tmp_path: Path) -> None:
     wanted = replace(WANTED, output=tmp_path)
-    assert kept_rows(wanted) is None
+    assert stored_rows_of(wanted) is None
     stock.save([stock.row_of([((1, 2, 3), True)], 0)], wanted.training / ROWS)
-    assert len(kept_rows(replace(wanted, **ALONE)) or ()) == 1
+    assert len(stored_rows_of(replace(wanted, **ALONE)) or ()) == 1
     with pytest.raises(ModelError, match=f"{ROWS} does not say what it was made of"):
         train(wanted, io.StringIO(), io.StringIO())

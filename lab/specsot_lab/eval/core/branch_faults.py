@@ -100,6 +100,7 @@ def measure(plans: Iterable[WrittenPlan]) -> BranchFaults:
     shared_grams = sum(row["shared_runs"] for row in rows) / max(sum(row["runs"] for row in rows), 1)
 
     def share(name: str) -> float:
+        """Return the mean of one figure over all branches; 0 if there are none."""
         return fmean(row[name] for row in rows) if rows else 0.0
 
     return BranchFaults(
@@ -117,10 +118,12 @@ def measure(plans: Iterable[WrittenPlan]) -> BranchFaults:
     )
 
 
-def choose_form(found: Mapping[Form, BranchFaults]) -> Form:
+def choose_form(faults_by_form: Mapping[Form, BranchFaults]) -> Form:
     """Return the form with the fewest faults per branch; the default form wins ties."""
     order = sorted(FORMS, key=lambda form: form != DEFAULT_FORM)
-    return min((form for form in order if form in found), key=lambda form: found[form].total)
+    return min(
+        (form for form in order if form in faults_by_form), key=lambda form: faults_by_form[form].total
+    )
 
 
 def _rows_of(plan: WrittenPlan) -> list[dict[str, float]]:
@@ -128,26 +131,28 @@ def _rows_of(plan: WrittenPlan) -> list[dict[str, float]]:
     written = [words_of(text) for text in plan.texts]
     openings = Counter(tuple(words[:OPENING_WORDS]) for words in written)
     runs = [_runs(words) for words in written]
-    asked = set(words_of(plan.question)) - _STOP
+    question_words = set(words_of(plan.question)) - _STOP
     rows: list[dict[str, float]] = []
-    for place, (text, words) in enumerate(zip(plan.texts, written)):
-        elsewhere = set().union(*(other for at, other in enumerate(runs) if at != place))
-        others = [title for at, title in enumerate(plan.titles) if at != place]
-        said = asked & set(words[:RESTATING_WORDS])
+    for index, (text, words) in enumerate(zip(plan.texts, written)):
+        runs_elsewhere = set().union(
+            *(other for other_index, other in enumerate(runs) if other_index != index)
+        )
+        other_titles = [title for other_index, title in enumerate(plan.titles) if other_index != index]
+        restated_words = question_words & set(words[:RESTATING_WORDS])
         shared = bool(words) and openings[tuple(words[:OPENING_WORDS])] > 1
-        restated = bool(asked) and len(said) >= RESTATED_SHARE * len(asked)
+        restated = bool(question_words) and len(restated_words) >= RESTATED_SHARE * len(question_words)
         lists = _LIST_LINE.search(text) is not None
-        named = any(_is_named(title, words) for title in others)
+        named = any(_is_named(title, words) for title in other_titles)
         own_form = _OWN_FORM.search(text) is not None
-        off_title = not _is_about(plan.titles[place], words)
+        off_title = not _is_about(plan.titles[index], words)
         short = len(_SENTENCE.findall(text.strip())) < 2
         rows.append(
             {
                 "words": len(words),
                 "shared_openings": shared,
                 "restated": restated,
-                "runs": len(runs[place]),
-                "shared_runs": sum(run in elsewhere for run in runs[place]),
+                "runs": len(runs[index]),
+                "shared_runs": sum(run in runs_elsewhere for run in runs[index]),
                 "lists": lists,
                 "other_points": named,
                 "own_form": own_form,
@@ -160,18 +165,23 @@ def _rows_of(plan: WrittenPlan) -> list[dict[str, float]]:
 
 
 def _runs(words: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(words[at : at + GRAM]) for at in range(len(words) - GRAM + 1)]
+    """Return all runs of GRAM consecutive words; none for fewer words."""
+    return [tuple(words[start : start + GRAM]) for start in range(len(words) - GRAM + 1)]
 
 
 def _is_about(title: str, words: Sequence[str]) -> bool:
-    """Whether the words have half of the words of a title, in any form."""
-    wanted = {word[:STEM] for word in words_of(title) if word not in _STOP}
-    return 2 * len(wanted & {word[:STEM] for word in words}) >= len(wanted)
+    """Return whether the words have at least half of the words of a title, in any form."""
+    title_stems = {word[:STEM] for word in words_of(title) if word not in _STOP}
+    return 2 * len(title_stems & {word[:STEM] for word in words}) >= len(title_stems)
 
 
 def _is_named(title: str, words: Sequence[str]) -> bool:
-    """Whether the words hold all words of a title in a row; a title of one word may be any word."""
-    named = words_of(title)
-    size = len(named)
+    """Return whether the words contain all words of a title in a row; False for a title of one word, which
+    may be any word.
+    """
+    title_words = words_of(title)
+    size = len(title_words)
     ends = range(len(words) - size + 1)
-    return size >= LEAST_TITLE_WORDS and any(list(words[at : at + size]) == named for at in ends)
+    return size >= LEAST_TITLE_WORDS and any(
+        list(words[start : start + size]) == title_words for start in ends
+    )
