@@ -196,8 +196,8 @@ class _CollectingUplink:
 class LaneWorker(Worker):
     """Its first stage takes frames as they are made here; there is no sequencer."""
 
-    def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
-        return isinstance(arrival.message, Frame) or super()._believes(configuration, arrival)
+    def _may_send(self, configuration: Configuration, arrival: Arrival) -> bool:
+        return isinstance(arrival.message, Frame) or super()._may_send(configuration, arrival)
 
 
 @asynccontextmanager

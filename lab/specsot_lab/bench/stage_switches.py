@@ -30,8 +30,8 @@ class RowByRowStage(DecoderStage):
     accepted nodes [0, 2, 3] -> moves 2 to 1, then 3 to 2.
     """
 
-    def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
-        for move in super()._change_pages(frame, arrangement):
+    def _prepare_pages(self, frame: Frame, plan: KvPlan) -> Moves:
+        for move in super()._prepare_pages(frame, plan):
             self._kv.move((move,))
         return ()
 
