@@ -42,7 +42,7 @@ class ParallelProposer(EagleProposer):
         own, rooms = zip(*growing)
         levels = min(levels, self._grown + 1)
         masks = (self._mask.token,) * (levels - 1)
-        due = self._take([self._followed[sequence.id] for sequence in own])
+        due = self._take_due([self._followed[sequence.id] for sequence in own])
         asked = [one._replace(tokens=one.tokens + masks, asked=levels) for one in due[: len(own)]]
         due = [*asked, *due[len(own) :]]
         slots = [slot for room in rooms for slot in room.slots[: len(masks)]]
