@@ -274,7 +274,7 @@ class TargetQuery(NamedTuple):
         """
         if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
             return False
-        return not self.state.forbids_stop()
+        return not self.state.must_go_on()
 
     def allows(self, node: int, token: int | None) -> bool:
         """Return whether the node's mask allows a token. True where there is no mask.
@@ -408,7 +408,7 @@ class _PathWalk:
         otherwise.
         """
         state = self.query.state
-        return state.opening.stop_ids if state.forbids_stop(len(self.trail)) else ()
+        return state.opening.stop_ids if state.must_go_on(len(self.trail)) else ()
 
     def step(self, target: int | None) -> None:
         """Record the target of the current node, and walk on to its first child with that token. The walk

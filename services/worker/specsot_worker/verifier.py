@@ -343,7 +343,7 @@ class Verifier:
             outcome = accept_tree(state, segment.draft_round, segment.tree, targets, draft_paused)
         if state.failure:
             outcome = Outcome(outcome.sequence, outcome.draft_round, outcome.accepted[:1], (), End.FAILED)
-            log.error("sequence failed", sequence=segment.sequence, reason=state.failure)
+            log.error("a sequence failed", sequence=segment.sequence, reason=state.failure)
         self._tokens[segment.sequence] += outcome.tokens
         return outcome
 

@@ -402,7 +402,9 @@ class EagleProposer(Proposer):
         head = self._head
         shape = tuple(fused.shape)
         if shape != (num_fused, head.width):
-            raise WireError(f"features are {shape}, their lessons say {(num_fused, head.width)}")
+            raise WireError(
+                f"features have shape {shape}, their feature batches need {(num_fused, head.width)}"
+            )
         chosen = fused if len(rows) == num_fused else fused[indices(rows, fused.device)]
         self._pages.store_features(slots, head.features(chosen.to(device=head.device, dtype=head.dtype)))
 

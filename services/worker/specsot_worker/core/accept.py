@@ -164,7 +164,7 @@ class DecodeState:
         """
         return self.opening.limit - len(self.tokens)
 
-    def forbids_stop(self, num_ahead: int = 0) -> bool:
+    def must_go_on(self, num_ahead: int = 0) -> bool:
         """Return whether the request's `min_tokens` forbids a stop token as the next token.
 
         num_ahead: Number of drafted tokens that count as generated already: the depth of a tree node. 0: the
