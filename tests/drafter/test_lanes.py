@@ -222,7 +222,7 @@ def test_where_trees_grow_early_what_the_text_suggests_joins_if_it_brings_much(
         return begin(*given)  # type: ignore[arg-type]
 
     parrot.begin = continue_growth  # type: ignore[method-assign]
-    engine.speculators["eagle"]._ahead = growth
+    engine.speculators["eagle"]._async_growth = growth
     teach(engine, 1, [5, 6] * 6)
     (tree,) = trees(engine).values()
     assert (5 in tree.tokens[1:]) is joins

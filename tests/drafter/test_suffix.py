@@ -141,7 +141,7 @@ def test_what_followed_becomes_a_tree_with_the_shares_of_its_places(
     own: list[int], past: list[int], nodes: int, paths: dict[tuple[int, ...], float]
 ) -> None:
     texts = [np.array(text, np.int32) for text in (own, [*past, BREAK] if past else [])]
-    tree = grow_suffixes(texts, 4, nodes, most_places=8, least_match=1)
+    tree = grow_suffixes(texts, 4, nodes, max_places=8, min_match=1)
     found: list[tuple[int, ...]] = [()]
     for token, parent in zip(tree.tokens, tree.parents):
         found.append((*found[parent], token))

@@ -294,13 +294,6 @@ def answer_classes() -> tuple[type, ...]:
     return Answer, Branch
 
 
-def stats_of(answer: Any) -> dict[str, Any]:
-    """What the call of the systems that SpecSoT grew from returns beside its tokens."""
-    from specsot_app.core.ask import stats_of
-
-    return stats_of(answer)
-
-
 def sources() -> list[Path]:
     """The product's own files, without the stubs."""
     import specsot

@@ -67,9 +67,9 @@ def test_a_stage_that_moves_row_by_row_leaves_the_rows_of_one_that_moves_all() -
     loop, moves = SingleThread(models), list[tuple[int, int]]()
 
     class Counting(RowByRowStage):
-        def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
-            moves.extend(arrangement.moves)
-            return super()._change_pages(frame, arrangement)
+        def _prepare_pages(self, frame: Frame, plan: KvPlan) -> Moves:
+            moves.extend(plan.moves)
+            return super()._prepare_pages(frame, plan)
 
     wanted, _, _ = loop.write("What are the benefits of exercise?", 60, DecoderStage)
     found, _, _ = loop.write("What are the benefits of exercise?", 60, Counting)

@@ -17,7 +17,7 @@ def flow_of(curve, stages=4, hops=0.0, row=0.0, shares=None) -> PipelineDepth:
     for rows in (1, max(table)):
         for _ in range(60):
             spent = [table[rows] * share for share in shares]
-            flow.record_step(rows, spent, sum(spent) + hops + row * rows, alone=True)
+            flow.record_step(rows, spent, sum(spent) + hops + row * rows, was_alone=True)
     return flow
 
 
@@ -112,17 +112,17 @@ def test_where_one_frame_flies_it_takes_the_prompts_of_all():
 def test_what_steps_really_take_corrects_what_was_measured_beforehand():
     """Stages that share their cores: two frames take more than twice as long each, so a spread loses."""
     flow = flow_of(STEEP, 2)
-    flow.record_step(240, (0.12, 0.12), 0.24, alone=True)
+    flow.record_step(240, (0.12, 0.12), 0.24, was_alone=True)
     assert flow.frames_per_family(240, 4, 2) == 2
     for _ in range(60):
-        flow.record_step(120, (0.2, 0.2), 0.4, alone=False)
+        flow.record_step(120, (0.2, 0.2), 0.4, was_alone=False)
     assert flow.frames_per_family(240, 4, 2) == 1
 
 
 def test_two_slow_steps_of_a_process_that_begins_are_forgotten_at_once():
     flow = flow_of(FLAT)
     for seconds in (0.1, 0.08, *[0.01] * 3):
-        flow.record_step(6, [seconds / 4] * 4, seconds, alone=True)
+        flow.record_step(6, [seconds / 4] * 4, seconds, was_alone=True)
     assert flow.frames_per_family(6, 6, 4) == 1
 
 
@@ -130,5 +130,5 @@ def test_a_step_with_others_in_flight_says_nothing_about_the_way():
     flow = flow_of(FLAT, 2, 0.001)
     before = flow.max_frames(2, 99)
     for _ in range(60):
-        flow.record_step(1, (0.005, 0.005), 5.0, alone=False)
+        flow.record_step(1, (0.005, 0.005), 5.0, was_alone=False)
     assert flow.max_frames(2, 99) == before

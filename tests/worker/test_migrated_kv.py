@@ -65,7 +65,7 @@ class Fleet:
         for name in names:
             self.members[name].begin(told, None if name == "c" else self.stage.copies, self.uplinks[name])
         for name in names:
-            giving = self.members[name]._giving
+            giving = self.members[name]._sending
             assert giving
             await giving
 
@@ -191,7 +191,7 @@ def test_what_no_order_named_neither_stays_nor_keeps_others_out(monkeypatch: pyt
     monkeypatch.setattr(migrated_kv, "MAX_BYTES", held._bytes + 2 * migrated_kv.OVER_BYTES)
     for sequence in range(9):
         held.add("a", KvRows(7, sequence, 0, 0, None))
-    assert len(held._over) == 2
+    assert len(held._closed) == 2
 
 
 class LastStage:

@@ -87,7 +87,7 @@ def test_a_frame_that_no_graph_has_room_for_is_counted_and_told_once(stages):
         for number in (1, 2, 3):
             assert torch.equal(slow.run(prompts(number, {number: 5}, rows.clone())).hidden, wanted)
     assert slow.uncaptured == 3
-    assert [entry["rows"] for entry in told] == [5]
+    assert [entry["tokens"] for entry in told] == [5]
     registry = CollectorRegistry()
     stage = Stage("w0", "127.0.0.1:1", slow.layers)
     WorkerTelemetry(Observation(registry), 16).formed(Configuration(1, "w0", (stage,), 4, PAGE, 9), slow)

@@ -65,7 +65,7 @@ def test_a_drafter_that_has_answered_already_is_not_waited_for():
         sequencer.apply_order(order_of(sequence, [1, 2], 30))
     first = there(sequencer.compose(0.0))
     outcomes = tuple(Outcome(one, 0, (), (3,)) for one in (1, 2))
-    sequencer.apply_result(Result(1, first.number, outcomes), 0.1, awaits=False)
+    sequencer.apply_result(Result(1, first.number, outcomes), 0.1, awaits_drafts=False)
     sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
     frame = there(sequencer.compose(0.1))
     trees = {one.sequence: one.tree for one in frame.segments if isinstance(one, TreeSegment)}
@@ -124,12 +124,12 @@ def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
 
 def test_a_rest_that_began_with_many_writers_is_as_many_steps_of_few():
     patience = DraftTimeout(0.5)
-    patience.start_pause(80, live=8)
+    patience.start_pause(80, num_drafted=8)
     for _ in range(4):
-        patience.record_launch(8, 8, live=8)
+        patience.record_launch(8, 8, num_drafted=8)
     for _ in range(6):
         assert patience.paused
-        patience.record_launch(1, 1, live=1)
+        patience.record_launch(1, 1, num_drafted=1)
     assert patience.catching_up
     assert not patience.paused
 
@@ -150,15 +150,15 @@ def test_a_rest_counts_drafted_trees_alone_and_its_backlog_is_bounded():
 
 def test_a_rest_ends_with_the_last_of_those_that_it_began_with():
     patience = DraftTimeout(0.5)
-    patience.start_pause(80, live=2)
-    patience.record_launch(0, 9, live=1)
+    patience.start_pause(80, num_drafted=2)
+    patience.record_launch(0, 9, num_drafted=1)
     assert patience.paused, "a prompt beside one that writes"
-    patience.record_launch(0, 9, live=0)
+    patience.record_launch(0, 9, num_drafted=0)
     assert (patience.paused, patience.catching_up) == (False, True)
 
 
 def test_nobody_rests_for_a_drafter_that_is_gone():
     patience = DraftTimeout(0.5)
     patience.start_pause(9)
-    patience.drafter_left()
+    patience.record_drafter_loss()
     assert not patience.paused

@@ -223,11 +223,11 @@ class _CollectingUplink:
 class LaneWorker(Worker):
     """Its first stage takes frames as they are made here; there is no sequencer."""
 
-    def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
+    def _may_send(self, configuration: Configuration, arrival: Arrival) -> bool:
         """Return whether a message is accepted: frames always, as they are made by the lanes, others as
         usual.
         """
-        return isinstance(arrival.message, Frame) or super()._believes(configuration, arrival)
+        return isinstance(arrival.message, Frame) or super()._may_send(configuration, arrival)
 
 
 @asynccontextmanager

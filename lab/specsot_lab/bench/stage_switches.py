@@ -30,9 +30,9 @@ class RowByRowStage(DecoderStage):
     accepted nodes [0, 2, 3] -> moves 2 to 1, then 3 to 2.
     """
 
-    def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
+    def _prepare_pages(self, frame: Frame, plan: KvPlan) -> Moves:
         """Move the KV rows of accepted nodes one by one, and return no further moves."""
-        for move in super()._change_pages(frame, arrangement):
+        for move in super()._prepare_pages(frame, plan):
             self._kv.move((move,))
         return ()
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def program(arguments: Sequence[str] | None = None) -> MemberProgram:
-    """Return the program that runs with these arguments; None: those of the command line."""
+    """Return the program that runs a drafter with these options.
+
+    arguments: The arguments without the program's name. None: those of the command line.
+    """
     from specsot_drafter.config import read_config
 
     config = read_config(arguments)
@@ -33,6 +36,15 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
         dialer: Dialer,
         compute: Executor,
     ) -> Drafter:
+        """Return the drafter.
+
+        seen: Metrics and traces, which may be off.
+        options: Draft model, base model and device.
+        name: Name of the drafter in the ring.
+        address: Where other members reach it.
+        dialer: Opens links to stages.
+        compute: Executor that runs tensor work.
+        """
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
         from specsot_drafter.telemetry import DrafterTelemetry
@@ -44,6 +56,8 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
+    """Run the drafter until it ends. Return the exit status."""
+
     def run() -> int:
         own = program()
         from specsot.service.member import run_members

@@ -28,9 +28,12 @@ Best = tuple[Tensor, Tensor]
 
 
 def best_of(head: DraftHead, outputs: Tensor, breadth: int) -> Best:
-    """Return the `breadth` likeliest tokens of every place, best first.
+    """Return log-probabilities and ids of the likeliest tokens of every place, best first, [sequences,
+    places, breadth] each.
 
-    outputs: [sequences, places, hidden] outputs of the head.
+    head: The head that made the outputs.
+    outputs: Its outputs, [sequences, places, hidden].
+    breadth: Number of tokens per place; at most the size of the draft vocabulary.
     """
     scores, ids = head.log_probs(outputs.flatten(0, 1)).topk(min(breadth, head.draft_vocab), -1)
     shape = (*outputs.shape[:2], -1)
@@ -40,10 +43,15 @@ def best_of(head: DraftHead, outputs: Tensor, breadth: int) -> Best:
 def span_of(block: BlockPlan, room: TreeRoom) -> RowSpan:
     """Return a block's rows as a span: each row attends to the whole sequence and to rows of its block.
 
-    3 rows: masks [0b111 0b111 0b111], or [0b001 0b011 0b111] for a causal block.
+    block: The layout of a block.
+    room: Where the rows are stored.
+
+    For example:
+
+        # 3 rows: masks [0b111 0b111 0b111], or [0b001 0b011 0b111] for a causal block
     """
-    seen = tuple((1 << (row + 1 if block.causal else block.rows)) - 1 for row in range(block.rows))
-    return RowSpan(block.rows, room.base, block.rows, room.pages, seen)
+    visible = tuple((1 << (row + 1 if block.causal else block.rows)) - 1 for row in range(block.rows))
+    return RowSpan(block.rows, room.base, block.rows, room.pages, visible)
 
 
 class BlockGraphs:
@@ -58,23 +66,32 @@ class BlockGraphs:
         capture: Capture,
         blocks: Sequence[int] = GRAPH_BLOCKS,
     ) -> None:
-        """Capture all graphs, which takes a fraction of a second on a GPU. kv: must be empty."""
+        """Capture all graphs, which takes a fraction of a second on a GPU.
+
+        head: The DFlash head.
+        kv: Its KV pages, which must be empty.
+        breadth: Number of tokens per place that are returned.
+        capture: Captures a function as a graph.
+        blocks: The numbers of blocks to capture graphs for.
+        """
         # The largest graph is captured first, so that the others share its memory.
         descending = sorted(blocks, reverse=True)
         self._graphs = {many: _BlockGraph(head, kv, many, breadth, capture) for many in descending}
         self._staging = Staging(max(graph.size for graph in self._graphs.values()), head.device)
 
     def run(self, roots: Sequence[int], rooms: Sequence[TreeRoom]) -> Best | None:
-        """Draft one block per root. Return what `best_of` returns, for all places, on the host.
+        """Draft one block per root. Return what `best_of` returns, for all places, on the host. Return None
+        if no graph has room for the pages.
 
-        Return None if no graph has room for the pages. roots: token ids. rooms: where the blocks are stored.
+        roots: Token id of each sequence's newest token. At least one.
+        rooms: Where each block is stored.
         """
-        most = max(self._graphs)
+        max_blocks = max(self._graphs)
         found = list[Best]()
-        for first in range(0, len(roots), most):
-            some = slice(first, first + most)
-            graph = self._graphs[bucket_of(len(roots[some]), tuple(self._graphs)) or most]
-            best = graph.run(roots[some], rooms[some], self._staging)
+        for first in range(0, len(roots), max_blocks):
+            part = slice(first, first + max_blocks)
+            graph = self._graphs[bucket_of(len(roots[part]), tuple(self._graphs)) or max_blocks]
+            best = graph.run(roots[part], rooms[part], self._staging)
             if best is None:
                 return None
             found.append(best)
@@ -85,10 +102,18 @@ class BlockGraphs:
 class _BlockGraph:
     """One captured graph, with the index tables that it reads and the results that it writes."""
 
-    def __init__(self, head: BlockHead, kv: KVPages, many: int, breadth: int, capture: Capture) -> None:
+    def __init__(self, head: BlockHead, kv: KVPages, num_blocks: int, breadth: int, capture: Capture) -> None:
+        """Allocate the tables, and capture the graph.
+
+        head: The DFlash head.
+        kv: Its KV pages.
+        num_blocks: Number of blocks that the graph drafts.
+        breadth: Number of tokens per place that are returned.
+        capture: Captures a function as a graph.
+        """
         block = head.block
         breadth = min(breadth, head.draft_vocab)
-        rows = many * block.rows
+        rows = num_blocks * block.rows
         self._block = block
         room = room_for(rows, kv.pages + rows, head.group, kv_heads=head.kv_heads)
         self._tables = FrameTables(room, kv.page_rows)
@@ -96,15 +121,18 @@ class _BlockGraph:
         numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)
         tokens, positions, slots = numbers[: 3 * rows].view(3, rows)
         plan = self._tables.plan(numbers[3 * rows :], head.group)
-        best = numbers.new_zeros((2, many, block.drafts, breadth))
+        best = numbers.new_zeros((2, num_blocks, block.drafts, breadth))
         on_gpu = head.device.type == "cuda"
         self._numbers = numbers
         self._best = best
         self._host = torch.empty(best.shape, dtype=best.dtype, pin_memory=on_gpu)
 
         def draft() -> Outputs:
+            """Draft all blocks, and write the likeliest tokens to the buffer. This function is what the graph
+            captures.
+            """
             outputs = head.forward(tokens, tokens, HeadRows(positions, slots, plan, kv))
-            scores, ids = best_of(head, outputs.view(many, block.rows, -1)[:, block.first :], breadth)
+            scores, ids = best_of(head, outputs.view(num_blocks, block.rows, -1)[:, block.first :], breadth)
             best[0].view(torch.float32).copy_(scores)
             best[1].copy_(ids)
             return best, None
@@ -112,19 +140,24 @@ class _BlockGraph:
         self._replay, _ = capture(draft)
 
     def run(self, roots: Sequence[int], rooms: Sequence[TreeRoom], staging: Staging) -> Best | None:
-        """Run the graph. Return None if there is no room for the pages.
+        """Run the graph, and return what `best_of` returns, on the host. Return None if there is no room for
+        the pages.
+
+        roots: Token id of each sequence's newest token; at most as many as the graph has blocks.
+        rooms: Where each block is stored.
+        staging: Buffer by which tables are copied to the device.
 
         If there are fewer blocks than the graph has, the last block is repeated: its rows are written twice,
         with the same values.
         """
-        many = self._best.shape[1]
+        num_blocks = self._best.shape[1]
         count = len(roots)
-        roots = [*roots, *[roots[-1]] * (many - count)]
-        rooms = [*rooms, *[rooms[-1]] * (many - count)]
+        roots = [*roots, *[roots[-1]] * (num_blocks - count)]
+        rooms = [*rooms, *[rooms[-1]] * (num_blocks - count)]
         tables = self._tables.fill([span_of(self._block, room) for room in rooms])
         if tables is None:
             return None
-        rows = np.full((3, many, self._block.rows), self._block.mask, np.int32)
+        rows = np.full((3, num_blocks, self._block.rows), self._block.mask, np.int32)
         rows[0, :, 0] = roots
         rows[1] = np.array([room.position for room in rooms])[:, None] + np.arange(self._block.rows)
         rows[2] = [room.slots for room in rooms]
@@ -138,12 +171,19 @@ class _BlockGraph:
 
 
 def can_capture_block(head: DraftHead) -> bool:
-    """Return whether a block's pass can be captured: only if no layer has an attention window."""
+    """Return whether a block's pass can be captured: only for a DFlash head of which no layer has an
+    attention window.
+
+    head: Any draft head.
+    """
     return isinstance(head, BlockHead) and head.decoder.window is None
 
 
 def captured_blocks(head: DraftHead) -> BlockHead | None:
-    """Return the head if its blocks can run in graphs on this machine, else None."""
+    """Return the head if its blocks can run in graphs on this machine, else None.
+
+    head: Any draft head.
+    """
     if head.device.type != "cuda" or find_spec("triton") is None or not can_capture_block(head):
         return None
     assert isinstance(head, BlockHead)
@@ -154,7 +194,10 @@ def captured_blocks(head: DraftHead) -> BlockHead | None:
 
 
 def block_graph_bytes(head: BlockHead) -> int:
-    """Return an upper bound of the bytes of a head's graphs."""
+    """Return an upper bound of the bytes of a head's graphs.
+
+    head: The DFlash head.
+    """
     shape = head.shape
     own = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     columns = 8 * shape.hidden + 3 * shape.intermediate + own + 4 * (4 // head.dtype.itemsize) * shape.vocab

@@ -36,9 +36,9 @@ class DrafterConfig:
 
 
 def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
-    """Read the options. Exits with status 2 and a message of one line if an option is wrong.
+    """Return the options of a drafter. Exits with status 2 and a message of one line if an option is wrong.
 
-    arguments: the command line; None: that of this process.
+    arguments: The arguments without the program's name. None: those of the command line.
     """
     about = "Draft trees of tokens for a SpecSoT ring."
     return read("specsot-drafter", DrafterConfig, about, arguments, check=DrafterConfig.check)

@@ -41,9 +41,10 @@ class Drafter:
     ) -> None:
         """Create a drafter outside any epoch.
 
-        loader: makes the engine of every epoch. dialer: opens links to stages.
-        compute: runs tensor work off the event loop, one job at a time.
-        observer: is notified of the work; None: nothing is.
+        loader: Makes the engine of every epoch.
+        dialer: Opens links to stages.
+        compute: Executor that runs tensor work off the event loop, one job at a time.
+        observer: Is notified of the work. None: nothing is.
         """
         self._loader = loader
         self._dialer = dialer
@@ -58,15 +59,18 @@ class Drafter:
 
     @property
     def free_pages(self) -> int | None:
-        """Return the number of KV pages that no sequence owns; None outside an epoch."""
+        """The number of KV pages that no sequence owns. None outside an epoch."""
         return self._active.engine.free_pages if self._active else None
 
     async def registration(self) -> Registration:
-        """Return what the drafter registers with; see `EngineProvider.registration`."""
+        """Return what the drafter registers with at the master; see `EngineProvider.registration`."""
         return await self._compute.run(self._loader.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Join an epoch: make its engine, send the tapping stages their slices of fc, and report Ready.
+
+        configuration: The epoch as the master has configured it.
+        uplink: Link to the master.
 
         Raises Unavailable if a stage does not take its slice.
         """
@@ -83,10 +87,17 @@ class Drafter:
         await uplink.send(Ready(configuration.epoch))
 
     async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
-        """Do nothing: only workers prepare layers for an epoch."""
+        """Do nothing: only workers prepare layers for an epoch.
+
+        order: Ignored.
+        uplink: Ignored.
+        """
 
     async def handle(self, arrival: Arrival) -> None:
-        """Keep features of this epoch's last stage for `settle`; ignore those of another epoch.
+        """Keep features of this epoch's last stage for `settle`; ignore those of another epoch or another
+        sender.
+
+        arrival: The message with its sender.
 
         Raises the error of a colocated draft, and Unavailable if a stage that the drafter needs is lost.
         """
@@ -103,7 +114,8 @@ class Drafter:
             self._handle_loss(active, arrival, message)
 
     async def settle(self) -> float | None:
-        """Observe all features that have arrived, then draft once for the newest state.
+        """Observe all features that have arrived, then draft once for the newest state. Nothing happens if
+        none has arrived. Return None: the next call is due with the next message.
 
         Trees for an older state would be useless, so a burst of messages leads to one draft.
         """
@@ -124,9 +136,11 @@ class Drafter:
         return None
 
     def start_drafts(self, verification: DeviceVerification | None = None) -> DraftHandle | None:
-        """See `ColocatedDrafter`; called on the thread that computes.
-
+        """Start the drafts that follow one frame, for a verifier on the same thread; see `ColocatedDrafter`.
         Return None outside an epoch, and after an error in this one.
+
+        verification: The verification result on the device, which the host has not read. None: nothing grows
+            yet.
         """
         active = self._active
         if active is None or active.failure is not None:
@@ -134,7 +148,7 @@ class Drafter:
         return ColocatedHandle(active, lambda: active is self._active, self._observer, verification)
 
     async def disband(self) -> None:
-        """Leave the epoch, and close its link in the background."""
+        """Leave the epoch, and close its link in the background. Nothing happens outside an epoch."""
         active = self._active
         self._active = None
         if active is not None:
@@ -142,29 +156,38 @@ class Drafter:
             await close_in_background(active.stage.close())
 
     def _handle_loss(self, active: DrafterEpoch, arrival: Arrival, lost: Lost) -> None:
-        """Raise Unavailable if the lost peer is a stage that the drafter needs.
+        """Raise Unavailable if the lost peer is a stage that the drafter needs. Only a worker may report its
+        own loss; other reports are ignored.
 
-        Only a worker may report its own loss; other reports are ignored.
+        active: The current epoch.
+        arrival: The message, with its sender.
+        lost: The report: name of the lost member, and the reason.
         """
         needed = {active.configuration.drafted_for.name, active.configuration.stages[-1].name}
         if lost.peer in needed and lost.peer == arrival.sender and arrival.may_act_as("worker"):
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
 
-    async def _send_taps(self, configuration: Configuration, taps: Collection[int], sent: list[int]) -> None:
-        """Send each tap's slice of fc to the stage that taps that layer.
+    async def _send_taps(
+        self, configuration: Configuration, taps: Collection[int], sent_layers: list[int]
+    ) -> None:
+        """Send each tap's slice of fc to the stage that taps that layer. In the communication mode `ring`,
+        the neighbouring stage passes the slices on.
 
-        In the communication mode `ring`, the neighbouring stage passes the slices on. sent: layers whose
-        slices have been delivered; extended here, for progress reports.
+        configuration: The epoch as the master has configured it.
+        taps: Numbers of the tapped layers. Empty: nothing is sent.
+        sent_layers: Layers whose slices have been delivered; extended here, for progress reports.
+
+        Raises Unavailable if a stage does not take its slice.
         """
         slices = await self._compute.run(self._loader.tap_slices) if taps else {}
         for layer, weight in ((tap, slices[tap]) for tap in taps):
-            near = configuration.comm_mode == "ring"
-            stage = configuration.drafted_for if near else configuration.tapping(layer)
+            in_ring = configuration.comm_mode == "ring"
+            stage = configuration.drafted_for if in_ring else configuration.tapping(layer)
             link = await self._dialer.dial(stage.address, configuration.epoch)
             await link.send(Tap(configuration.epoch, layer, weight))
             if await link.close() is False:
                 raise Unavailable(f"{stage.name} did not take its slice of the head, of layer {layer}")
-            sent.append(layer)
+            sent_layers.append(layer)
             size = memory_in_words(weight.nbytes)
             log.info("a stage has its slice of the head", layer=layer, whom=stage.name, size=size)
 
@@ -174,11 +197,13 @@ class EngineProvider(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name of the drafter in the ring."""
+        """The name of the drafter in the ring."""
         ...
 
     def tap_slices(self) -> Mapping[int, Any]:
-        """Return the slice of the head's fc for each tapped layer."""
+        """Return the slice of the head's fc for each tapped layer, by layer number. Empty if the drafter
+        reads no features.
+        """
         ...
 
     def registration(self) -> Registration:
@@ -186,5 +211,8 @@ class EngineProvider(Protocol):
         ...
 
     def make_engine(self, configuration: Configuration) -> DraftEngine:
-        """Return an engine for one epoch, with empty pages."""
+        """Return an engine for one epoch, with empty pages.
+
+        configuration: The epoch as the master has configured it.
+        """
         ...

@@ -46,6 +46,7 @@ class DueRows(NamedTuple):
 
     @property
     def stop(self) -> int:
+        """Number of the row after the last one."""
         return self.first + len(self.tokens)
 
 
@@ -62,23 +63,23 @@ class FollowedSequence:
 
     @property
     def id(self) -> int:
+        """Id of the sequence."""
         return self.sequence.id
 
     @property
     def length(self) -> int:
-        """Return the number of known features; they belong to the positions 0 .. length - 1."""
+        """The number of known features; they belong to the positions 0 .. length - 1."""
         return self.sequence.committed
 
     @property
     def due(self) -> int:
-        """Return the number of rows that could be computed and are not computed yet.
-
-        A row needs its feature and the token after it, so with n tokens there are at most n - 1 rows.
+        """The number of draft rows that could be computed and are not computed yet. A row needs its feature
+        and the token after it, so with n tokens there are at most n - 1 rows.
         """
         sequence = self.sequence
-        known = sequence.committed
-        told = len(sequence.tokens) - 1
-        due = (known if known < told else told) - self.extended
+        num_features = sequence.committed
+        num_known = len(sequence.tokens) - 1
+        due = (num_features if num_features < num_known else num_known) - self.extended
         return due if due > 0 else 0
 
     def take(self, asked: bool, rows: int | None = None) -> DueRows:
@@ -108,17 +109,27 @@ class DraftPages:
     """
 
     def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
+        """Allocate the pages.
+
+        head: The draft head.
+        pages: Number of pages.
+        page_rows: Number of slots of a page.
+        """
         self.table = PageTable(pages, page_rows)
         self.kv = head.make_kv(pages, page_rows)
         width = head.hidden if head.taps else 0
         self.features = untouched_zeros((pages * page_rows, width), head.dtype, head.device)
 
     def share(self, sequence: int, source: int, rows: int) -> None:
-        """Open a sequence that shares the first `rows` rows of another one.
+        """Open a sequence that shares rows with another one.
+
+        sequence: Id of the new sequence.
+        source: Id of the other one.
+        rows: Number of rows that are shared, from the first.
 
         Whole pages are shared, the rows of a last partial page are copied, features included: with page_rows
-        4 and 6 rows, the first page is shared, and rows 4 and 5 are copied to a new page.
-        Raises NotFound if the source does not have these rows, and Overloaded if no page is free.
+        4 and 6 rows, the first page is shared, and rows 4 and 5 are copied to a new page. Raises NotFound if
+        the source does not have these rows, and Overloaded if no page is free.
         """
         copy = self.table.fork(sequence, source, rows)
         if copy is not None:
@@ -128,11 +139,15 @@ class DraftPages:
             self.features[to : to + copy.rows] = self.features[origin : origin + copy.rows]
 
     def fork(self, sequence: int, source: int, length: int) -> None:
-        """Open a sequence that forks another one after `length` tokens.
+        """Open a sequence that forks another one.
+
+        sequence: Id of the new sequence.
+        source: Id of the other one.
+        length: Number of tokens that both have in common.
 
         The first length - 1 rows are shared. The feature of row length - 1 is copied, but not its KV: the row
-        pairs with a token that the source does not have, and is computed again.
-        Raises NotFound if the source does not have these rows, and Overloaded if no page is free.
+        pairs with a token that the source does not have, and is computed again. Raises NotFound if the source
+        does not have these rows, and Overloaded if no page is free.
         """
         self.share(sequence, source, length - 1)
         self.table.reserve(sequence, length)
@@ -140,57 +155,90 @@ class DraftPages:
         self.features[own] = self.features[origin]
 
     def reserve_tree(self, sequence: int, base: int, rows: int) -> TreeRoom | None:
-        """Reserve `rows` rows after the first `base` rows. Return None if no page is free."""
+        """Reserve rows for growing a tree. Return None if no page is free.
+
+        sequence: Id of the sequence.
+        base: Number of rows that the sequence has.
+        rows: Number of rows to reserve after them.
+        """
         return reserve_room(self.table, sequence, base, rows)
 
     def cover_tree(self, sequence: int, base: int, rows: int) -> tuple[int, ...] | None:
-        """Reserve like `reserve_tree`, and return only the pages; for a sequence without a KV policy."""
+        """Reserve rows like `reserve_tree`, and return only the numbers of the sequence's pages. Return None
+        if no page is free. The sequence must have no KV policy.
+
+        sequence: Id of the sequence.
+        base: Number of rows that the sequence has.
+        rows: Number of rows to reserve after them.
+        """
         try:
             return self.table.reserve_pages(sequence, base + rows)
         except Overloaded:
             return None
 
-    def trim(self, sequence: int, row: int) -> None:
-        """Free the pages that a window hides from all rows from `row` on.
+    def trim(self, sequence: int, first_row: int) -> None:
+        """Free the pages that a window hides from all further rows. There is no mask for a window here: a row
+        attends to everything that is left in the pages.
 
-        There is no mask for a window here: a row attends to everything that is left in the pages.
+        sequence: Id of the sequence.
+        first_row: Number of the first row that is still to be computed.
         """
-        self._wipe(self.table.trim(sequence, row))
+        self._clear_pages(self.table.trim(sequence, first_row))
 
     def close(self, sequence: int) -> None:
-        """Give a sequence's pages back."""
-        self._wipe(self.table.close(sequence))
+        """Free a sequence's pages. An unknown sequence is ignored.
 
-    def _wipe(self, pages: Sequence[int]) -> None:
-        """Clear freed pages, so that NaN rows of one sequence never reach the attention of another one."""
+        sequence: Id of the sequence.
+        """
+        self._clear_pages(self.table.close(sequence))
+
+    def _clear_pages(self, pages: Sequence[int]) -> None:
+        """Clear freed pages, so that NaN rows of one sequence never reach the attention of another one.
+
+        pages: Numbers of the pages.
+        """
         for page in pages:
             self.kv.clear_page(page)
 
     def store_features(self, slots: Sequence[int], features: Tensor) -> None:
-        """Store true features, [rows, hidden], in the given slots, one per row."""
+        """Store true features.
+
+        slots: The slot of each feature.
+        features: [len(slots), hidden].
+        """
         self.features[indices(slots, self.features.device)] = features.to(self.features.dtype)
 
 
 def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> Tensor:
-    """Compute the KV of all due rows, and return the outputs of the asked rows, [asked, hidden].
+    """Compute the KV of due rows, and return the outputs of the asked rows, [num_asked, hidden], in the order
+    of `due`.
 
-    The outputs are ordered as `due`. In a head with one layer, only the asked rows take part in attention:
-    the KV of a row depends on the row's inputs alone. With several layers, every row attends, because each
-    layer reads all rows of the layer before.
+    head: The draft head.
+    pages: Its KV pages and features.
+    due: The rows to compute.
+
+    In a head with one layer, only the asked rows take part in attention: the KV of a row depends on the row's
+    inputs alone. With several layers, every row attends, because each layer reads all rows of the layer
+    before.
     """
-    fed = [token for stretch in due for token in stretch.tokens]
+    fed = [token for rows_due in due for token in rows_due.tokens]
     at = [row for s in due for row in range(s.first, s.stop)]
     slots, tokens, positions = indices((_slots(pages, due), fed, at), head.device)
     asked = indices(_asked_rows(due), head.device)
     features = pages.features[slots]
     if head.layers > 1:
-        plan = _plan(head, pages, [_span_of(pages, stretch, stretch.first) for stretch in due])
+        plan = _plan(head, pages, [_span_of(pages, rows_due, rows_due.first) for rows_due in due])
         return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv))[asked]
     plan = _plan(head, pages, [_span_of(pages, s, s.stop - s.asked) for s in due if s.asked])
     return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv, asked))
 
 
 def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:
+    """Return the KV slot of each due row, in order.
+
+    pages: The KV pages of the head.
+    due: The rows to compute.
+    """
     table = pages.table
     return [slot for s in due for slot in table.slots(s.sequence, s.first, s.stop)]
 
@@ -198,18 +246,27 @@ def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:
 def _asked_rows(due: Sequence[DueRows]) -> list[int]:
     """Return the indices of the asked rows among all due rows.
 
-    Due rows [a0 a1 | b0 b1 b2] with asked 1 and 2 -> [1, 3, 4], that is a1, b1 and b2.
+    due: The rows to compute.
+
+    For example:
+
+        # due rows [a0 a1 | b0 b1 b2] with asked 1 and 2 -> [1, 3, 4], that is a1, b1 and b2
     """
     rows: list[int] = []
     stop = 0
-    for stretch in due:
-        stop += len(stretch.tokens)
-        rows += range(stop - stretch.asked, stop)
+    for rows_due in due:
+        stop += len(rows_due.tokens)
+        rows += range(stop - rows_due.asked, stop)
     return rows
 
 
 def _span_of(pages: DraftPages, due: DueRows, first: int) -> RowSpan:
-    """Return the due rows from row `first` on as query rows, each of which attends to all rows before it."""
+    """Return due rows of one sequence as query rows, each of which attends to all rows before it.
+
+    pages: The KV pages of the head.
+    due: The due rows of the sequence.
+    first: Number of the first row that is a query.
+    """
     rows = due.stop - first
     table = pages.table
     column = table.column(due.sequence, first)
@@ -217,6 +274,12 @@ def _span_of(pages: DraftPages, due: DueRows, first: int) -> RowSpan:
 
 
 def _plan(head: DraftHead, pages: DraftPages, spans: Sequence[RowSpan]) -> AttentionPlan | None:
+    """Return the attention plan of query rows. Return None if there are none.
+
+    head: The draft head.
+    pages: Its KV pages.
+    spans: The query rows of each sequence.
+    """
     if not spans:
         return None
     return head.plan(spans, pages.kv.page_rows)

@@ -33,15 +33,17 @@ Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 class DraftEngine:
     """Drafts for every sequence whose opening it observed; any other sequence gets a tree of its root only.
 
-    Call `observe` for every feature batch that has arrived, then `begin` and `finish` once, whether or not a
-    tree is requested. `observe` does bookkeeping; `begin` launches the computation of trees and `finish`
-    returns them. Between `begin` and `finish` nothing may be observed, since a device may be computing.
+    Call `observe` for every message of features that has arrived, then `begin` and `finish` once, whether or
+    not a tree is requested. `observe` does bookkeeping; `begin` launches the computation of trees and
+    `finish` returns them. Between `begin` and `finish` nothing may be observed, since a device may be
+    computing.
 
-    If drafting is not profitable, `finish` returns no trees and sets `rest`. The ring then runs without the
-    drafter. When the pause is over, the last stage sends what the drafter missed, and no step waits for
-    drafts until the drafter has caught up.
+    If drafting is not profitable, `finish` returns no trees and sets `paused_trees`. The ring then runs
+    without the drafter. When the pause is over, the last stage sends what the drafter missed, and no step
+    waits for drafts until the drafter has caught up.
 
-    rest:  Number of trees for which drafting is paused; 0 if it is not paused.
+    speculators: The ways to draft, by name of the drafter; each has a proposer and a policy.
+    paused_trees: Number of trees for which drafting is paused; 0 if it is not paused.
     awake: True if a pause has ended and the drafter has caught up, so that trees may be requested again.
     """
 
@@ -56,13 +58,14 @@ class DraftEngine:
     ) -> None:
         """Create the engine without sequences.
 
-        proposers: each proposer with its policy, by name. The first one drafts for sequences that name none.
-        configuration: gives the row budget of a frame and the tree slots of a sequence.
-        vocabulary: token bytes, to follow grammars with; None: no sequence counts as constrained.
-        blend: a second proposer whose candidates may join the trees of the others.
-        clock: returns seconds; times the growth of trees.
-        ids: the number of token ids that every proposer can embed. A sequence with a higher id is no longer
-        drafted for. None: ids are not checked.
+        proposers: Each proposer with its policy, by name. The first one drafts for sequences that name none.
+        configuration: The epoch as the master has configured it; gives the token budget of a frame and the
+            tree slots of a sequence.
+        vocabulary: Bytes of each token, to follow grammars with. None: no sequence counts as constrained.
+        blend: A second proposer whose candidates may join the trees of the others. None: there is none.
+        clock: Returns the time in seconds; times the growth of trees.
+        ids: Number of token ids that every proposer can embed. A sequence with a higher id is no longer
+            drafted for. None: ids are not checked.
         """
         self._ids = ids
         self._rows = configuration.rows
@@ -77,18 +80,18 @@ class DraftEngine:
         self._proposers = list({id(one): one for one in used if one}.values())
         self._sequences = DraftSequences(vocabulary)
         # The speculator that drafts for each sequence, by sequence id.
-        self._lanes = dict[int, Speculator]()
+        self._speculator_by_id = dict[int, Speculator]()
         # The tree that was sent last and is not verified yet, by sequence id.
         self._pending: dict[int, PendingTree] = {}
         # The newest feature batch of each sequence that requests a tree, until `begin`.
-        self._wanted: dict[int, FeatureBatch] = {}
+        self._requested: dict[int, FeatureBatch] = {}
         # The feature batches whose trees are growing, between `begin` and `finish`.
-        self._begun: Mapping[int, FeatureBatch] = {}
+        self._growing_batches: Mapping[int, FeatureBatch] = {}
         self._growing: list[tuple[Speculator, list[DraftSequence], Growth | None]] = []
         # Seconds that growing the last trees took, until the step that verifies them is recorded.
         self._growing_seconds = 0.0
         # True after a pause has ended, until the next `begin`.
-        self._woken = False
+        self._resumed = False
         # True while other drafters draft for other sequences, which a pause of the whole ring would stop.
         self._must_answer = False
         self.paused_trees = 0
@@ -96,16 +99,21 @@ class DraftEngine:
 
     @property
     def free_pages(self) -> int:
-        """Return the free KV pages of the proposer that has the fewest; all are free without sequences."""
+        """The number of free KV pages of the proposer that has the fewest; all pages are free without
+        sequences.
+        """
         return min(drafter.free_pages for drafter in self._proposers)
 
     @torch.inference_mode()
     def observe(self, batch: Features) -> None:
-        """Apply one frame's openings, feature batches and closings, in this order.
+        """Apply one message of the last stage: its openings, feature batches and closings, in this order.
+
+        batch: The message: what one frame opened, committed and closed, with the features of the committed
+            tokens.
 
         Batches of unknown sequences are ignored. A sequence is dropped if a batch of it was missed, or if it
-        has a token id that the proposers cannot embed.
-        Raises WireError if the feature rows do not have the shape that the batches imply.
+        has a token id that the proposers cannot embed. Raises WireError if the feature rows do not have the
+        shape that the batches imply.
         """
         self._must_answer = batch.must_answer
         for opening in batch.openings:
@@ -119,71 +127,80 @@ class DraftEngine:
         for drafter in self._proposers:
             drafter.observe(batch)
         for feature_batch in batch.feature_batches:
-            known = self._sequences.find(feature_batch.sequence)
-            drafted = known is None or known.opening.drafted
+            sequence_state = self._sequences.find(feature_batch.sequence)
+            drafted = sequence_state is None or sequence_state.opening.drafted
             if drafted and feature_batch.draft_round is not None and feature_batch.bonus is not None:
-                self._wanted[feature_batch.sequence] = feature_batch
+                self._requested[feature_batch.sequence] = feature_batch
         for sequence in batch.closings:
-            self._wanted.pop(sequence, None)
+            self._requested.pop(sequence, None)
             self._close(sequence)
 
     @torch.inference_mode()
     def start_growth(self, verification: DeviceVerification) -> AsyncGrowth | None:
-        """Start growing the next trees before the host has read the verification result of these trees.
+        """Start growing the next trees before the host has read the verification result of the current ones.
+        Return the growth, which `begin` continues or discards.
+
+        verification: The trees that the device is verifying, and where their results will be on the device.
 
         Return None, and grow nothing, unless one speculator drafts for all sequences of the frame. The
         feature batches that follow decide whether the growth can be used.
         """
-        lane = self._lane_of(verification.trees)
+        lane = self._common_speculator(verification.trees)
         ids = MAX_IDS if self._ids is None else self._ids
         return lane.start_growth(verification, ids) if lane else None
 
     def select(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
         """Let the device select the trees that are growing; see `DraftHandle.select`. Return None if it
-        cannot.
+        cannot, so that the host must select.
+
+        verified: The next tree segments of all sequences that continue; each tree is its root only.
         """
         # Sequences whose first draft round is next have no tree that is growing; each takes one root row.
         trees = [one for one in verified if one.draft_round > 1]
-        lane = self._lane_of(trees)
+        lane = self._common_speculator(trees)
         found = self._sequences.find
         sequences = [(sequence, one.committed) for one in trees if (sequence := found(one.sequence))]
         return lane.select(sequences, self._rows - len(verified) + len(trees)) if lane else None
 
-    def _lane_of(self, trees: Sequence[TreeSegment]) -> Speculator | None:
-        """Return the speculator of these sequences; None if one is unknown or they have different ones."""
-        lanes = [self._lanes.get(tree.sequence) for tree in trees]
+    def _common_speculator(self, trees: Sequence[TreeSegment]) -> Speculator | None:
+        """Return the speculator that drafts for all sequences of these segments. Return None if a sequence is
+        unknown, if they have different speculators, or if there are no segments.
+
+        trees: Tree segments of a frame.
+        """
+        lanes = [self._speculator_by_id.get(tree.sequence) for tree in trees]
         return lanes[0] if lanes and all(lane is lanes[0] for lane in lanes) else None
 
     @torch.inference_mode()
     def begin(self) -> int:
-        """Launch the growth of the requested trees.
-
-        Return the number of rows of committed tokens that must be computed before the trees can grow.
+        """Launch the growth of the requested trees. Return the number of rows of committed tokens that must
+        be computed before the trees can grow; 0 if nothing grows.
         """
-        self._begun = self._wanted
-        self._wanted = {}
+        self._growing_batches = self._requested
+        self._requested = {}
         self.paused_trees = 0
-        self.awake = self._woken
-        self._woken = False
-        if self.awake and not self._begun and not self._must_answer:
+        self.awake = self._resumed
+        self._resumed = False
+        if self.awake and not self._growing_batches and not self._must_answer:
             self.paused_trees = min(lane.paused_trees for lane in self.speculators.values())
         self._growing = []
         self._growing_seconds = 0.0
-        for speculator, sequences in self._by_speculator(self._begun):
+        for speculator, sequences in self._by_speculator(self._growing_batches):
             levels = speculator.plan_levels(sequences, self._sequences.drafted)
             self._growing.append((speculator, sequences, speculator.begin(levels) if levels else None))
         return sum(growth.due for *_, growth in self._growing if growth)
 
     @torch.inference_mode()
     def finish(self) -> tuple[Draft, ...]:
-        """Return a tree for every sequence that requested one in the batches before `begin`.
+        """Return a tree for every sequence that requested one in the batches before `begin`. Return () if
+        none did.
 
         A sequence for which nothing was grown gets its root and its forced tokens. If no sequence has a grown
-        tree and every policy may pause, return nothing and set `rest`; but where other drafters serve the
+        tree and every policy may pause, return () and set `paused_trees`; but where other drafters serve the
         same ring, return the roots instead of pausing.
         """
-        wanted = self._begun
-        self._begun = {}
+        wanted = self._growing_batches
+        self._growing_batches = {}
         if not wanted:
             self._catch_up()
             return ()
@@ -198,18 +215,25 @@ class DraftEngine:
         return tuple(self._draft(feature_batch, trees) for feature_batch in wanted.values())
 
     def _open(self, opening: Opening) -> None:
-        """Follow a new sequence; ignore a fork whose source is not known up to the fork."""
+        """Follow a new sequence. A fork whose source is not known up to the fork is ignored.
+
+        opening: What every stage knows about the sequence.
+        """
         try:
             opened = self._sequences.open(opening)
         except NotFound:
             return
-        self._lanes[opened.id] = speculator = self._speculator(opening)
+        self._speculator_by_id[opened.id] = speculator = self._speculator(opening)
         speculator.proposer.open(opened)
         if speculator.blend is not None:
             speculator.blend.open(opened)
 
     def _valid_ids(self, feature_batch: FeatureBatch) -> bool:
-        """Return whether the proposers can embed all token ids of the batch."""
+        """Return whether the proposers can embed all token ids of a batch, its bonus token included. True if
+        ids are not checked.
+
+        feature_batch: Committed tokens of one sequence.
+        """
         tokens = (
             feature_batch.tokens
             if feature_batch.bonus is None
@@ -218,24 +242,34 @@ class DraftEngine:
         return self._ids is None or not tokens or (min(tokens) >= 0 and max(tokens) < self._ids)
 
     def _close(self, sequence: int) -> None:
-        """Forget a sequence in the engine and in all proposers; unknown ones are ignored."""
+        """Forget a sequence in the engine and in all proposers. An unknown sequence is ignored.
+
+        sequence: Id of the sequence.
+        """
         self._sequences.close(sequence)
-        self._lanes.pop(sequence, None)
+        self._speculator_by_id.pop(sequence, None)
         self._pending.pop(sequence, None)
         for drafter in self._proposers:
             drafter.close(sequence)
 
     def _speculator(self, opening: Opening) -> Speculator:
-        """Return the speculator that drafts for a sequence: the one that its opening names, or the first."""
+        """Return the speculator that drafts for a sequence: the one that its opening names, or the first.
+
+        opening: What every stage knows about the sequence.
+        """
         name = opening.drafter
         return self.speculators[name if name in self.speculators else self._default]
 
     def _by_speculator(
-        self, wanted: Mapping[int, FeatureBatch]
+        self, requests: Mapping[int, FeatureBatch]
     ) -> Iterator[tuple[Speculator, list[DraftSequence]]]:
-        """Yield each speculator that has requested trees, with the sequences that it drafts for."""
-        found = [sequence for sequence in map(self._sequences.find, wanted) if sequence]
-        lanes = self._lanes
+        """Yield each speculator that has requested trees, with the sequences that it drafts for. Unknown
+        sequences are left out.
+
+        requests: The newest feature batch of each sequence that requests a tree, by sequence id.
+        """
+        found = [sequence for sequence in map(self._sequences.find, requests) if sequence]
+        lanes = self._speculator_by_id
         for lane in self.speculators.values():
             if sequences := [sequence for sequence in found if lanes[sequence.id] is lane]:
                 yield lane, sequences
@@ -245,9 +279,15 @@ class DraftEngine:
         speculator: Speculator,
         sequences: list[DraftSequence],
         growth: Growth,
-        wanted: Mapping[int, FeatureBatch],
+        requests: Mapping[int, FeatureBatch],
     ) -> dict[int, Tree]:
-        """Return the grown trees by sequence id, with forced tokens added.
+        """Wait for the trees of one speculator, and return them by sequence id, with forced tokens added.
+        Sequences without a grown tree are left out.
+
+        speculator: Has launched the growth.
+        sequences: All sequences for which it was asked for trees.
+        growth: What `Speculator.begin` has returned.
+        requests: The feature batches that request the trees, by sequence id.
 
         Each tree is kept in `_pending` until its verification result arrives.
         """
@@ -255,15 +295,21 @@ class DraftEngine:
         self._growing_seconds += speculator.growing_seconds
         trees: dict[int, Tree] = {}
         for sequence in sequences:
-            if flight := pending.get(sequence.id):
-                if forced := wanted[sequence.id].forced:
-                    room = max(min(sequence.remaining - 1, self._slots - len(flight.tree)), 0)
-                    flight = flight._replace(tree=graft(flight.tree, forced[:room]), forced=forced)
-                trees[sequence.id], self._pending[sequence.id] = flight.tree, flight
+            if pending_tree := pending.get(sequence.id):
+                if forced := requests[sequence.id].forced:
+                    max_forced = max(min(sequence.remaining - 1, self._slots - len(pending_tree.tree)), 0)
+                    pending_tree = pending_tree._replace(
+                        tree=graft(pending_tree.tree, forced[:max_forced]), forced=forced
+                    )
+                trees[sequence.id], self._pending[sequence.id] = pending_tree.tree, pending_tree
         return trees
 
     def _draft(self, feature_batch: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
-        """Return the answer to a request: its grown tree, or its root and as many forced tokens as fit."""
+        """Return the answer to a request: its grown tree, or its root and as many forced tokens as fit.
+
+        feature_batch: The request, with draft round and bonus token.
+        trees: The grown trees by sequence id.
+        """
         assert feature_batch.draft_round is not None
         assert feature_batch.bonus is not None
         if (tree := trees.get(feature_batch.sequence)) is None:
@@ -291,7 +337,7 @@ class DraftEngine:
             if feature_batch.draft_round is not None and feature_batch.draft_round > 1
         ]
         if batch.paused_trees:
-            self._woken, live = True, max(self._sequences.drafted, 1)
+            self._resumed, live = True, max(self._sequences.drafted, 1)
             for lane in [one for one in self.speculators.values() if one.paused_trees]:
                 lane.record_pause(batch.paused_trees, live)
             self._record_plain_steps(batch, feature_batches)
@@ -308,19 +354,26 @@ class DraftEngine:
         self._record_steps(trees, spent)
 
     def _resolve(self, feature_batch: FeatureBatch) -> TreeOutcome:
-        """Return the outcome of the tree that was sent for this sequence, and forget the tree."""
+        """Return the outcome of the tree that was sent for a sequence, and forget the tree. Return ROOT_ONLY
+        if no tree was sent.
+
+        feature_batch: The tokens that the verification has committed.
+        """
         pending = self._pending.pop(feature_batch.sequence, None)
         return pending.resolve(feature_batch) if pending else ROOT_ONLY
 
     def _record_plain_steps(self, batch: Features, feature_batches: Sequence[FeatureBatch]) -> None:
         """Record the newest step of a pause, in which no sequence had a tree.
 
+        batch: The message with the step's times.
+        feature_batches: The batches of sequences that have left their prompts.
+
         After a pause a feature batch covers many steps, and not every sequence has one. So the number of
         sequences is taken from the rows of the newest frame.
         """
         self._growing_seconds = 0.0
         default = self.speculators[self._default]
-        told = (self._lanes.get(one.sequence, default) for one in feature_batches)
+        told = (self._speculator_by_id.get(one.sequence, default) for one in feature_batches)
         lanes = {id(lane): lane for lane in told}
         for lane in lanes.values():
             lane.record_step([ROOT_ONLY] * batch.fed, StepSeconds(batch.seconds, batch.wall))
@@ -328,12 +381,13 @@ class DraftEngine:
     def _record_steps(self, trees: Mapping[int, TreeOutcome], spent: StepSeconds) -> None:
         """Record the outcomes with the speculator of each sequence.
 
-        The duration of the step is passed on only if all trees belong to one speculator, since it cannot be
-        divided between several.
+        trees: Outcome of each tree, by sequence id.
+        spent: Duration of the step. It is passed on only if all trees belong to one speculator, since it
+            cannot be divided between several.
         """
-        lanes = self._lanes
+        lanes = self._speculator_by_id
         default = self.speculators[self._default]
-        laned = [(lanes.get(sequence, default), tree) for sequence, tree in trees.items()]
+        pairs = [(lanes.get(sequence, default), tree) for sequence, tree in trees.items()]
         for lane in self.speculators.values():
-            if mine := [tree for other, tree in laned if other is lane]:
-                lane.record_step(mine, spent if len(mine) == len(laned) else UNKNOWN_SECONDS)
+            if own_trees := [tree for other, tree in pairs if other is lane]:
+                lane.record_step(own_trees, spent if len(own_trees) == len(pairs) else UNKNOWN_SECONDS)

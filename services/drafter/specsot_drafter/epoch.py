@@ -52,12 +52,17 @@ class DrafterEpoch:
     failure: SpecsotError | None = None
 
     def observe_and_draft(self, batches: Sequence[Features]) -> FinishedDrafts:
-        """Observe features and draft once. Called on the thread that computes."""
+        """Observe features and draft once. Called on the thread that computes.
+
+        batches: The messages that have arrived, in order.
+        """
         began = time.perf_counter()
         return self.finish(self.begin(batches), began)
 
     def begin(self, batches: Sequence[Features]) -> int:
         """Observe features and launch the trees. Return the number of rows that the time limit is based on.
+
+        batches: The messages that have arrived, in order.
 
         The limit is extended by the rows that must be computed before trees can grow. When a sequence is
         drafted for the first time, these are all of its rows, and a colocated worker on the same thread waits
@@ -98,7 +103,9 @@ class DrafterEpoch:
 def rows_of_batches(batches: Sequence[Features]) -> int:
     """Return the number of rows that the time limit of a draft is based on.
 
-    These are the rows of the base model's frames, the tokens of the feature batches, and the forked tokens,
+    batches: The messages that have arrived.
+
+    These are the tokens of the base model's frames, the tokens of the feature batches, and the forked tokens,
     whose rows the drafter may have to compute before they are shared.
     """
     feature_batches = sum(

@@ -32,8 +32,9 @@ class GrammarGuide:
     ) -> None:
         """Start at the roots.
 
-        states: the grammar state of each tree's sequence; None: it has no grammar.
-        remaining: number of tokens that each sequence may still write after its root.
+        head: The draft head, whose ids are converted to those of the base model.
+        states: The grammar state of each tree's sequence. None: it has no grammar.
+        remaining: Number of tokens that each sequence may still write after its root.
         """
         self._grammar_states = states
         self._remaining = remaining
@@ -44,9 +45,10 @@ class GrammarGuide:
         self._depth = 0
 
     def mask(self, log_probs: Tensor) -> Tensor:
-        """Bar forbidden tokens (-inf), and normalise the other probabilities to the sum 1, in place.
+        """Bar forbidden tokens (-inf), and normalise the other probabilities to the sum 1, in place. Return
+        the same tensor.
 
-        log_probs: [B, frontier, draft vocabulary]; also returned.
+        log_probs: Log-probabilities after each frontier node, [B, frontier, draft vocabulary].
         """
         for tree, standing in enumerate(self._grammar_states):
             if standing is not None:
@@ -57,7 +59,8 @@ class GrammarGuide:
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         """Move every constrained frontier down by one level.
 
-        parents: [B, k] index of each new node's parent in the frontier before. tokens: [B, k] their tokens.
+        parents: Index of each new node's parent in the frontier before, [B, k].
+        tokens: Token id of each new node, in the base model's vocabulary, [B, k].
         """
         self._depth += 1
         below = zip(self._grammar_states, self._states, parents.tolist(), tokens.tolist())
@@ -69,9 +72,11 @@ class GrammarGuide:
         ]
 
     def _allowed(self, grammar: Grammar, tree: int) -> Flags:
-        """Return [frontier, draft vocabulary] flags of the tokens that may follow each frontier node.
-
+        """Return flags of the tokens that may follow each frontier node, bool [frontier, draft vocabulary].
         Nothing may follow a node whose path breaks the grammar, or at which the sequence must end.
+
+        grammar: The grammar of the tree's sequence.
+        tree: Index of the tree.
         """
         spare = self._remaining[tree] - self._depth
         nothing = np.zeros(len(self._targets), np.bool_)
@@ -84,17 +89,31 @@ class GrammarGuide:
 
 
 def _advance(grammar_state: GrammarState, state: Any, token: int) -> Any:
+    """Return the grammar's state after a token. None if the token, or an earlier one, is forbidden.
+
+    grammar_state: Gives the grammar.
+    state: The state before the token; None after a forbidden one.
+    token: Token id.
+    """
     return None if state is None else grammar_state.grammar.advance(state, token)
 
 
 def _renormalise(log_probs: Tensor) -> Tensor:
-    """Normalise the last dimension to the sum 1; rows in which everything is barred stay at -inf."""
+    """Return log-probabilities whose last dimension is normalised to the sum 1. Rows in which everything is
+    barred stay at -inf.
+
+    log_probs: [..., n].
+    """
     total = log_probs.logsumexp(-1, keepdim=True)
     return log_probs - total.masked_fill(total == -torch.inf, 0.0)
 
 
 def make_guide(head: DraftHead, sequences: Sequence[DraftSequence]) -> GrammarGuide | None:
-    """Return the guide for these sequences; None if none of them has a grammar."""
+    """Return the guide that bars forbidden tokens while trees grow. Return None if no sequence has a grammar.
+
+    head: The draft head.
+    sequences: The sequence of each tree.
+    """
     if not any(sequence.grammar_state for sequence in sequences):
         return None
     return GrammarGuide(
@@ -107,10 +126,12 @@ def make_guide(head: DraftHead, sequences: Sequence[DraftSequence]) -> GrammarGu
 def filter_candidates(
     candidates: Candidates, sequences: Sequence[DraftSequence], max_nodes: int
 ) -> Candidates:
-    """Bar the candidates that the grammars forbid, for trees that grew without a guide.
+    """Return candidates with those barred that the grammars forbid, for trees that grew without a guide.
 
-    Of each constrained tree, only the `max_nodes` best allowed candidates remain. That bounds the number of
-    candidates for which the grammar is asked.
+    candidates: Candidates of the grown trees.
+    sequences: The sequence of each tree. If none has a grammar, the candidates are returned unchanged.
+    max_nodes: How many of the best allowed candidates of each constrained tree remain. That bounds the number
+        of candidates for which the grammar is asked.
     """
     if not any(sequence.grammar_state for sequence in sequences):
         return candidates
@@ -122,7 +143,13 @@ def filter_candidates(
 
 
 def _allowed_candidates(candidates: Candidates, row: int, sequence: DraftSequence, max_nodes: int) -> Flags:
-    """Return [n] flags of at most `max_nodes` allowed candidates of one tree.
+    """Return flags of at most `max_nodes` allowed candidates of one tree, bool [n]. None is allowed if the
+    sequence itself has left its grammar.
+
+    candidates: Candidates of all trees.
+    row: Index of the tree.
+    sequence: Its sequence, which has a grammar.
+    max_nodes: Maximum number of allowed candidates.
 
     Candidates are examined best first. A parent is examined before its children, since no candidate is better
     than its parent. The number of tokens that the sequence may still write is not considered.

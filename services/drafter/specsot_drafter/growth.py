@@ -42,7 +42,13 @@ class TreeRoom(NamedTuple):
 
 
 def reserve_room(table: PageTable, sequence: int, base: int, rows: int) -> TreeRoom | None:
-    """Reserve `rows` rows after the first `base` rows of a sequence. Return None if no page is free."""
+    """Reserve KV rows for growing one tree after the rows of its sequence. Return None if no page is free.
+
+    table: The table of the draft model's KV pages.
+    sequence: Id of the sequence.
+    base: Number of rows that the sequence has.
+    rows: Number of rows to reserve.
+    """
     try:
         return TreeRoom(*table.place(sequence, base, base + rows), base)
     except Overloaded:
@@ -68,10 +74,14 @@ class GrowthFrontier:
 
     @property
     def width(self) -> int:
+        """Number of nodes of each tree's frontier."""
         return self.scores.shape[1]
 
     def cut(self, width: int) -> GrowthFrontier:
-        """Return the frontier with the `width` best nodes of each tree."""
+        """Return the frontier with the best nodes of each tree only.
+
+        width: Number of nodes that remain of each tree, at most the present width.
+        """
         features = self.features.view(len(self.scores), self.width, -1)[:, :width].flatten(0, 1)
         scores, tokens, parents, numbers = (
             one[:, :width] for one in (self.scores, self.tokens, self.parents, self.numbers)
@@ -103,11 +113,13 @@ class TreeGrowth:
     ) -> None:
         """Prepare the growth of one tree per room.
 
-        head, kv: the draft head and its KV cache. rooms: where each tree's rows are stored.
-        top_k: number of children that every fed node gets.
-        guide: bars the tokens that a sequence's grammar forbids; None: no sequence has a grammar.
-        widths: number of nodes of level 1, 2, ... that are fed; None: top_k of every level.
-        floor: cumulative log-probability below which a node is not fed.
+        head: The draft head.
+        kv: Its KV pages.
+        rooms: Where each tree's rows are stored.
+        top_k: Number of children that every fed node gets.
+        guide: Bars the tokens that a sequence's grammar forbids. None: no sequence has a grammar.
+        widths: Number of nodes of level 1, 2, ... that are fed. None: top_k of every level.
+        floor: Cumulative log-probability below which a node is not fed.
         """
         self._head = head
         self._kv = kv
@@ -128,10 +140,14 @@ class TreeGrowth:
         self._bases = torch.tensor(bases, device=head.device)
 
     def run(self, last: Tensor, levels: int, keep_growing: KeepGrowing | None = None) -> Candidates:
-        """Grow up to `levels` levels and return all candidates.
+        """Grow the trees level by level, and return all candidates.
 
-        Growth stops earlier if `keep_growing` returns 0, or if no node of a frontier reaches the floor.
-        last: [B, hidden] the head's output at each sequence's last row.
+        last: The head's output at each sequence's last row, [B, hidden].
+        levels: Maximum number of levels, at least 1.
+        keep_growing: Asked before each further level how many nodes of each tree to feed. Growth stops if it
+            returns 0. None: all levels grow.
+
+        Growth also stops if no node of a frontier reaches the floor.
         """
         frontier = self._grow_roots(last)
         for level in range(levels - 1):
@@ -144,7 +160,10 @@ class TreeGrowth:
         return self._candidates()
 
     def _grow_roots(self, last: Tensor) -> GrowthFrontier:
-        """Add the children of the roots as candidates. Return those of them that are fed next."""
+        """Add the children of the roots as candidates. Return those of them that are fed next.
+
+        last: The head's output at each sequence's last row, [B, hidden].
+        """
         scores, tokens = (best[:, 0] for best in self._top_followers(last))
         origins = torch.zeros_like(tokens)
         self._levels.append((scores, tokens, origins))
@@ -158,9 +177,10 @@ class TreeGrowth:
         )
 
     def _grow_level(self, level: int, frontier: GrowthFrontier) -> GrowthFrontier:
-        """Feed a frontier, add its children as candidates, and return the best of them as next frontier.
+        """Feed a frontier, add its children as candidates, and return the best of them as the next frontier.
 
-        level: 0 for the frontier of the roots' children.
+        level: Number of the frontier, 0 for that of the roots' children.
+        frontier: The nodes to feed.
         """
         if self._guide:
             self._guide.advance(frontier.parents, frontier.tokens)
@@ -180,10 +200,12 @@ class TreeGrowth:
         )
 
     def _choose(self, scores: Tensor, level: int) -> tuple[Tensor, Tensor]:
-        """Choose the candidates of a level that are fed. Return their scores and their columns, best first.
+        """Choose the candidates of a level that are fed. Return their scores and their columns, best first,
+        both [B, width]. `width` is the largest number that any tree feeds; nodes below the floor have the
+        score -inf.
 
-        scores: [B, n] of all candidates of the level. The results are [B, width], where width is the most
-        that any tree feeds; nodes below the floor have the score -inf.
+        scores: Cumulative log-probabilities of all candidates of the level, [B, n].
+        level: Number of the level, 0 for the roots' children.
         """
         width = self._k
         if self._widths is not None:
@@ -200,9 +222,10 @@ class TreeGrowth:
         return best.masked_fill(~alive, -torch.inf)[:, :most], chosen[:, :most]
 
     def _top_followers(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and token ids of the top_k next tokens of each node, [B, frontier, k].
+        """Return log-probabilities and token ids of the top_k likeliest next tokens of each node, both [B,
+        frontier, top_k]. The ids are those of the base model.
 
-        outputs: [B * frontier, hidden] outputs of the head. The ids are those of the base model.
+        outputs: Outputs of the head at the nodes, [B * frontier, hidden].
         """
         if self._guide is None and (found := self._head.choose(outputs, self._k)) is not None:
             best, tokens = (one.view(len(self._rooms), -1, self._k) for one in found)
@@ -214,7 +237,10 @@ class TreeGrowth:
         return best, self._head.to_target(ids)
 
     def _feed(self, level: int, frontier: GrowthFrontier) -> Tensor:
-        """Feed the frontier and return the head's outputs, [B * width, hidden].
+        """Feed a frontier to the head and return its outputs, [B * width, hidden].
+
+        level: Number of the frontier, 0 for that of the roots' children.
+        frontier: The nodes to feed.
 
         All rows of a level have the position base + level. In the KV cache they follow the rows of the levels
         above: with widths 2 and 2, the rows of level 1 take the tree's slots 0, 1 and those of level 2 take
@@ -232,10 +258,11 @@ class TreeGrowth:
     def _plan(self, first: int, parents: Tensor) -> AttentionPlan:
         """Return the attention plan of a level: each row attends to its sequence, its ancestors and itself.
 
-        first: number of the tree's rows before this level. parents: [B, width], as in `GrowthFrontier`.
+        first: Number of the tree's rows before this level.
+        parents: Index of each node's parent in the frontier of the level above, [B, width].
 
-        Bit i of a row's mask is row i of the tree. Level 1 has the rows 0, 1 with the masks 0b01, 0b10.
-        Level 2 begins at row 2; with the parents [1, 0], its masks are 0b0110 and 0b1001.
+        Bit i of a row's mask is row i of the tree. Level 1 has the rows 0, 1 with the masks 0b01, 0b10. Level
+        2 begins at row 2; with the parents [1, 0], its masks are 0b0110 and 0b1001.
         """
         width = parents.shape[1]
         spans: list[RowSpan] = []
@@ -247,7 +274,9 @@ class TreeGrowth:
         return self._head.plan(spans, self._kv.page_rows)
 
     def _candidates(self) -> Candidates:
-        """Return all candidates in the order of the reference: k of level 1, then k * k per level."""
+        """Return all candidates in the order of the reference: top_k of level 1, then top_k for each fed node
+        of every further level.
+        """
         sizes = [scores.shape[1] for scores, _, _ in self._levels]
         scores, tokens, parents = (torch.cat(parts, 1).cpu().numpy() for parts in zip(*self._levels))
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, len(sizes) + 1), sizes))
@@ -260,18 +289,21 @@ TWO_STEP_VALUES = 1 << 15
 
 
 def topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return what `values.topk(k, dim=-1)` returns for [..., n]: values and columns, [..., k], falling.
+    """Return the k largest values of the last dimension and their columns, both [..., k], in falling order,
+    as `values.topk(k, dim=-1)` does. Of equal values, other columns may be returned.
+
+    values: [..., n].
+    k: Number of values, at most n.
 
     On a CPU, large inputs take two steps: choose the k blocks with the largest maxima, then the k best values
     of those blocks. Each of the k best values lies in one of these blocks, so the returned values are exact.
-    Of equal values, other columns may be returned.
     """
     columns = values.shape[-1]
     if values.is_cuda or values.numel() < TWO_STEP_VALUES or columns % TOPK_BLOCK or columns < k * TOPK_BLOCK:
         best, where = values.topk(k, dim=-1)
         return best, where
     blocks = values.unflatten(-1, (-1, TOPK_BLOCK))
-    near = blocks.amax(-1).topk(k, dim=-1).indices
-    index = near.unsqueeze(-1).expand(*near.shape, TOPK_BLOCK)
+    best_blocks = blocks.amax(-1).topk(k, dim=-1).indices
+    index = best_blocks.unsqueeze(-1).expand(*best_blocks.shape, TOPK_BLOCK)
     best, where = blocks.gather(-2, index).flatten(-2).topk(k, dim=-1)
-    return best, near.gather(-1, where // TOPK_BLOCK) * TOPK_BLOCK + where % TOPK_BLOCK
+    return best, best_blocks.gather(-1, where // TOPK_BLOCK) * TOPK_BLOCK + where % TOPK_BLOCK

@@ -108,10 +108,10 @@ class DraftLoader:
         Raises ModelError if the device has too little memory.
         """
         config = self._config
-        way = self._first
+        backend = self._first
         self._check_fit()
         if borrowed := borrowed_of(self._options.base):
-            _ = way.model
+            _ = backend.model
             borrowed.log_fetched("what the drafter takes of its base")
         _ = self._vocabulary  # Read the vocabulary now, so that no request waits for that.
         return Registration(
@@ -123,11 +123,11 @@ class DraftLoader:
             model_layers=config.layers,
             max_positions=config.max_positions,
             kv_bytes=self._options.page_bytes,
-            row_bytes=way.row_bytes,
-            curve=way.curve,
-            head=way.head,
+            row_bytes=backend.row_bytes,
+            curve=backend.curve,
+            head=backend.head,
             drafters=tuple(self._backends),
-            shape=way.shape,
+            shape=backend.shape,
         )
 
     def make_engine(self, configuration: Configuration) -> DraftEngine:
@@ -172,9 +172,9 @@ class DraftLoader:
     def _check_graphs(self, configuration: Configuration) -> None:
         """Check, before graphs are captured, that they and the pages fit on the device. Raises ModelError."""
         options = self._options
-        way = self._first
-        pages = configuration.pages * configuration.page_rows * way.row_bytes
-        if graphs := way.graph_bytes(configuration):
+        backend = self._first
+        pages = configuration.pages * configuration.page_rows * backend.row_bytes
+        if graphs := backend.graph_bytes(configuration):
             need = Need(0, pages, graphs)
             check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 
@@ -238,12 +238,12 @@ def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> 
     base_ids, draft_ids: number of ids for which each model has logits.
     """
     files = [directory / TOKENIZER for directory in (base, draft)]
-    there = [file for file in files if file.exists()]
-    if not there:
+    present = [file for file in files if file.exists()]
+    if not present:
         _require(base_ids == draft_ids, draft, f"it has {draft_ids} token ids, the base {base_ids}")
         return
     for file in files:
-        _require(file in there, draft, f"{file} is missing, so its tokens cannot be compared")
+        _require(file in present, draft, f"{file} is missing, so its tokens cannot be compared")
     if _digest(files[0]) != _digest(files[1]):
         _compare(base, draft)
 
@@ -251,8 +251,12 @@ def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> 
 def _compare(base: Path, draft: Path) -> None:
     """Compare two vocabularies token by token, as bytes. Raises HeadMismatch."""
     pairs = zip_longest(read_vocabulary(base).bytes, read_vocabulary(draft).bytes)
-    for token, (there, here) in enumerate(pairs):
-        _require(here == there, draft, f"its token {token} is {here!r}, the base's {there!r}")
+    for token, (base_bytes, draft_bytes) in enumerate(pairs):
+        _require(
+            draft_bytes == base_bytes,
+            draft,
+            f"its token {token} is {draft_bytes!r}, the base's {base_bytes!r}",
+        )
 
 
 def _digest(file: Path) -> str:

@@ -66,9 +66,9 @@ def eagle_memory(
     if kernels and kind == "eagle3" and shape.layers == 1 and MASK not in head:
         graphs = tree_graph_bytes(shape, held.itemsize, tree.top_k, tree.depth + 1)
     packed = held.packed and held.itemsize == 4 and can_pack(shape, rope_of(head, overrides).stretch)
-    kept = ROWS_IN.itemsize if packed else held.itemsize
+    kv_itemsize = ROWS_IN.itemsize if packed else held.itemsize
     feature = 0 if kind == "dflash" else shape.hidden
-    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * kept + feature * held.itemsize
+    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * kv_itemsize + feature * held.itemsize
     return DraftMemory(drafter_bytes(head, held), borrowed, row, graphs, _fused(head, config, overrides))
 
 
@@ -76,8 +76,8 @@ def model_memory(
     files: Weights, config: ModelConfig, held: WeightForm, beam: BeamShape, kernels: bool
 ) -> DraftMemory:
     """Return the memory of a small language model that drafts. held, kernels: see `eagle_memory`."""
-    kept = row_itemsize(config, held.itemsize, held.packed)
-    row = 2 * config.layers * config.kv_heads * config.head_dim * kept
+    kv_itemsize = row_itemsize(config, held.itemsize, held.packed)
+    row = 2 * config.layers * config.kv_heads * config.head_dim * kv_itemsize
     kind = held.quantization
     captured = can_capture(config, kernels, kind is not None, kind in ("fp8", "int8"))
     graphs = beam_graph_bytes(config, held.itemsize, beam) if captured and not config.windowed else 0

@@ -13,14 +13,25 @@ class DrafterObserver:
     """Is notified of a drafter's work. This base class ignores everything."""
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
-        """Called when an epoch begins. free: returns the number of free KV pages at any moment."""
+        """Called when an epoch begins.
+
+        configuration: The epoch as the master has configured it.
+        free: Returns the number of free KV pages at any moment.
+        """
 
     def drafting(self, feature_batches: Sequence[Features]) -> AbstractContextManager[object]:
-        """Return a context that is entered while these features are observed and trees are drafted."""
+        """Return a context that is entered while features are observed and trees are drafted.
+
+        feature_batches: The messages of the last stage.
+        """
         return nullcontext()
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
-        """Called with the result of a draft, and with the seconds that observing and drafting took."""
+        """Called when trees have been drafted.
+
+        drafts: The message for stage 0; without trees if drafting is paused.
+        seconds: Seconds that observing and drafting took.
+        """
 
     def disbanded(self) -> None:
         """Called when the epoch is over."""

@@ -1,10 +1,7 @@
 """One way to draft: a proposer, the policy of how much to draft, and the trees that await verification.
 
 Trees may grow asynchronously: they are launched before the host has read the verification result that they
-follow. `specsot_drafter.overlap` has the timing.
-
-The code calls a sequence a *text*, a feature batch a *lesson*, a step of the ring a *step*, and a pause of
-drafting a *rest*.
+    follow. `specsot_drafter.overlap` has the timing.
 """
 
 from __future__ import annotations
@@ -69,7 +66,7 @@ class Speculator:
         default_factory=list[tuple[Sequence[TreeOutcome], StepSeconds]], init=False
     )
     # The trees that grow asynchronously, until `begin` continues or discards them.
-    _ahead: AsyncGrowth | None = field(default=None, init=False)
+    _async_growth: AsyncGrowth | None = field(default=None, init=False)
     # The nodes that the device selects from these trees; None if the host selects.
     _chosen: ChosenTrees | None = field(default=None, init=False)
     # True if candidates of the second proposer joined the last trees.
@@ -80,41 +77,45 @@ class Speculator:
     # sequences that requested trees before the pause have sent feature batches again.
     _pause: DraftPause = field(default=DraftPause(), init=False)
     # Number of sequences that requested trees in the last step that covered all of them.
-    _many: int = field(default=0, init=False)
+    _num_requested: int = field(default=0, init=False)
 
     @property
     def paused_trees(self) -> int:
-        """Return the number of trees for which drafting is still paused; 0 if it is not paused."""
+        """The number of trees for which drafting is still paused; 0 if it is not paused."""
         return self._pause.trees_left
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds) -> None:
         """Record a finished step for the policy.
 
+        trees: Outcomes of the step's trees, one per sequence of this speculator.
+        spent: Duration of the step.
+
         If the next trees grow asynchronously, learning is put off until the device computes the next step, so
         that the host delays nothing.
         """
         self._unlearned.append((trees, spent))
-        if self._ahead is None:
+        if self._async_growth is None:
             self._learn()
 
     def _learn(self) -> None:
-        """Pass the recorded steps on to the policy."""
+        """Pass the recorded steps on to the policy. Nothing happens if there are none."""
         steps = self._unlearned
         self._unlearned = []
         for trees, spent in steps:
             self.budget.record_step(trees, spent)
 
-    def plan_levels(self, sequences: Sequence[DraftSequence], drafted: int = 0) -> int:
-        """Plan the next trees and return the number of levels to grow; 0: nothing is drafted.
+    def plan_levels(self, sequences: Sequence[DraftSequence], num_drafted: int = 0) -> int:
+        """Plan the next trees and return the number of levels to grow; 0 if nothing is drafted.
+
+        sequences: The sequences that request a tree.
+        num_drafted: Number of all sequences that are drafted for.
 
         If the policy may pause, a result of 0 starts a pause or continues one. If trees of some sequences
         grow asynchronously, only those sequences are planned. Other sequences, whose prompts have just been
         processed, get their first tree one step later, so that the growing trees do not wait for them.
-
-        sequences: those that request a tree. drafted: number of all sequences that are drafted for.
         """
-        live = self._live(sequences)
-        ahead_of = self._ahead_of
+        live = self._draftable(sequences)
+        ahead_of = self._async_sequences
         growing = [(sequence, most) for sequence, most in live if sequence.id in ahead_of] or live
         planned = growing[: self.budget.limit_sequences(len(live))]
         own = [sequence for sequence, _ in planned]
@@ -123,7 +124,7 @@ class Speculator:
         self._start_sequences(frozenset(sequence.id for sequence in sequences))
         if self.paused_trees and not self.record_pause(len(sequences), len(sequences)):
             return 0
-        num_sequences = self._count(len(sequences), drafted)
+        num_sequences = self._count(len(sequences), num_drafted)
         most = max(limits, default=0)
         due = self._planned[-1]
         others = num_sequences - len(sequences)
@@ -134,13 +135,14 @@ class Speculator:
                 self.budget.paused_trees or IDLE_REST_STEPS * num_sequences, num_sequences
             )
         if not levels:
-            self._drop_ahead()
+            self._drop_async_growth()
         return levels
 
     def _start_sequences(self, sequences: frozenset[int]) -> None:
-        """Tell the policy if all sequences are new, that is, none ran when the last new set began.
+        """Inform the policy if all sequences are new, that is, none ran when the last new set began. A pause
+        may end for new sequences.
 
-        sequences: ids of the sequences that request a tree. A pause may end for new sequences.
+        sequences: Ids of the sequences that request a tree.
         """
         if self._pause.state is PauseState.CATCHING_UP or not self._sequences.isdisjoint(sequences):
             return
@@ -149,42 +151,56 @@ class Speculator:
         if self.budget.start_sequences() and self._pause.paused:
             self._resume(self._pause.end(), 1)
 
-    def _count(self, told: int, drafted: int) -> int:
-        """Return the number of sequences in a step in which `told` sequences request trees.
+    def _count(self, num_requests: int, num_drafted: int) -> int:
+        """Return the number of sequences that the step counts as having. After a pause, the feature batches
+        of some sequences arrive with later steps. Until then, return the number from before the pause, at
+        most `num_drafted`.
 
-        After a pause, the feature batches of some sequences arrive with later steps. Until then, return the
-        number from before the pause, at most `drafted`, the number of sequences that are drafted for.
+        num_requests: Number of sequences that request trees in this step.
+        num_drafted: Number of all sequences that are drafted for.
         """
-        known = min(self._many, drafted)
-        if told >= known:
+        known = min(self._num_requested, num_drafted)
+        if num_requests >= known:
             self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
         if self._pause.state is PauseState.CATCHING_UP:
             return known
-        self._many = told
-        return told
+        self._num_requested = num_requests
+        return num_requests
 
-    def record_pause(self, trees: int, live: int) -> bool:
-        """Record that `trees` trees were not drafted, `live` per step. Return whether the pause is over."""
+    def record_pause(self, num_trees: int, num_sequences: int) -> bool:
+        """Record that trees were not drafted because of the pause. Return whether the pause is over.
+
+        num_trees: Number of trees that were not drafted since the last call.
+        num_sequences: Number of sequences per step.
+        """
         self._learn()
-        pause = self._pause.passed(trees, live)
+        pause = self._pause.passed(num_trees, num_sequences)
         if pause.paused:
             self._pause = pause
             return False
-        self._resume(pause, live)
+        self._resume(pause, num_sequences)
         return True
 
-    def _resume(self, pause: DraftPause, live: int) -> None:
-        """End the pause, and tell the policy how many trees it lasted: `pause.passed_trees`."""
-        self.budget.record_pause(pause.passed_trees, live)
+    def _resume(self, pause: DraftPause, num_sequences: int) -> None:
+        """End the pause, and inform the policy how many trees it lasted.
+
+        pause: The state after the pause; `passed_trees` counts its trees.
+        num_sequences: Number of sequences per step.
+        """
+        self.budget.record_pause(pause.passed_trees, num_sequences)
         self._pause = replace(pause, passed_trees=0)
 
     def begin(self, levels: int) -> Growth:
-        """Launch trees of `levels` levels for the planned sequences, or continue asynchronous growth."""
+        """Launch trees for the planned sequences, or continue asynchronous growth. Return the growing trees
+        for `finish`.
+
+        levels: Number of levels to grow, what `plan_levels` has returned.
+        """
         (live, limits, due), began = self._planned, self.clock()
         self._levels = levels
-        ahead = self._ahead
+        ahead = self._async_growth
         chosen = self._chosen
-        self._ahead = self._chosen = None
+        self._async_growth = self._chosen = None
         offer = self.proposer.begin(live, levels, self.budget.keep_growing)
         if chosen and not (
             ahead and ahead.confirmed and chosen.sequences == tuple(sequence.id for sequence in live)
@@ -193,67 +209,74 @@ class Speculator:
         return Growth(live, limits, due, offer, self.clock() - began, ahead, chosen)
 
     def start_growth(self, verification: DeviceVerification, ids: int) -> AsyncGrowth | None:
-        """Launch the next trees asynchronously, while the host has not read the results of
-        `verification.trees`.
+        """Launch the next trees asynchronously, while the host has not read the verification result of the
+        current ones. Return the growth.
+
+        verification: The trees that are being verified, and their results on the device.
+        ids: Number of token ids that may be fed, see `Proposer.start_growth`.
 
         Return None, and launch nothing, if drafting is paused or if the policy would not draft for all these
         sequences in the next step. The trees have as many levels as the last ones.
-
-        ids: see `Proposer.start_growth`.
         """
         self._learn()
-        self._drop_ahead()
+        self._drop_async_growth()
         budget = self.budget
         many = len(verification.trees)
         continues = self._levels and not self.paused_trees and budget.limit_sequences(many) >= many
         if continues and not budget.looks_next(many):
-            self._ahead = self.proposer.start_growth(verification, ids, self._levels)
-        return self._ahead
+            self._async_growth = self.proposer.start_growth(verification, ids, self._levels)
+        return self._async_growth
 
     @property
-    def _ahead_of(self) -> frozenset[int]:
-        """Ids of the sequences whose next trees grow asynchronously."""
-        return self._ahead.sequences if self._ahead else NO_SEQUENCES
+    def _async_sequences(self) -> frozenset[int]:
+        """Ids of the sequences whose next trees grow asynchronously. Empty if none do."""
+        return self._async_growth.sequences if self._async_growth else NO_SEQUENCES
 
-    def _drop_ahead(self) -> None:
-        """Discard the trees that grow asynchronously, and the selection among them."""
-        if self._ahead:
-            self._ahead.discard()
-        self._ahead = self._chosen = None
+    def _drop_async_growth(self) -> None:
+        """Discard the trees that grow asynchronously, and the selection among them. Nothing happens if there
+        are none.
+        """
+        if self._async_growth:
+            self._async_growth.discard()
+        self._async_growth = self._chosen = None
 
-    def select(self, sequences: Sequence[tuple[DraftSequence, int]], rows: int) -> DeviceTrees | None:
-        """Let the device select the nodes of the trees that grow asynchronously. None: the host must select.
+    def select(self, sequences: Sequence[tuple[DraftSequence, int]], max_rows: int) -> DeviceTrees | None:
+        """Let the device select the nodes of the trees that grow asynchronously. Return the selected trees,
+        or None if the host must select.
+
+        sequences: The sequences of the next step, each with its number of committed tokens after the
+            verification result, which the sequence itself does not have yet.
+        max_rows: Maximum number of nodes of all trees together, roots included.
 
         The host must select if a second proposer's candidates joined the last trees, if all sequences may
         write only their bonus token, or if the policy does not fix the number of nodes.
-
-        sequences: sequences, each with its number of committed tokens after the verification result, which
-        the
-        sequence itself does not have yet.
-        rows: most rows of all trees together, roots included.
         """
         self._chosen = None
         live = len(sequences)
-        ahead = None if self._blends else self._ahead
+        ahead = None if self._blends else self._async_growth
         # If no sequence may write more than the bonus token, roots suffice.
         if ahead is None or not any(
-            sequence.remaining + sequence.committed - told > 1 for sequence, told in sequences
+            sequence.remaining + sequence.committed - num_committed > 1
+            for sequence, num_committed in sequences
         ):
             return None
-        if nodes := self.budget.predict_nodes(live, self._levels, rows - live):
+        if nodes := self.budget.predict_nodes(live, self._levels, max_rows - live):
             levels = [
-                self.proposer.levels_at(sequence, told - sequence.committed) for sequence, told in sequences
+                self.proposer.levels_at(sequence, num_committed - sequence.committed)
+                for sequence, num_committed in sequences
             ]
             own = [sequence.id for sequence, _ in sequences]
             trust = self.budget.log_trust()
             self._chosen = self.proposer.select(ahead, own, 1 + nodes, min(levels), trust)
         return self._chosen
 
-    def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
-        """Wait for the growth, select nodes, and return the trees by sequence id; none if nothing grew.
+    def finish(self, growth: Growth, max_rows: int) -> dict[int, PendingTree]:
+        """Wait for the growth, select nodes, and return the trees by sequence id. Return {} if nothing grew.
 
-        rows: most rows of all trees together, roots included. The time between `begin` and this call is not
-        counted as time of growing.
+        growth: What `begin` has returned.
+        max_rows: Maximum number of nodes of all trees together, roots included.
+
+        The time between `begin` and this call is not counted as time of growing.
         """
         limits = growth.limits
         live = growth.sequences
@@ -266,7 +289,7 @@ class Speculator:
         self.growing_seconds = growth.seconds + self.clock() - began
         candidates = candidates if min(limits) >= depth else limit_depths(candidates, limits)
         candidates = bar_after_ends(candidates, live)
-        whole = candidates
+        all_candidates = candidates
         chosen = None
         if growth.chosen and growth.overlapped:
             chosen = growth.chosen.take()
@@ -275,30 +298,35 @@ class Speculator:
             self.budget.record_worth(values, candidates.depths)
             joined, values = self._blended(growth, candidates, values)
             if chosen is None:
-                whole = joined
-                chosen = self.budget.select(values, depth, rows - len(live))
+                all_candidates = joined
+                chosen = self.budget.select(values, depth, max_rows - len(live))
         # The proposer's own candidates are the first columns, those of the second proposer follow.
-        trees = build_trees(whole, [sequence.tokens[-1] for sequence in live], chosen)
-        mine = chosen[:, : candidates.tokens.shape[1]]
-        by_depth = depth_masses(candidates, mine).tolist()
+        trees = build_trees(all_candidates, [sequence.tokens[-1] for sequence in live], chosen)
+        own_flags = chosen[:, : candidates.tokens.shape[1]]
+        by_depth = depth_masses(candidates, own_flags).tolist()
         return {
             sequence.id: PendingTree(sequence.committed, tree, depth, mass, 1 + own)
-            for sequence, tree, mass, own in zip(live, trees, by_depth, mine.sum(1).tolist())
+            for sequence, tree, mass, own in zip(live, trees, by_depth, own_flags.sum(1).tolist())
         }
 
-    def _live(self, sequences: Sequence[DraftSequence]) -> list[tuple[DraftSequence, int]]:
-        """Return the sequences that can have a tree, each with its most levels.
+    def _draftable(self, sequences: Sequence[DraftSequence]) -> list[tuple[DraftSequence, int]]:
+        """Return the sequences that can have a tree, each with the maximum number of its levels.
 
-        A sequence whose tree grows asynchronously is included even if its most levels are 0 by now.
+        sequences: The sequences that request a tree. One whose tree grows asynchronously is included even if
+            it can have no level by now.
         """
         limits = map(self.proposer.max_levels, sequences)
-        ahead_of = self._ahead_of
+        ahead_of = self._async_sequences
         return [
             (sequence, most) for sequence, most in zip(sequences, limits) if most or sequence.id in ahead_of
         ]
 
     def _blended(self, growth: Growth, candidates: Candidates, values: Floats) -> tuple[Candidates, Floats]:
         """Return the candidates joined with those of the second proposer, and the worth of all of them.
+
+        growth: The growing trees, of whose sequences the second proposer is asked.
+        candidates: Candidates of the first proposer.
+        values: Their worth, [live, n].
 
         Candidates and worth are returned unchanged if there is no second proposer, if the policy never
         pauses, or if the second proposer has no candidates. They are also unchanged if the trees grew
@@ -318,7 +346,10 @@ class Speculator:
 
 
 def _total(chances: Floats) -> float:
-    """Return the expected number of accepted tokens if all candidates were sent; barred ones count 0."""
+    """Return the expected number of accepted tokens if all candidates were sent; barred ones count 0.
+
+    chances: Chance of acceptance of each candidate, [live, n]; -inf where a candidate is barred.
+    """
     return float(chances[np.isfinite(chances)].sum())
 
 
@@ -368,10 +399,14 @@ class PendingTree(NamedTuple):
     forced: tuple[int, ...] = ()
 
     def resolve(self, feature_batch: FeatureBatch) -> TreeOutcome:
-        """Return the outcome of the tree, given the feature batch with its verification result.
+        """Return the outcome of the tree. Return ROOT_ONLY if the batch is of another tree or ends the
+        sequence.
+
+        feature_batch: The batch with the tree's verification result: the accepted tokens after the root, and
+            the bonus token.
 
         Forced tokens do not count as accepted: with forced (5, 6), and 5, 6, 9 written after the root, one
-        token is accepted. If the batch is of another tree or ends the sequence, return ROOT_ONLY.
+        token is accepted.
         """
         if self.committed != feature_batch.start or feature_batch.bonus is None:
             return ROOT_ONLY
@@ -383,9 +418,10 @@ class PendingTree(NamedTuple):
 
 
 def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:
-    """Return how many of the written tokens follow a path of the drafter's own nodes from the root.
+    """Return how many of the accepted tokens follow a path of the drafter's own nodes from the root.
 
-    written: the accepted tokens after the root.
+    pending: The tree; its first `own_nodes` nodes are the drafter's own.
+    written: Ids of the accepted tokens after the root.
     """
     below = children(pending.tree.parents)
     tokens = pending.tree.tokens

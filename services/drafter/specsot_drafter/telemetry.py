@@ -19,31 +19,50 @@ class DrafterTelemetry(DrafterObserver):
     """Records a drafter's work as Prometheus metrics and as tracing spans."""
 
     def __init__(self, observation: Observation) -> None:
+        """Register the metrics.
+
+        observation: The registry of metrics, which may be None, and the tracer.
+        """
         registry = observation.registry
         self._tracer = observation.tracer
         self._trees = Counter("specsot:drafter_trees", "Trees sent, lone roots left out", registry=registry)
         self._nodes = Counter("specsot:drafter_nodes", "Their nodes beyond the roots", registry=registry)
         self._pauses = Counter("specsot:drafter_pauses", "Times when drafting did not pay", registry=registry)
-        told = "Learning what came and drafting once"
+        about = "Learning what came and drafting once"
         self._seconds = Histogram(
-            "specsot:drafter_draft_seconds", told, buckets=STEP_BUCKETS, registry=registry
+            "specsot:drafter_draft_seconds", about, buckets=STEP_BUCKETS, registry=registry
         )
         if registry is not None:
             registry.register(PolledCollector(self._collect))
         self._epoch: tuple[Configuration, Callable[[], int]] | None = None
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
+        """Report the pages of an epoch from now on.
+
+        configuration: The epoch as the master has configured it.
+        free: Returns the number of free KV pages.
+        """
         self._epoch = configuration, free
 
     def drafting(self, feature_batches: Sequence[Features]) -> AbstractContextManager[object]:
+        """Return a context that is a span while trees of traced steps are drafted. Without a traced step it
+        does nothing.
+
+        feature_batches: The messages of the last stage.
+        """
         contexts = [features.trace for features in feature_batches if features.trace]
         if not (contexts and self._tracer.on):
             return nullcontext()
-        taught = sum(len(features.feature_batches) for features in feature_batches)
-        span = self._tracer.begin("draft", contexts[-1], contexts[:-1], {"specsot.lessons": taught})
+        num_batches = sum(len(features.feature_batches) for features in feature_batches)
+        span = self._tracer.begin("draft", contexts[-1], contexts[:-1], {"specsot.lessons": num_batches})
         return spanning(span)
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
+        """Count the trees and their nodes beyond the roots, the pauses, and the seconds of a draft.
+
+        drafts: The message for stage 0.
+        seconds: Seconds that observing and drafting took.
+        """
         grown = [len(draft.tree) - 1 for draft in drafts.drafts if len(draft.tree) > 1]
         self._trees.inc(len(grown))
         self._nodes.inc(sum(grown))
@@ -51,9 +70,11 @@ class DrafterTelemetry(DrafterObserver):
         self._seconds.observe(seconds)
 
     def disbanded(self) -> None:
+        """Report no epoch until the next one begins."""
         self._epoch = None
 
     def _collect(self) -> Iterator[Metric]:
+        """Yield the gauges of the current epoch. Nothing outside an epoch."""
         if self._epoch is not None:
             configuration, free = self._epoch
             yield from epoch_gauges("drafter", configuration, free())

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def program(arguments: Sequence[str] | None = None) -> MemberProgram:
-    """Return the program that runs with these options. None: those of the command line."""
+    """Return the program that runs a worker with these options.
+
+    arguments: The arguments without the program's name. None: those of the command line.
+    """
     from specsot_worker.config import read_config
 
     config = read_config(arguments)
@@ -32,12 +35,23 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
     def make(
         seen: Observation, options: ModelOptions, name: str, address: str, dialer: Dialer, compute: Executor
     ) -> Worker:
+        """Return the worker.
+
+        seen: Metrics and traces, which may be off.
+        options: Model and device.
+        name: Name of the worker.
+        address: Where other members reach it.
+        dialer: Opens links to other members.
+        compute: Executor that runs tensor work.
+        """
         from specsot.service.compute import ComputeThread
         from specsot_worker.loader import StageLoader
         from specsot_worker.telemetry import WorkerTelemetry
         from specsot_worker.worker import Worker
 
-        fault = config.failpoint if config.failpoint and config.failpoint.whom in (None, name) else None
+        fault = (
+            config.failpoint if config.failpoint and config.failpoint.worker_name in (None, name) else None
+        )
         before = fault.count if fault else None
         source = StageLoader(options, name, address, config.layers, prepare_frame=before)
         reading = ComputeThread("reading") if options.device.startswith("cuda") else None
@@ -51,6 +65,7 @@ def main() -> int:
     """Run the worker until it ends. Return the exit status."""
 
     def run() -> int:
+        """Run the worker until it ends. Return the exit status."""
         own = program()
         from specsot.service.member import run_members
 

@@ -43,30 +43,33 @@ FAULTS: dict[str, Callable[[], None]] = {"hang": hang, "die": die}
 class Failpoint:
     """A fault that a process causes at one of its frames, for tests.
 
-    act: What happens.
+    cause: Causes the fault.
     frame: Number of the frame, counted by this process from 1.
-    whom: Name of the only worker that has the fault. None: every worker.
+    worker_name: Name of the only worker that has the fault. None: every worker.
     """
 
-    act: Callable[[], None]
+    cause: Callable[[], None]
     frame: int
-    whom: str | None = None
+    worker_name: str | None = None
     _frames: int = 0
 
     def count(self) -> None:
         """Count a frame that is about to run, and cause the fault if it is its turn."""
         self._frames += 1
         if self._frames == self.frame:
-            self.act()
+            self.cause()
 
 
 def read_failpoint(text: str) -> Failpoint:
-    """Parse "hang@20", or "worker-1:die@20" for the worker of that name only. Raises ValueError."""
-    found = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", text)
-    if found is None or found[2] not in FAULTS:
+    """Return the failpoint that an option describes. Raises ValueError for any other text.
+
+    text: "hang@20", or "worker-1:die@20" for the worker of that name only.
+    """
+    match = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", text)
+    if match is None or match[2] not in FAULTS:
         kinds = " or ".join(f"{kind}@FRAME" for kind in FAULTS)
         raise ValueError(f"{text!r} is not [NAME:]{kinds}")
-    return Failpoint(FAULTS[found[2]], int(found[3]), found[1])
+    return Failpoint(FAULTS[match[2]], int(match[3]), match[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,9 @@ class WorkerConfig:
 
 
 def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
-    """Read the options of the command line, or `arguments`. Exit with status 2 and one line if something is
-    wrong.
+    """Read the options of a worker. Exit with status 2 and one line if something is wrong.
+
+    arguments: The arguments without the program's name. None: those of the command line.
     """
     about = "Run a range of the base model's layers in a SpecSoT ring."
     return read(

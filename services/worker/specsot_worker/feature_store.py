@@ -49,11 +49,13 @@ class FeatureStore:
 
         pages: Number of pages.
         page_rows: Number of features of a page.
-        width: Numbers of one feature.
+        width: Number of elements of one feature.
+        dtype: Type of the elements.
+        device: Where the features are kept.
         unwritten: Number of steps whose features are written together. None: MAX_UNWRITTEN on a GPU, else 1.
         """
         on_gpu = torch.device(device).type == "cuda"
-        self._most = (MAX_UNWRITTEN if on_gpu else 1) if unwritten is None else unwritten
+        self._max_unwritten = (MAX_UNWRITTEN if on_gpu else 1) if unwritten is None else unwritten
         # Slots and the features that belong there, not written yet.
         self._unwritten: list[tuple[list[int], Tensor]] = []
         self._table = PageTable(pages, page_rows)
@@ -69,6 +71,8 @@ class FeatureStore:
     def open(self, opening: Opening) -> None:
         """Open a sequence. A fork shares its source's pages; a page that the fork shares in part is copied.
 
+        opening: What every stage knows about the sequence.
+
         Raises NotFound if the source of the fork is unknown, Overloaded if there are too few pages.
         """
         copy = open_sequence(
@@ -81,12 +85,17 @@ class FeatureStore:
             self._features[target : target + copy.rows] = self._features[source : source + copy.rows]
 
     def close(self, sequence: int) -> None:
-        """Free a sequence's pages. An unknown sequence is ignored."""
+        """Free a sequence's pages. An unknown sequence is ignored.
+
+        sequence: Id of the sequence.
+        """
         self._table.close(sequence)
 
     def available_from(self, sequence: int) -> int:
-        """Return the position from which on every feature is stored. With a window, features between the
-        sinks and the window are dropped.
+        """Return the position from which on every feature of a sequence is stored. 0 if none was dropped.
+        With a window, features between the sinks and the window are dropped.
+
+        sequence: Id of the sequence.
         """
         policy = self._table.policy(sequence)
         if not isinstance(policy, Window) or not (dropped := -self._table.column(sequence, 0)):
@@ -94,7 +103,9 @@ class FeatureStore:
         return self._table.pages_for(policy.sinks) * self._table.page_rows + dropped
 
     def place(self, rows: FeatureRows) -> Sequence[int]:
-        """Return slots for the next features of a sequence.
+        """Return the slots in which the next features of a sequence are to be stored, one per position.
+
+        rows: The sequence and its next positions.
 
         Raises NotFound if the sequence is unknown, Overloaded if there are too few pages.
         """
@@ -110,18 +121,21 @@ class FeatureStore:
     ) -> None:
         """Store features at the slots that `place` has returned.
 
-        parts: What is stored, in the order of the slots.
+        parts: The sequences and positions that are stored, in the order of the slots.
+        slots: One slot for each stored position.
         features: [n, width].
-        rows: Which rows of `features` are stored. None: all.
+        rows: Which rows of `features` are stored, one for each slot. None: all.
         """
         stored = features if rows is None else features[indices(rows, self._features.device)]
         self._unwritten.append((slots, stored))
         self._newest = parts, stored
-        if len(self._unwritten) >= self._most:
+        if len(self._unwritten) >= self._max_unwritten:
             self._write()
 
     def _write(self) -> None:
-        """Write the features that were put off, with one copy of slots to the device."""
+        """Write the features that were put off, with one copy of slots to the device. Nothing happens if
+        there are none.
+        """
         unwritten = self._unwritten
         self._unwritten = []
         if unwritten:
@@ -130,17 +144,27 @@ class FeatureStore:
             self._features[index] = features[0] if len(features) == 1 else torch.cat(features)
 
     def fill(self, rows: FeatureRows, features: Tensor) -> None:
-        """Store features that were migrated from another epoch. Raises NotFound, Overloaded, and WireError
-        for another dtype or width.
+        """Store features that were migrated from another epoch.
+
+        rows: The sequence and its next positions.
+        features: [num_positions, width].
+
+        Raises NotFound, Overloaded, and WireError for another dtype or width.
         """
-        own = self._features
-        if (features.dtype, features.shape[1]) != (own.dtype, own.shape[1]):
+        stored = self._features
+        if (features.dtype, features.shape[1]) != (stored.dtype, stored.shape[1]):
             shape = f"{features.shape[1]} numbers in {features.dtype}"
-            raise WireError(f"features of {shape} came, {own.shape[1]} in {own.dtype} are kept here")
-        self.store([rows], list(self.place(rows)), features.to(own.device))
+            raise WireError(
+                f"received features of {shape}, but this stage stores {stored.shape[1]} in {stored.dtype}"
+            )
+        self.store([rows], list(self.place(rows)), features.to(stored.device))
 
     def load(self, parts: Sequence[FeatureRows]) -> Tensor:
-        """Return the features of all parts, one after the other: [num_features, width]."""
+        """Return the features of all parts, one after the other: [num_features, width]. Raises NotFound if a
+        sequence is unknown.
+
+        parts: Sequences and ranges of their positions, which must be stored.
+        """
         # The tensor is the newest step's output, which its owner may overwrite soon, so it is returned once
         # only.
         newest = self._newest

@@ -15,14 +15,21 @@ Verify = Callable[..., VerifiedFrame]
 
 
 def run_stage(stage: StageRunner, frame: Frame) -> Frame:
-    """Run a frame through the stage. Hidden states that arrived in 8 bits are converted when the stage reads
-    them.
+    """Run a frame through the stage, and return it with the stage's hidden states. Hidden states that arrived
+    in 8 bits are converted when the stage reads them.
+
+    stage: The layer range of this worker.
+    frame: The frame as it arrived.
     """
     return stage.run(with_numbers(frame))
 
 
 def run_and_pass_on(stage: StageRunner, link: RingLink, frame: Frame) -> float:
     """Run a frame, send it to the next stage, and return the seconds that this stage computed.
+
+    stage: The layer range of this worker.
+    link: Link to the next stage.
+    frame: The frame as it arrived.
 
     The compute thread sends the frame itself, so that sending does not wait for the event loop.
     """
@@ -32,18 +39,28 @@ def run_and_pass_on(stage: StageRunner, link: RingLink, frame: Frame) -> float:
 
 
 def run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> VerifiedFrame:
-    """Run a frame and verify it."""
+    """Run a frame through the last stage and verify it.
+
+    stage: The layer range of this worker.
+    verify: Verifies a frame that has passed every layer, see `Verifier.verify`.
+    frame: The frame as it arrived.
+    """
     return verify(run_stage(stage, frame))
 
 
 def reporting(links: RingLinks, verify: Verify) -> Verify:
-    """Return a function that calls `verify` and then sends the result from the thread that has it.
+    """Return a function that calls `verify` with its arguments, sends the result from the thread that has it,
+    and returns it.
+
+    links: Links of this stage. A receiver that is not linked is skipped.
+    verify: `Verifier.verify`, which is given a frame, or `Verifier.verify_pending`, which is given nothing.
 
     Stage 0, whose next step waits for the result, receives it first, with the trees that were drafted on this
     thread. The master is second.
     """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:
+        """Verify, send the result, and return it. Takes one frame, or nothing for held-back segments."""
         verified = verify(*frame)
         if links.sequencer:
             for message in (verified.result, *(verified.drafts or ())):

@@ -98,7 +98,9 @@ class StageLoader:
         # See `StageProvider.loaded`.
         self.loaded = 0
         if layers and layers.last > self._config.layers:
-            raise ModelError(f"layers {layers} asked for, {options.base} has {self._config.layers}")
+            raise ModelError(
+                f"layers {layers} were requested, but {options.base} has {self._config.layers} layers"
+            )
 
     @property
     def name(self) -> str:
@@ -120,7 +122,7 @@ class StageLoader:
 
     def registration(self) -> Registration:
         """Measure one layer (of the range, if it is fixed), which takes a fraction of a second, and return
-        what the master is to know.
+        what the master is to know of this worker: its memory, speed, layers and device.
 
         Raises ModelError if there is no room for the fixed range.
         """
@@ -180,8 +182,8 @@ class StageLoader:
         log.info("measuring", what="one layer", device=device_name(self._device))
         files = self._files()
         if self._layers is None and isinstance(files, AbsentWeights):
-            here = replace(self._options, device=self._device)
-            decoder = Decoder.of(here, measured_range(self._config), files=files)
+            options = replace(self._options, device=self._device)
+            decoder = Decoder.of(options, measured_range(self._config), files=files)
         else:
             decoder = self._load(self._layers or measured_range(self._config))
         with alone_on(self._device):
@@ -189,7 +191,13 @@ class StageLoader:
             return measure_rows(decoder)
 
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
-        """Return the stage of an epoch, with empty pages. Raises ModelError if there is no room for it."""
+        """Return the stage of an epoch, with empty pages.
+
+        configuration: The epoch as the master has configured it.
+        layers: The layer range to run. Missing layers are loaded.
+
+        Raises ModelError if there is no room for it.
+        """
         self._move_to(configuration.gpu)
         fused = configuration.head.width if configuration.head else 0
         pages = self._counted.pages(self._naming_taps(configuration), layers)
@@ -199,7 +207,10 @@ class StageLoader:
 
     def _naming_taps(self, configuration: Configuration) -> Configuration:
         """Return the configuration with the taps of an earlier epoch, if it names none, so that their memory
-        is counted. Only a GPU copies them again; a CPU reads them where they are.
+        is counted. Only a GPU copies them again; a CPU reads them where they are, and the configuration is
+        returned unchanged.
+
+        configuration: The epoch as the master has configured it.
         """
         head = configuration.head
         self._taps = (head.taps if head else ()) or self._taps
@@ -208,14 +219,18 @@ class StageLoader:
         return replace(configuration, head=replace(head, taps=self._taps))
 
     def fetch(self, layers: Range) -> None:
-        """Download or borrow the files of these layers, if they are absent."""
+        """Download or borrow the files of these layers. Nothing happens if they are present.
+
+        layers: The layer range.
+        """
         if isinstance(self._files(), AbsentWeights):
             files = WeightFiles(self._options.base, self._options.model_format == "bin")
             files.fetch(tensors_of(files, self._config, layers))
             self._report_fetched(layers)
 
     def preload(self, layers: Range | None = None) -> bool:
-        """Load one more layer. Return whether a layer was loaded.
+        """Load one more layer. Return whether a layer was loaded: False if all are loaded, or if there is no
+        room.
 
         layers: The layers to load. None: any layers of the model whose files are present, while half of the
             memory that was free at the beginning stays free, and at least the memory of the KV pages.
@@ -223,8 +238,10 @@ class StageLoader:
         Raises ModelError if there is no room for the next of `layers`.
         """
         free = self._free()
-        wanted = layers or Range(0, self._config.layers)
-        missing = (one for one in range(wanted.first, wanted.last) if one not in self._parts.blocks)
+        range_to_load = layers or Range(0, self._config.layers)
+        missing = (
+            one for one in range(range_to_load.first, range_to_load.last) if one not in self._parts.blocks
+        )
         if (index := next(missing, None)) is None:
             return False
         layer = Range(index, index + 1)
@@ -237,8 +254,10 @@ class StageLoader:
         return True
 
     def _leaves_room(self, layer: Range, free: int | None) -> bool:
-        """Return whether enough memory stays free after loading this layer ahead. Without a known `free` it
-        does not.
+        """Return whether enough memory stays free after loading a layer ahead.
+
+        layer: Range of this one layer.
+        free: Free bytes of the device. None: unknown, and the result is False.
         """
         if free is None:
             return False
@@ -247,7 +266,11 @@ class StageLoader:
         return free - self._counted.weights(layer) >= self._preload_floor
 
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
-        """Return the verifier of an epoch. `stage` must hold the last layer."""
+        """Return the verifier of an epoch, without sequences.
+
+        stage: The stage of this epoch, which must hold the last layer.
+        configuration: The epoch as the master has configured it.
+        """
         self._read_vocabulary()
         decoder = self._load(stage.layers)
         width = configuration.width_at(stage.layers)
@@ -275,7 +298,10 @@ class StageLoader:
         return (self._options.base / "tokenizer.json").exists()
 
     def _find_grammar(self, opening: Opening) -> Future[Grammar] | None:
-        """Return a future of the grammar that the opening asks for. None if it asks for none."""
+        """Return a future of the grammar that a request asks for. None if it asks for none.
+
+        opening: The opening of the sequence, with its plan or format.
+        """
         held = opening.plan or opening.form
         return grammar_of(self._token_bytes, opening) if held else None
 
@@ -285,7 +311,10 @@ class StageLoader:
         return read_vocabulary(self._options.base, self._config.vocab)
 
     def _move_to(self, gpu: str | None) -> None:
-        """Use this GPU from now on. What is loaded on another device is dropped."""
+        """Use a GPU from now on. What is loaded on another device is dropped.
+
+        gpu: Id of the GPU. None, or an unknown id: the device stays.
+        """
         device = self._gpus.get(gpu or "", self._device)
         if device != self._device:
             self._decoder = None
@@ -294,7 +323,7 @@ class StageLoader:
             use_device(device)
 
     def _free(self) -> int | None:
-        """Return the free bytes of the device. With tensor parallelism, of the device that has the least.
+        """Return the free bytes of the device; with tensor parallelism, of the device that has the least.
         None: unknown.
         """
         devices = devices_of(self._device, self._options.tensor_parallel) or (self._device,)
@@ -302,7 +331,9 @@ class StageLoader:
         return min((one for one in found if one is not None), default=None)
 
     def _memory(self) -> int | None:
-        """Return the bytes there would be for weights and pages if nothing were loaded yet. None: unknown."""
+        """Return the bytes that there would be for weights and pages if nothing were loaded yet, at least 0.
+        None: unknown.
+        """
         free = self._free()
         loaded = self._loaded_bytes(range(self._config.layers))
         if free is None:
@@ -310,13 +341,21 @@ class StageLoader:
         return max(free + loaded - self._graph_bytes(self._layers, room=free + loaded), 0)
 
     def _loaded_bytes(self, layers: Iterable[int]) -> int:
-        """Return the bytes of those of these layers that are loaded."""
+        """Return the bytes of the weights of loaded layers.
+
+        layers: Numbers of the layers to count. Layers that are not loaded count 0.
+        """
         counted = self._counted
-        here = [one for one in layers if one in self._parts.blocks]
-        return sum(counted.weights(Range(one, one + 1)) for one in here)
+        loaded_layers = [one for one in layers if one in self._parts.blocks]
+        return sum(counted.weights(Range(one, one + 1)) for one in loaded_layers)
 
     def _graph_bytes(self, layers: Range | None, width: int = 0, room: int | None = None) -> int:
-        """Return the bytes of CUDA graphs; see `LayerMemory.graphs`."""
+        """Return the bytes of CUDA graphs; see `LayerMemory.graphs`.
+
+        layers: Layer range. None: not known yet.
+        width: Number of elements of a fused feature. 0: none.
+        room: Free bytes. None: unknown.
+        """
         return self._counted.graphs(runs_kernels(torch.device(self._device)), width, layers, room)
 
     @property
@@ -337,12 +376,14 @@ class StageLoader:
         return self._absent
 
     def _check_fit(self, layers: Range, pages: int, graphs: int) -> None:
-        """Check, before anything is loaded, that there is room for these layers. Loaded layers take no more
-        memory. Raises ModelError.
+        """Check, before anything is loaded, that there is room for a layer range. Loaded layers take no more
+        memory. Layers outside the range are dropped.
 
-        pages: Bytes of KV pages and what is kept for the drafter. graphs: Bytes of CUDA graphs.
+        layers: The layer range.
+        pages: Bytes of KV pages and what is kept for the drafter.
+        graphs: Bytes of CUDA graphs.
 
-        Layers outside the range are dropped.
+        Raises ModelError if there is too little memory.
         """
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None
@@ -355,7 +396,10 @@ class StageLoader:
         check_fit(f"layers {layers}", need, self._device, self._free())
 
     def _load(self, layers: Range) -> Decoder:
-        """Return the decoder of these layers, loading those that are missing."""
+        """Return the decoder of a layer range. Layers that are missing are loaded, others are dropped.
+
+        layers: The layer range.
+        """
         if self._decoder is None or self._decoder.layers != layers:
             # As in `_check_fit`, free what is not needed before loading.
             self._decoder = None
@@ -367,17 +411,27 @@ class StageLoader:
         return self._decoder
 
     def _report_fetched(self, layers: Range) -> None:
-        """Log how much of borrowed weights was fetched."""
+        """Log how much of borrowed weights was fetched. Nothing is logged for weights that are not borrowed.
+
+        layers: The layer range for which they were fetched.
+        """
         if borrowed := borrowed_of(self._options.base):
             borrowed.log_fetched(f"layers {layers}")
 
     def _load_decoder(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
-        """Return the decoder of these layers, using the layers that are loaded."""
-        here = replace(self._options, device=self._device)
-        return Decoder.of(here, layers, on_layer_loaded=loaded, parts=self._parts)
+        """Return the decoder of a layer range, using the layers that are loaded, and loading the others.
+
+        layers: The layer range.
+        loaded: Called with the number of loaded layers after each layer. None: nothing is called.
+        """
+        options = replace(self._options, device=self._device)
+        return Decoder.of(options, layers, on_layer_loaded=loaded, parts=self._parts)
 
     def _add_layer(self, layers: int) -> None:
-        """Record that one more layer has been loaded, and report it."""
+        """Record that one more layer has been loaded, and report it.
+
+        layers: Number of layers of the range that are loaded by now.
+        """
         self.loaded = layers
         if self._on_layer:
             self._on_layer(layers)

@@ -16,25 +16,30 @@ from specsot_worker.sampling import TargetQuery
 def add_logprobs(
     outcomes: Sequence[Outcome], queries: Sequence[TargetQuery], logits: torch.Tensor
 ) -> list[Outcome]:
-    """Return the outcomes, with a log-probability for each token of the sequences that ask for it. logits:
-    [num_rows, vocab].
+    """Return the outcomes in the same order, with a log-probability for each token of the sequences that ask
+    for it.
+
+    outcomes: Outcomes of one frame, one for each query.
+    queries: The queries from which the outcomes came, with the sequence's options and the numbers of its
+        logits.
+    logits: Logits of all nodes, [num_nodes, vocab].
     """
-    asked = [question.state.opening.logprobs for question in queries]
+    num_tops = [query.state.opening.logprobs for query in queries]
     rows = list[int]()
     tokens = list[int]()
-    most = 0
-    for outcome, question, top in zip(outcomes, queries, asked):
+    max_top = 0
+    for outcome, query, top in zip(outcomes, queries, num_tops):
         if top is not None:
             nodes = outcome.accepted or (0,)
-            rows += [question.row + node for node in nodes[: len(outcome.tokens)]]
+            rows += [query.row + node for node in nodes[: len(outcome.tokens)]]
             tokens = tokens + list(outcome.tokens)
-            most = max(most, top)
+            max_top = max(max_top, top)
     if not rows:
         return list(outcomes)
-    chances = iter(token_logprobs(logits[rows], tokens, most))
+    entries = iter(token_logprobs(logits[rows], tokens, max_top))
     return [
-        outcome if top is None else _with_logprobs(outcome, chances, top)
-        for outcome, top in zip(outcomes, asked)
+        outcome if top is None else _with_logprobs(outcome, entries, top)
+        for outcome, top in zip(outcomes, num_tops)
     ]
 
 
@@ -43,21 +48,32 @@ def add_logprobs(
 LEAST_LOGPROB: Final = -9999.0
 
 
-def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
-    """Return for each row of logits [num_rows, vocab] the log-probability of its token and of the `top`
-    likeliest tokens.
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[Logprob]:
+    """Return for each row of logits the log-probability of one token and of the likeliest tokens. Values
+    below LEAST_LOGPROB are raised to it for the token itself.
+
+    logits: [n, vocab].
+    tokens: The n token ids, one for each row.
+    num_top: How many of the likeliest tokens are listed; at most the size of the vocabulary.
     """
     logprobs = logits.float().log_softmax(-1)
-    own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
-    own = own.clamp(min=LEAST_LOGPROB)
-    best = logprobs.topk(min(top, logprobs.shape[-1]))
+    token_values = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
+    token_values = token_values.clamp(min=LEAST_LOGPROB)
+    best = logprobs.topk(min(num_top, logprobs.shape[-1]))
     return [
-        Logprob(mine, tuple(zip(likeliest, theirs)))
-        for mine, likeliest, theirs in zip(own.tolist(), best.indices.tolist(), best.values.tolist())
+        Logprob(logprob, tuple(zip(likeliest, top_values)))
+        for logprob, likeliest, top_values in zip(
+            token_values.tolist(), best.indices.tolist(), best.values.tolist()
+        )
     ]
 
 
-def _with_logprobs(outcome: Outcome, chances: Iterator[Logprob], top: int) -> Outcome:
-    """Return the outcome with the next of `chances`, each cut to the `top` that was asked for."""
-    own = (Logprob(one.logprob, one.top[:top]) for one in islice(chances, len(outcome.tokens)))
-    return replace(outcome, chances=tuple(own))
+def _with_logprobs(outcome: Outcome, entries: Iterator[Logprob], num_top: int) -> Outcome:
+    """Return the outcome with one log-probability entry for each of its tokens.
+
+    outcome: Outcome of one sequence.
+    entries: Entries of all sequences. Those of the outcome's tokens are taken from its front.
+    num_top: How many of the likeliest tokens the request asks for; longer lists are cut.
+    """
+    own_entries = (Logprob(one.logprob, one.top[:num_top]) for one in islice(entries, len(outcome.tokens)))
+    return replace(outcome, chances=tuple(own_entries))

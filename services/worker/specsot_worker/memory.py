@@ -75,10 +75,11 @@ class LayerMemory:
         return weight_bytes_of(self.files, self.config, self.held)
 
     def row_in(self, layers: Range | None = None) -> int:
-        """Return the bytes of one KV position in one of these layers, including a share of the recurrent
-        states, which are paid from the same memory.
+        """Return the bytes of one KV position in one layer, including a share of the recurrent states, which
+        are paid from the same memory.
 
-        layers: None: the layer range is not known yet, so the largest layer counts.
+        layers: The layer range over which the mean is taken. None: the range is not known yet, so the largest
+            layer counts.
         """
         every = [Range(layer, layer + 1) for layer in range(self.config.layers)]
         each = max(self._row(one) for one in ([layers] if layers else every))
@@ -87,12 +88,19 @@ class LayerMemory:
         return -(-each * granted // max(granted - least, 1))
 
     def _row(self, layers: Range) -> int:
-        """Return the bytes of one more position, as the mean of these layers."""
+        """Return the bytes of one more KV position in one layer, as the mean of a layer range.
+
+        layers: The layer range.
+        """
         more, fewer = (self._pages(layers, rows) for rows in (2 * KEPT_ROWS, KEPT_ROWS))
         return -(-(more - fewer) // (KEPT_ROWS * len(layers)))
 
     def _pages(self, layers: Range, rows: int) -> int:
-        """Return the bytes of pages for `rows` positions in these layers."""
+        """Return the bytes of KV pages, all layers of a range together.
+
+        layers: The layer range.
+        rows: Number of positions for which there are slots.
+        """
         kept = self.options.kv_cache_dtype
         return kv_page_bytes(self.config, layers, rows, self._row_itemsize, kept) // self.devices
 
@@ -102,18 +110,27 @@ class LayerMemory:
         return row_itemsize(self.config, self.dtype.itemsize, self.held.packed)
 
     def weights(self, layers: Range) -> int:
-        """Return the bytes of these layers' weights."""
+        """Return the bytes of the weights of a layer range, with the embedding and lm_head if the range has
+        the model's ends.
+
+        layers: The layer range.
+        """
         return weights_of(self.files, self.config, layers, self.held)
 
     def read(self, layers: Range) -> float:
         """Return the bytes of weights that one token reads: of experts those that it chooses, of the
         embedding none.
+
+        layers: The layer range.
         """
         return bytes_read_per_token(self.files, self.config, layers, self.held)
 
     def pages(self, configuration: Configuration, layers: Range) -> int:
         """Return the bytes of the KV pages, and of what is kept for the drafter: slices of its head, and the
         features on the last stage.
+
+        configuration: The epoch as the master has configured it.
+        layers: The layer range of this worker.
         """
         rows = configuration.pages * configuration.page_rows
         taps = sum(len(configuration.taps_of(one)) for one in configuration.stages if one.layers == layers)
@@ -126,11 +143,11 @@ class LayerMemory:
     def graphs(
         self, kernels: bool, width: int = 0, layers: Range | None = None, room: int | None = None
     ) -> int:
-        """Return the bytes of the CUDA graphs of these layers. 0 if nothing is captured.
+        """Return the bytes of the CUDA graphs of a layer range. 0 if nothing is captured.
 
         kernels: True if the device has kernels that can be captured.
-        width: Numbers of a feature that the layers sum up.
-        layers: None: not known yet. Then all layers count, if their weights fit into `room`.
+        width: Number of elements of a feature that the layers sum up. 0: none.
+        layers: The layer range. None: not known yet. Then all layers count, if their weights fit into `room`.
         room: Bytes that are available. None: unknown.
         """
         kind = self.options.quantization
@@ -142,9 +159,12 @@ class LayerMemory:
         return step_bytes(self.config, self.dtype.itemsize, width, wide, grouped) if captured else 0
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
-        """Return whether frames of prompts only may have more tokens than others: see
-        `cuda_graphs.prompt_rows`.
+        """Return whether frames of prompts only may have more tokens than others (see
+        `cuda_graphs.prompt_rows`), which takes more memory.
+
+        layers: The layer range. None: not known yet.
+        room: Bytes that are available. None: unknown.
         """
-        whole = Range(0, self.config.layers)
-        fits = layers is not None or room is None or self.weights(whole) <= room
-        return fits and layers in (None, whole) and self.options.tensor_parallel == 1
+        all_layers = Range(0, self.config.layers)
+        fits = layers is not None or room is None or self.weights(all_layers) <= room
+        return fits and layers in (None, all_layers) and self.options.tensor_parallel == 1

@@ -1,7 +1,6 @@
 """Migrates KV to the stages of the next epoch while this epoch runs, so that prompts are not computed again.
 
-The code says *handed* for migrated, and *rows* for the KV of token positions: one row is the KV of one
-position in one layer.
+One *row* is the KV of one position in one layer. Features travel like the KV of a layer after the last one.
 """
 
 from __future__ import annotations
@@ -40,24 +39,34 @@ class MigratedKV:
     """KV that has been received, by sender, sequence and layer."""
 
     def __init__(self, epoch: int = 0) -> None:
-        """Start empty. KV of epochs before `epoch` is refused."""
+        """Start empty.
+
+        epoch: Number of the epoch that runs. KV that is migrated for earlier epochs is refused.
+        """
         self._rows: dict[Key, list[Tensor]] = {}
-        self._over: set[Key] = set()
+        self._closed: set[Key] = set()
         self._order = HandOver(0, (), (), ())
         self._epoch = epoch
         self._bytes = 0
 
     def expect(self, order: HandOver) -> None:
-        """Set the master's order, which names the sequences to migrate, the senders and the receivers."""
+        """Set the order that is being carried out.
+
+        order: The master's order, which names the sequences to migrate, the senders and the receivers.
+        """
         # The later epoch was named by a sender only, so the master's order wins.
         if order.epoch < self._epoch:
             self._epoch = 0
         self._enter(order.epoch)
         self._order = order
 
-    def add(self, giver: str, message: KvRows) -> None:
+    def add(self, sender: str, message: KvRows) -> None:
         """Store KV from one sender. What is present already is left out; so is what does not continue the
         present KV, and what exceeds MAX_BYTES.
+
+        sender: Name of the worker that sent it.
+        message: KV of consecutive positions of one sequence in one layer; or, without a tensor, the report
+            that the sequence has none there because it is closed.
 
         For example:
 
@@ -65,45 +74,50 @@ class MigratedKV:
             # present: positions 0..9; message with first 12 -> ignored, because 10 and 11 are missing
         """
         self._enter(message.epoch)
-        key = (giver, message.sequence, message.layer)
-        room = MAX_BYTES - self._bytes
-        if message.epoch < self._epoch or key in self._over:
+        key = (sender, message.sequence, message.layer)
+        free_bytes = MAX_BYTES - self._bytes
+        if message.epoch < self._epoch or key in self._closed:
             return
         if not isinstance(message.rows, Tensor):
-            if room >= OVER_BYTES:
-                self._over.add(key)
+            if free_bytes >= OVER_BYTES:
+                self._closed.add(key)
                 self._bytes += OVER_BYTES
             return
-        missing = sum(map(len, self._rows.get(key, ()))) - message.first
-        if 0 <= missing < len(message.rows) and 0 < message.rows.nbytes <= room:
-            self._rows.setdefault(key, []).append(message.rows[missing:])
-            self._bytes += message.rows[missing:].nbytes
+        num_known = sum(map(len, self._rows.get(key, ()))) - message.first
+        if 0 <= num_known < len(message.rows) and 0 < message.rows.nbytes <= free_bytes:
+            self._rows.setdefault(key, []).append(message.rows[num_known:])
+            self._bytes += message.rows[num_known:].nbytes
 
     def complete(self, layers: Range) -> bool:
-        """Return whether all KV of these layers is present that the order names, or was reported as not
+        """Return whether all KV of some layers is present that the order names, or was reported as not
         existing.
+
+        layers: The layers that this worker will run.
         """
         return all(
-            sum(map(len, self._rows.get(key, ()))) >= wanted.last or key in self._over
-            for wanted in self._order.rows
-            for key in self._keys(wanted.sequence, layers)
+            sum(map(len, self._rows.get(key, ()))) >= request.last or key in self._closed
+            for request in self._order.rows
+            for key in self._keys(request.sequence, layers)
         )
 
-    def over(self, layers: Range) -> tuple[int, ...]:
-        """Return the sequences of the order that the senders have closed. A sequence that lacks only features
-        does not count.
+    def closed_sequences(self, layers: Range) -> tuple[int, ...]:
+        """Return the ids of the sequences of the order that the senders have closed. A sequence that lacks
+        only features does not count.
+
+        layers: The layers that this worker will run.
         """
         kv = Range(layers.first, min(layers.last, self._order.model_layers))
-        named = (one.sequence for one in self._order.rows)
-        return tuple(one for one in named if any(key in self._over for key in self._keys(one, kv)))
+        sequences = (one.sequence for one in self._order.rows)
+        return tuple(one for one in sequences if any(key in self._closed for key in self._keys(one, kv)))
 
     def rows(self, opening: Opening, layer: int | None = None) -> Tensor | None:
-        """Return the KV with which an opening begins in one layer: [num_tokens, numbers of a position]. None
-        if it is not present.
+        """Return the KV with which an opening begins in one layer: [num_tokens, elements of a position]. None
+        if it is not present completely.
 
-        layer: None: the features.
+        opening: The opening of a sequence that reuses KV (`opening.reused` is set).
+        layer: Number of the layer in the model. None: the features.
 
-        A decoding sequence is the only one that needs its KV, so the KV is removed. That of a prefix is kept.
+        A decoding sequence is the only one that needs its KV, so the KV is removed. That of a prefix stays.
 
             # opening: fork of 6 tokens, 4 reused ones -> positions 6..9 of the received KV
         """
@@ -111,35 +125,47 @@ class MigratedKV:
         layer = self._order.model_layers if layer is None else layer
         last = opening.begun
         (key,) = self._keys(opening.reused.sequence, Range(layer, layer + 1))
-        held = (self._rows.pop if opening.decodes else self._rows.get)(key, [])
-        whole = sum(map(len, held)) >= last
-        return torch.cat(held)[last - len(opening.reused.tokens) : last] if whole else None
+        parts = (self._rows.pop if opening.decodes else self._rows.get)(key, [])
+        complete = sum(map(len, parts)) >= last
+        return torch.cat(parts)[last - len(opening.reused.tokens) : last] if complete else None
 
     def keep(self, layers: Range) -> None:
-        """Drop the KV of all other layers: it belongs to an order that was replaced by a later one."""
+        """Drop the KV of all other layers: it belongs to an order that was replaced by a later one.
+
+        layers: The layers whose KV stays.
+        """
         for key in tuple(self._rows):
             if not layers.first <= key[2] < layers.last:
                 del self._rows[key]
 
     def drop(self, sequence: int, features: bool = False) -> None:
-        """Drop the KV of a sequence that will not be opened again.
+        """Drop the KV of a sequence that will not be opened again. An unknown sequence is ignored.
 
-        features: Drop its features instead, which are read later than the KV.
+        sequence: Id of the sequence in the previous epoch.
+        features: True: drop its features and not its KV, because features are read later than the KV.
         """
         for key in tuple(self._rows):
             if key[1] == sequence and (key[2] == self._order.model_layers) == features:
                 self._rows.pop(key, None)
 
     def _keys(self, sequence: int, layers: Range) -> list[Key]:
-        """Return the keys under which the KV of these layers is stored."""
+        """Return the keys under which the KV of a sequence is stored, one for each layer.
+
+        sequence: Id of the sequence.
+        layers: The layers, among which the one after the last stands for features.
+        """
         numbers = range(layers.first, layers.last)
         return [(self._order.giver_of(layer), sequence, layer) for layer in numbers]
 
     def _enter(self, epoch: int) -> None:
-        """Discard everything received if this epoch is later than the present one."""
+        """Discard everything received if a later epoch than the present one begins to be prepared. Otherwise
+        nothing happens.
+
+        epoch: Number of the epoch for which KV is migrated.
+        """
         if epoch > self._epoch:
             self._rows.clear()
-            self._over.clear()
+            self._closed.clear()
             self._epoch = epoch
             self._bytes = 0
 
@@ -156,7 +182,12 @@ class StageRows:
     """
 
     def __init__(self, table: PageTable, kv: KVPages, layers: Range) -> None:
-        """Start without openings to fill."""
+        """Start without openings to fill.
+
+        table: Page table of the stage.
+        kv: KV pages of the stage.
+        layers: Layer range of the stage.
+        """
         self._table = table
         self._kv = kv
         self._layers = layers
@@ -165,23 +196,28 @@ class StageRows:
         # only then.
         self._unfilled: dict[int, Opening] = {}
         # Closed sequences of the previous epoch whose KV an opening is still to reuse.
-        self._over = set[int]()
+        self._closed = set[int]()
 
     @torch.inference_mode()
-    def copies(self, asked: Sequence[LayerRows]) -> list[Tensor | None]:
-        """Return copies of KV on the host, each [last - first, numbers of a position]. None if the sequence
-        is closed.
+    def copies(self, requests: Sequence[LayerRows]) -> list[Tensor | None]:
+        """Return copies of KV on the host, each [last - first, elements of a position], one for each request.
+        None if the sequence is closed.
+
+        requests: A sequence with a range of its positions, and a layer of this stage by its number in the
+            model.
         """
         found = list[Tensor | None]()
-        for one, layer in asked:
-            here = one.sequence in self._table
-            slots = self._table.slots(one.sequence, one.first, one.last) if here else None
+        for request, layer in requests:
+            is_open = request.sequence in self._table
+            slots = self._table.slots(request.sequence, request.first, request.last) if is_open else None
             found.append(self._kv.rows_at(layer - self._layers.first, slots) if slots else None)
         return found
 
     def fill(self, frame: Frame) -> None:
         """Write reused KV to the pages of the sequences that have their first own tokens in this frame,
         before these tokens attend to it. Also drop received KV that no opening will need.
+
+        frame: The frame that is about to run.
 
         Raises WireError if the KV is not present.
         """
@@ -192,20 +228,22 @@ class StageRows:
                 for layer in range(self._layers.first, self._layers.last):
                     rows = self.migrated.rows(opening, layer)
                     if rows is None:
-                        raise WireError(f"rows of layer {layer} are to be here for {opening.sequence}")
+                        raise WireError(
+                            f"the migrated KV of layer {layer} is missing for sequence {opening.sequence}"
+                        )
                     self._kv.put_rows_at(layer - self._layers.first, slots, rows)
-        self._over.update(map(self._text_of, frame.closings))
-        if self._over:
-            wanted = {one.reused.sequence for one in self._unfilled.values() if one.reused}
-            for sequence in self._over - wanted:
+        self._closed.update(map(self._reused_sequence, frame.closings))
+        if self._closed:
+            needed = {one.reused.sequence for one in self._unfilled.values() if one.reused}
+            for sequence in self._closed - needed:
                 self.migrated.drop(sequence)
-            self._over &= wanted
+            self._closed &= needed
 
-    def _text_of(self, closed: int) -> int:
-        """Return the sequence of the previous epoch whose KV is no longer needed when `closed` closes.
+    def _reused_sequence(self, closed: int) -> int:
+        """Return the sequence of the previous epoch whose KV is no longer needed when a sequence closes.
 
-        This is the sequence whose KV `closed` would have reused, if `closed` had not started. Otherwise it is
-        `closed` itself.
+        closed: Id of the sequence that closes. It is the result itself, unless it had not started and would
+            have reused the KV of another sequence; then that sequence is the result.
         """
         waited = self._unfilled.pop(closed, None)
         return waited.reused.sequence if waited and waited.reused and waited.decodes else closed
@@ -229,7 +267,11 @@ class RowHandover:
     """
 
     def __init__(self, name: str, dialer: Dialer) -> None:
-        """Start without an order."""
+        """Start without an order.
+
+        name: Name of this worker, by which orders name it.
+        dialer: Opens links to other workers.
+        """
         self._name = name
         self._dialer = dialer
         # `rows` receives KV during the running epoch; `ready` was received during the previous one and serves
@@ -238,108 +280,145 @@ class RowHandover:
         # The order, this worker's layers, and the link to the master, until all KV has been received.
         self._waiting: tuple[HandOver, Range, Link] | None = None
         # Layers of this worker in the newest order.
-        self._own: Range | None = None
-        self._giving: asyncio.Task[None] | None = None
+        self._own_layers: Range | None = None
+        self._sending: asyncio.Task[None] | None = None
 
     def begin(self, order: HandOver, copies: Copies | None, uplink: Link) -> None:
         """Start migrating. An order replaces the previous one.
 
+        order: The master's order, which names the sequences, the senders and the receivers.
         copies: Copies KV of the running epoch. None if this worker only receives.
+        uplink: Link to the master, which is informed when this worker has received everything.
         """
         self.stop()
         self.rows.expect(order)
-        own = next((order.held_by(one) for one in order.takers if one.name == self._name), None)
-        self._waiting = (order, own, uplink) if own else None
-        self._own = own
-        self._giving = start(self._give(order, copies))
+        own_layers = next((order.held_by(one) for one in order.takers if one.name == self._name), None)
+        self._waiting = (order, own_layers, uplink) if own_layers else None
+        self._own_layers = own_layers
+        self._sending = start(self._send_all(order, copies))
 
     def turn(self, epoch: int) -> None:
-        """Begin epoch `epoch` with the KV that was received during the previous epoch."""
+        """Begin an epoch with the KV that was received during the previous epoch.
+
+        epoch: Number of the epoch that begins.
+        """
         self.stop()
         self.ready = self.rows
         self.rows = MigratedKV(epoch)
-        if self._own:
-            self.ready.keep(self._own)
-        self._own = None
+        if self._own_layers:
+            self.ready.keep(self._own_layers)
+        self._own_layers = None
 
     def stop(self) -> None:
         """Stop sending, and stop waiting for KV."""
-        if self._giving:
-            self._giving.cancel()
-        self._giving = self._waiting = None
+        if self._sending:
+            self._sending.cancel()
+        self._sending = self._waiting = None
 
-    async def take(self, giver: str, message: KvRows) -> None:
-        """Store received KV, and tell the master if it was the last that is needed."""
-        self.rows.add(giver, message)
-        await self._tell()
+    async def take(self, sender: str, message: KvRows) -> None:
+        """Store received KV, and inform the master if it was the last that is needed.
 
-    async def _tell(self) -> None:
-        """Tell the master, once, that all KV of this worker's layers has been received."""
+        sender: Name of the worker that sent it.
+        message: KV of consecutive positions of one sequence in one layer.
+        """
+        self.rows.add(sender, message)
+        await self._report_received()
+
+    async def _report_received(self) -> None:
+        """Inform the master, once, that all KV of this worker's layers has been received. Nothing happens
+        while KV is missing.
+        """
         if self._waiting and self.rows.complete(self._waiting[1]):
             (order, layers, uplink) = self._waiting
             self._waiting = None
-            told = Progress(order.epoch, 1, 1, migrated=order.number, over=self.rows.over(layers))
+            progress = Progress(
+                order.epoch, 1, 1, migrated=order.number, over=self.rows.closed_sequences(layers)
+            )
             # The loss of the master is detected elsewhere.
             with suppress(SpecsotError):
-                await uplink.send(told)
+                await uplink.send(progress)
 
-    async def _give(self, order: HandOver, copies: Copies | None) -> None:
-        """Send every receiver the KV of the layers that it shares with this worker."""
-        own = next((order.held_by(one) for one in order.givers if one.name == self._name), None)
-        for taker in order.takers if own and copies else ():
-            assert own
+    async def _send_all(self, order: HandOver, copies: Copies | None) -> None:
+        """Send every receiver the KV of the layers that it shares with this worker. Nothing is sent if this
+        worker is no sender of the order.
+
+        order: The order that is carried out.
+        copies: Copies KV of the running epoch. None: nothing is sent.
+        """
+        own_layers = next((order.held_by(one) for one in order.givers if one.name == self._name), None)
+        for receiver in order.takers if own_layers and copies else ():
+            assert own_layers
             assert copies
-            wanted = order.held_by(taker)
-            layers = Range(max(own.first, wanted.first), min(own.last, wanted.last))
+            receiver_layers = order.held_by(receiver)
+            layers = Range(
+                max(own_layers.first, receiver_layers.first), min(own_layers.last, receiver_layers.last)
+            )
             if layers.first < layers.last:
-                await self._give_to(taker, order, copies, layers)
-        await self._tell()
+                await self._send_to(receiver, order, copies, layers)
+        await self._report_received()
 
-    async def _give_to(self, taker: Stage, order: HandOver, copies: Copies, layers: Range) -> None:
+    async def _send_to(self, receiver: Stage, order: HandOver, copies: Copies, layers: Range) -> None:
         """Send KV to one receiver. If it cannot be reached, log a warning: it never reports completion, and
         the master's wait has a limit.
+
+        receiver: The stage that will run the layers. It may be this worker, which then stores the KV itself.
+        order: The order that is carried out.
+        copies: Copies KV of the running epoch.
+        layers: The layers whose KV is sent.
         """
-        if taker.name == self._name:
+        if receiver.name == self._name:
             await _send(order, copies, layers, lambda one: self.take(self._name, one))
             return
         try:
             # Epoch 0: the loss of this link ends no epoch.
-            link = await self._dialer.dial(taker.address, 0)
+            link = await self._dialer.dial(receiver.address, 0)
             try:
                 await _send(order, copies, layers, link.send)
             finally:
                 await close_in_background(link.close())
         except SpecsotError as error:
-            log.warning("KV rows are not handed over", to=taker.name, reason=str(error))
+            log.warning("KV not migrated: receiver not reached", receiver=receiver.name, reason=str(error))
 
 
 async def _send(
     order: HandOver, copies: Copies, layers: Range, send: Callable[[KvRows], Awaitable[None]]
 ) -> None:
-    """Gather and send KV, a few positions at a time, between frames."""
-    for part in _parts(order.rows, layers, order.model_layers):
-        for (asked, layer), rows in zip(part, await copies(part)):
-            await send(KvRows(order.epoch, asked.sequence, layer, asked.first, rows))
+    """Copy and send KV, a few positions at a time, between frames.
+
+    order: The order that is carried out.
+    copies: Copies KV of the running epoch.
+    layers: The layers whose KV is sent.
+    send: Sends one message to the receiver.
+    """
+    for job in _jobs(order.rows, layers, order.model_layers):
+        for (request, layer), rows in zip(job, await copies(job)):
+            await send(KvRows(order.epoch, request.sequence, layer, request.first, rows))
 
 
-def _parts(asked: Sequence[RowsOf], layers: Range, model_layers: int) -> Iterator[list[LayerRows]]:
-    """Split what is to be sent into jobs of at most JOB_ROWS positions, or of one sequence and layer.
-    Features have jobs of their own.
+def _jobs(requests: Sequence[RowsOf], layers: Range, model_layers: int) -> Iterator[list[LayerRows]]:
+    """Yield what is to be sent in jobs of at most JOB_ROWS positions, or of one sequence and layer. Features
+    have jobs of their own.
+
+    requests: Sequences with ranges of their positions. Each is copied in every layer.
+    layers: The layers whose KV is sent.
+    model_layers: Number of layers of the model, which as a layer number stands for features.
 
     For example:
 
         # JOB_ROWS 4096, sequences of 3000 and 2000 positions, layers 0 and 1
         # -> jobs [(3000, layer 0)], [(2000, layer 0)], [(3000, layer 1)], [(2000, layer 1)]
     """
-    part = list[LayerRows]()
-    count = 0
+    job = list[LayerRows]()
+    num_positions = 0
     for layer in range(layers.first, layers.last):
-        for one in asked:
-            if part and (count + one.last - one.first > JOB_ROWS or part[-1][1] < layer == model_layers):
-                yield part
-                part = []
-                count = 0
-            part.append((one, layer))
-            count += one.last - one.first
-    if part:
-        yield part
+        for request in requests:
+            if job and (
+                num_positions + request.last - request.first > JOB_ROWS or job[-1][1] < layer == model_layers
+            ):
+                yield job
+                job = []
+                num_positions = 0
+            job.append((request, layer))
+            num_positions += request.last - request.first
+    if job:
+        yield job

@@ -15,24 +15,48 @@ class WorkerObserver:
     """
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
-        """Called when an epoch begins. `stage.table` tells at any moment how many pages are free."""
+        """Called when an epoch begins.
+
+        configuration: The epoch as the master has configured it.
+        stage: The stage of this worker. Its `table` tells at any moment how many pages are free.
+        """
 
     def launched(self, frame: Frame, now: float) -> Frame:
-        """Called when stage 0 is about to launch a frame. Return the frame to launch."""
+        """Called when stage 0 is about to launch a frame. Return the frame to launch, which may carry a
+        trace.
+
+        frame: The composed frame.
+        now: Time in seconds.
+        """
         return frame
 
     def dequeued(self, frame: Frame, seconds: float) -> None:
-        """Called when a frame is handled after it waited here for `seconds`."""
+        """Called when a frame is handled.
+
+        frame: The frame.
+        seconds: How long it waited at this worker.
+        """
 
     def computing(self, frame: Frame) -> AbstractContextManager[object]:
-        """Return a context that is entered while this stage computes a frame."""
+        """Return a context that is entered while this stage computes a frame.
+
+        frame: The frame.
+        """
         return nullcontext()
 
     def computed(self, frame: Frame, seconds: float) -> None:
-        """Called when this stage has computed a frame in `seconds`."""
+        """Called when this stage has computed a frame.
+
+        frame: The frame.
+        seconds: Seconds that this stage computed it.
+        """
 
     def returned(self, result: Result, now: float) -> None:
-        """Called when the result of a frame reaches stage 0."""
+        """Called when the result of a frame reaches stage 0.
+
+        result: The result.
+        now: Time in seconds.
+        """
 
     def disbanded(self) -> None:
         """Called when the epoch has ended. Frames whose results have not arrived are lost."""

@@ -12,30 +12,38 @@ from specsot.params import Sampling
 def without_tokens(
     logits: Callable[[torch.Tensor], torch.Tensor], tokens: Sequence[int]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the same logits function with the logits of `tokens` set to -inf, in place: no argmax, draw or
-    bias chooses these tokens, and no log-probability counts them.
+    """Return the same logits function, but with the logits of some tokens set to -inf, in place: no argmax,
+    draw or bias chooses these tokens, and no log-probability counts them.
 
-    logits: Maps [num_rows, hidden_size] to [num_rows, vocab]. It must return a new tensor for each call.
-    tokens: Token ids below the size of the vocabulary.
+    logits: Function from hidden states [num_tokens, hidden_size] to logits [num_tokens, vocab]. It must
+        return a new tensor for each call.
+    tokens: Ids of the excluded tokens, below the size of the vocabulary. Empty: `logits` itself is returned.
     """
     barred: torch.Tensor | None = None
 
     @torch.inference_mode()
     def masked(hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [num_tokens, vocab] of hidden states [num_tokens, hidden_size], without the
+        excluded tokens.
+        """
         nonlocal barred
-        found = logits(hidden)
+        token_logits = logits(hidden)
         # The ids are copied to the device once.
         if barred is None:
-            barred = torch.tensor(tokens, device=found.device)
-        return found.index_fill_(-1, barred, float("-inf"))
+            barred = torch.tensor(tokens, device=token_logits.device)
+        return token_logits.index_fill_(-1, barred, float("-inf"))
 
     return masked if tokens else logits
 
 
 def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
-    """Apply biases and penalties to the logits [vocab] of one node, in place.
+    """Apply the request's biases, then its penalties, to the logits of one node, in place. Nothing changes if
+    the request asks for neither.
 
-    counts: How often each token was generated. Tokens of the prompt are present with a count of 0.
+    logits: [vocab].
+    sampling: Sampling parameters of the sequence, with `logit_bias` and the penalties.
+    counts: How often the sequence has generated each token, by token id. Tokens of the prompt are present
+        with a count of 0. Empty: no penalty applies.
     """
     if sampling.logit_bias:
         _bias(logits, sampling.logit_bias)
@@ -44,23 +52,32 @@ def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[in
 
 
 def _bias(logits: torch.Tensor, bias: tuple[tuple[int, float], ...]) -> None:
-    """Add the biases of `(token, bias)` pairs."""
-    tokens, gains = zip(*bias)
-    at = torch.tensor(tokens, device=logits.device)
-    logits[at] += torch.tensor(gains, dtype=logits.dtype, device=logits.device)
+    """Add biases to the logits of single tokens, in place.
+
+    logits: [vocab].
+    bias: Pairs of a token id and the number that is added to its logit. At least one.
+    """
+    tokens, additions = zip(*bias)
+    index = torch.tensor(tokens, device=logits.device)
+    logits[index] += torch.tensor(additions, dtype=logits.dtype, device=logits.device)
 
 
 def _penalise(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
-    """Apply the penalties to the tokens that have occurred.
+    """Apply the penalties to the logits of the tokens that have occurred, in place.
+
+    logits: [vocab].
+    sampling: Sampling parameters with the three penalties.
+    counts: By token id, how often the sequence has generated the token; 0 for tokens of the prompt only. Not
+        empty.
 
     The repetition penalty is that of CTRL (Keskar et al. 2019): a positive logit is divided by it, another is
     multiplied. Frequency and presence penalties are OpenAI's and concern tokens that the sequence generated
     itself.
     """
-    at = torch.tensor(list(counts), device=logits.device)
-    written = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
-    before = logits[at]
-    rate = sampling.repetition_penalty
-    repeated = torch.where(before > 0, before / rate, before * rate)
-    costs = written * sampling.frequency_penalty + (written > 0) * sampling.presence_penalty
-    logits[at] = repeated - costs
+    index = torch.tensor(list(counts), device=logits.device)
+    num_generated = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+    old_logits = logits[index]
+    penalty = sampling.repetition_penalty
+    repeated = torch.where(old_logits > 0, old_logits / penalty, old_logits * penalty)
+    costs = num_generated * sampling.frequency_penalty + (num_generated > 0) * sampling.presence_penalty
+    logits[index] = repeated - costs

@@ -32,11 +32,18 @@ class PendingGrammars:
         return {one for one in map(_sequence, self._held) if self._compiling[one].done()}
 
     def add(self, sequence: int, grammar: Future[Grammar]) -> None:
-        """Hold back the segments of this sequence from now on, until `take_ready` returns them."""
+        """Hold back the segments of a sequence from now on, until `take_ready` returns them.
+
+        sequence: Id of the sequence.
+        grammar: The future of its grammar, which is being compiled.
+        """
         self._compiling[sequence] = grammar
 
     def hold_back(self, frame: Frame) -> Frame:
-        """Hold back the segments that must wait, and return the frame with the others.
+        """Hold back the segments that must wait for a grammar, and return the frame with the other segments.
+        Return the same frame if no segment must wait.
+
+        frame: A frame that has passed every layer, with its hidden states.
 
         If any sequence of the frame must wait, the returned frame has no compute times, because they belong
         to the whole frame.
@@ -49,22 +56,26 @@ class PendingGrammars:
         return _merge_frames(ready, replace(frame, seconds=()))
 
     def take_ready(self) -> tuple[dict[int, Future[Grammar]], Frame]:
-        """Return the compiled grammars by sequence, as futures that are done, and the segments that waited
-        for them, as a frame with number 0: no step belongs to it.
+        """Remove and return what no longer waits: the compiled grammars by sequence, as futures that are
+        done, and the segments that waited for them, as one frame with number 0, because no step belongs to
+        it. Call it only while `ready` is not empty.
         """
         grammars = {sequence: self._compiling.pop(sequence) for sequence in self.ready}
-        own = [part for part in self._held if _sequence(part) in grammars]
+        ready_parts = [part for part in self._held if _sequence(part) in grammars]
         self._held = [part for part in self._held if _sequence(part) not in grammars]
-        return grammars, _merge_frames(own, own[-1])
+        return grammars, _merge_frames(ready_parts, ready_parts[-1])
 
     def forget(self, sequence: int) -> None:
-        """Drop a sequence that has closed, with its segments."""
+        """Drop a sequence that has closed, with its held-back segments. An unknown sequence is ignored.
+
+        sequence: Id of the sequence.
+        """
         if self._compiling.pop(sequence, None):
             self._held = [part for part in self._held if _sequence(part) != sequence]
 
 
 def _sequence(part: Frame) -> int:
-    """Return the sequence of a frame of one segment."""
+    """Return the sequence id of a frame that has exactly one segment."""
     return part.segments[0].sequence
 
 
@@ -88,7 +99,11 @@ def _split_frame(frame: Frame) -> list[Frame]:
 
 
 def _merge_frames(parts: list[Frame], frame: Frame) -> Frame:
-    """Return `frame` with the segments and hidden states of these parts."""
+    """Return a frame with the segments of other frames.
+
+    parts: Frames whose segments, hidden states and fused features are put one after the other. May be empty.
+    frame: Everything else is taken from this frame.
+    """
     return replace(
         frame,
         segments=tuple(segment for part in parts for segment in part.segments),
@@ -98,11 +113,18 @@ def _merge_frames(parts: list[Frame], frame: Frame) -> Frame:
 
 
 def _slice_rows(rows: Any, part: slice) -> Any:
-    """Return a slice of hidden states. None stays None."""
+    """Return the part of a tensor's rows that belongs to one segment. None stays None.
+
+    rows: Hidden states or features [num_tokens, width], or None.
+    part: Which tokens of the frame belong to the segment.
+    """
     return None if rows is None else rows[part]
 
 
 def _stack_rows(parts: Iterable[Any]) -> torch.Tensor | None:
-    """Return the hidden states of all parts, one after the other. None if there are none."""
+    """Return the tensors of all parts, one after the other: [num_tokens, width]. None if there are none.
+
+    parts: Hidden states or features of single segments; None for a segment without.
+    """
     present = [rows for rows in parts if rows is not None]
     return torch.cat(present) if present else None

@@ -19,13 +19,13 @@ ROWS_AT_A_TIME = 64
 class _Score:
     """The log-probabilities of one prompt, as far as it has been fed.
 
-    top: How many likeliest tokens are asked for at each position.
-    chances: One entry for each scored token.
+    num_top: How many likeliest tokens are asked for at each position.
+    logprobs: One entry for each scored token.
     last: Hidden state [1, hidden_size] of the newest token, which scores the next chunk's first token.
     """
 
-    top: int
-    chances: list[Logprob] = field(default_factory=list[Logprob])
+    num_top: int
+    logprobs: list[Logprob] = field(default_factory=list[Logprob])
     last: torch.Tensor | None = None
 
 
@@ -35,16 +35,27 @@ class PromptScores:
     """
 
     def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Start without prompts.
+
+        logits: Function from hidden states [n, hidden_size] to logits [n, vocab].
+        """
         self._logits = logits
         self._scores: dict[int, _Score] = {}
 
     def open(self, opening: Opening) -> None:
-        """Start scoring a sequence's prompt, if it asks for that."""
+        """Start scoring a sequence's prompt, if its request asks for that.
+
+        opening: What every stage knows about the sequence; `prompt_logprobs` is None if nothing is asked for.
+        """
         if opening.prompt_logprobs is not None:
             self._scores[opening.sequence] = _Score(opening.prompt_logprobs)
 
     def read(self, frame: Frame) -> None:
-        """Score the prompt chunks of a frame that has passed every layer."""
+        """Score the prompt chunks of a frame that has passed every layer. Sequences that did not ask for it
+        are skipped.
+
+        frame: The frame, with hidden states of the last layer.
+        """
         if not self._scores:
             return
         first = 0
@@ -57,31 +68,37 @@ class PromptScores:
             first += rows
 
     def take(self, sequence: int) -> tuple[Logprob, ...]:
-        """Return the log-probabilities of all prompt tokens but the first, and forget them. Empty if none
-        were asked for.
+        """Return the log-probabilities of all prompt tokens but the first, in order, and forget them. Return
+        () if none were asked for.
+
+        sequence: Id of the sequence whose prompt has been fed completely.
         """
         score = self._scores.pop(sequence, None)
-        return tuple(score.chances) if score else ()
+        return tuple(score.logprobs) if score else ()
 
     def forget(self, sequence: int) -> None:
-        """Drop a sequence that has closed."""
+        """Drop the scores of a sequence that has closed. An unknown sequence is ignored."""
         self._scores.pop(sequence, None)
 
     def _extend(self, score: _Score, tokens: tuple[int, ...], hidden: torch.Tensor) -> None:
         """Score the tokens of one chunk.
 
-        tokens: Of length n.
-        hidden: [n, hidden_size]. A hidden state scores the token after its own.
+        score: What is known of the prompt; the entries of the chunk are appended.
+        tokens: Ids of the chunk's n tokens.
+        hidden: Hidden states of these tokens after the last layer, [n, hidden_size]. A hidden state scores
+            the token after its own.
+
+        For example:
 
             # chunks [a b c] and [d e]: hidden a, b score b, c; then hidden c, d score d, e
         """
-        before = score.last
+        previous = score.last
         score.last = hidden[-1:].clone()
-        rows = hidden[:-1]
+        scoring = hidden[:-1]
         targets = tokens[1:]
-        if before is not None:
-            rows = torch.cat((before, rows))
+        if previous is not None:
+            scoring = torch.cat((previous, scoring))
             targets = tokens
         for start in range(0, len(targets), ROWS_AT_A_TIME):
             part = slice(start, start + ROWS_AT_A_TIME)
-            score.chances += token_logprobs(self._logits(rows[part]), targets[part], score.top)
+            score.logprobs += token_logprobs(self._logits(scoring[part]), targets[part], score.num_top)

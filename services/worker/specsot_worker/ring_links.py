@@ -45,7 +45,10 @@ class RingLinks:
 
 
 def stage_index(configuration: Configuration) -> int:
-    """Return this worker's index among the stages. Raises Refused if there is no stage for it."""
+    """Return this worker's index among the stages of an epoch. Raises Refused if there is no stage for it.
+
+    configuration: The epoch as the master has configured it; `you` is this worker's name.
+    """
     for index, stage in enumerate(configuration.stages):
         if stage.name == configuration.you:
             return index
@@ -54,6 +57,9 @@ def stage_index(configuration: Configuration) -> int:
 
 def may_send(configuration: Configuration, arrival: Arrival) -> bool:
     """Return whether the sender of a message may send it to this stage, by its name and its certificate.
+
+    configuration: The epoch as the master has configured it.
+    arrival: The message with its sender.
 
     A sender whose name is neither a stage's nor the master's must be a drafter.
     """
@@ -81,12 +87,17 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
 async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> RingLinks:
     """Connect to every member to which this stage sends. Raises Unavailable, which names the member that
     cannot be reached.
+
+    configuration: The epoch as the master has configured it.
+    dialer: Opens links.
+    uplink: Link to the master.
     """
     index = stage_index(configuration)
     stages = configuration.stages
     last = index == len(stages) - 1
 
     async def dial(address: str | None) -> RingLink | None:
+        """Return a link to the member at an address, or None without an address."""
         return await dialer.dial(address, configuration.epoch) if address else None
 
     following = await dial(None if last else stages[index + 1].address)
@@ -120,33 +131,51 @@ class FutureEpochMessages:
     def __init__(
         self, max_arrivals: int = MAX_FUTURE_EPOCH_MESSAGES, max_bytes: int = MAX_FUTURE_EPOCH_BYTES
     ) -> None:
-        """Keep at most `max_arrivals` messages with at most `max_bytes` of tensors."""
+        """Start without messages.
+
+        max_arrivals: Maximum number of messages that are kept.
+        max_bytes: Maximum bytes of the tensors in these messages.
+        """
         self._max_arrivals = max_arrivals
         self._max_bytes = max_bytes
         self._held: list[tuple[int, Arrival]] = []
         self._bytes = self._past_epoch = 0
 
     def hold(self, epoch: int, arrival: Arrival) -> None:
-        """Keep a message of a later epoch. Ignore it if its epoch has already begun or passed."""
+        """Keep a message of a later epoch. It is ignored if its epoch has already begun or passed, and
+        dropped with a warning if there is no room.
+
+        epoch: Number of the message's epoch.
+        arrival: The message with its sender.
+        """
         size = tensor_bytes(arrival.message)
         if epoch <= self._past_epoch:
             return
         if len(self._held) >= self._max_arrivals or self._bytes + size > self._max_bytes:
-            log.warning("too much comes before its epoch", sender=arrival.sender, epoch=epoch)
+            log.warning(
+                "message dropped: too many messages of later epochs", sender=arrival.sender, epoch=epoch
+            )
             return
         self._bytes += size
         self._held.append((epoch, arrival))
 
     def release(self, epoch: int) -> list[Arrival]:
-        """Return the messages of this epoch, which begins now. Messages of earlier epochs are dropped."""
-        taken = [arrival for number, arrival in self._held if number == epoch]
+        """Remove and return the messages of an epoch, in order of arrival. Messages of earlier epochs are
+        dropped.
+
+        epoch: Number of the epoch, which begins now.
+        """
+        released = [arrival for number, arrival in self._held if number == epoch]
         self._held = [one for one in self._held if one[0] > epoch]
         self._bytes = sum(tensor_bytes(arrival.message) for _, arrival in self._held)
         self._past_epoch = epoch
-        return taken
+        return released
 
 
 def tensor_bytes(message: object) -> int:
-    """Return the size of the tensors in a message, in bytes."""
+    """Return the size of the tensors in a message, in bytes. 0 for a message without tensors.
+
+    message: Any message of the ring.
+    """
     tensors = (getattr(message, name, None) for name in ("weight", "hidden", "fused", "rows"))
     return sum(int(getattr(tensor, "nbytes", 0)) for tensor in tensors)

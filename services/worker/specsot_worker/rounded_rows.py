@@ -27,10 +27,12 @@ SCALE = torch.half.itemsize
 
 
 def round_off(rows: Tensor) -> Tensor:
-    """Round hidden states [num_tokens, hidden_size] to int8 [num_tokens, num_blocks, block + SCALE].
+    """Round hidden states to 8 bits: int8 [num_tokens, num_blocks, block + SCALE]. The last SCALE bytes of
+    each block are its scale. If the hidden size is no multiple of BLOCK, the whole hidden state is one block.
 
-    The last SCALE bytes of each block are its scale. If `hidden_size` is no multiple of BLOCK, the whole
-    hidden state is one block.
+    rows: [num_tokens, hidden_size].
+
+    For example:
 
         # hidden_size 576 -> 9 blocks of 64 numbers and 2 bytes: [num_tokens, 9, 66]
     """
@@ -42,26 +44,35 @@ class RoundedRows(PendingRows):
     """Hidden states that arrived in 8 bits. They are converted when a stage asks for them."""
 
     def __init__(self, rows: Payload) -> None:
-        """rows: As `round_off` returns them; they may still be on their way."""
+        """Wrap hidden states without converting them.
+
+        rows: Rounded hidden states as `round_off` returns them, which may still be on their way.
+        """
         count, blocks, block = rows.shape
         super().__init__(torch.Size((count, max(blocks * (block - SCALE), 0))))
         self._rows = rows
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the hidden states as numbers [num_tokens, hidden_size]."""
+        """Return the hidden states as numbers, [num_tokens, hidden_size].
+
+        device: Where they are to be.
+        dtype: Type of the numbers.
+        """
         here: Tensor = self._rows.to(device, torch.int8)
         scales = here[..., -SCALE:].clone(memory_format=torch.contiguous_format).view(torch.half)
         return here[..., :-SCALE].to(dtype).mul_(scales).flatten(1)
 
     def check(self) -> None:
-        """Raise the error of the transfer, if it has failed."""
+        """Raise the error of the transfer, if it has failed. Otherwise do nothing."""
         if isinstance(self._rows, PendingRows):
             self._rows.check()
 
 
 def with_numbers(frame: Frame) -> Frame:
-    """Return the frame with hidden states that a stage can read as numbers, whichever form they arrived
-    in.
+    """Return the frame with hidden states that a stage can read as numbers, whichever form they arrived in. A
+    frame without hidden states, or with numbers already, is returned unchanged.
+
+    frame: The frame as it arrived.
     """
     if frame.hidden is None or len(frame.hidden.shape) == 2:
         return frame
@@ -69,7 +80,11 @@ def with_numbers(frame: Frame) -> Frame:
 
 
 def _numbers(rows: Payload | None) -> Payload | None:
-    """Wrap hidden states that arrived in 8 bits, which have three dimensions."""
+    """Wrap a tensor that arrived in 8 bits, which has three dimensions. None and a tensor of two dimensions
+    are returned unchanged.
+
+    rows: Hidden states or features, or None.
+    """
     return rows if rows is None or len(rows.shape) == 2 else RoundedRows(rows)
 
 
@@ -77,23 +92,37 @@ class RoundedRowsLink(RingLink):
     """A link to the next stage that rounds the hidden states of frames to 8 bits."""
 
     def __init__(self, link: RingLink) -> None:
+        """Wrap a link.
+
+        link: The link to the next stage, by which rounded frames are sent.
+        """
         self._link = link
 
     def post(self, message: Any) -> None:
-        """Send a message from the compute thread."""
+        """Send a message from the compute thread. Hidden states of a frame are rounded first.
+
+        message: Any message of the ring.
+        """
         self._link.post(_rounded(message))
 
     async def send(self, message: Any) -> None:
-        """Send a message from the event loop."""
+        """Send a message from the event loop. Hidden states of a frame are rounded first.
+
+        message: Any message of the ring.
+        """
         await self._link.send(_rounded(message))
 
     async def close(self) -> bool | None:
-        """Close the link."""
+        """Close the link. Return False if messages were lost, or if that is unknown (see `Link.close`)."""
         return await self._link.close()
 
 
 def _rounded(message: Any) -> Any:
-    """Return a frame with rounded hidden states and fused features. Return any other message unchanged."""
+    """Return a frame with rounded hidden states and fused features. Return any other message, and a frame
+    without hidden states, unchanged.
+
+    message: Any message of the ring.
+    """
     if not isinstance(message, Frame) or message.hidden is None:
         return message
     fused = None if message.fused is None else round_off(message.fused)

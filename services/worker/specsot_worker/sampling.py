@@ -57,7 +57,7 @@ class DrawRequest:
 
     @property
     def key(self) -> int:
-        """The random bits of this draw."""
+        """The 53 random bits of this draw, from `draw_key`."""
         return draw_key(self.seed, self.ordinal, self.position)
 
 
@@ -68,11 +68,12 @@ ARGMAX = DrawRequest(Sampling(), 0, 0, 0)
 def choose_tokens(
     logits: torch.Tensor, requests: Sequence[DrawRequest], meanwhile: Meanwhile | None = None
 ) -> list[int | None]:
-    """Return the target token of each row of `logits` [num_rows, vocab]. None for a row whose logits are not
-    finite.
+    """Return the target token id of each row of logits. None for a row whose logits are not finite.
 
-    requests: One per row. Empty: the argmax of every row.
-    meanwhile: See `find_targets`.
+    logits: [num_rows, vocab]. They are not changed.
+    requests: How each row's token is drawn, one per row. Empty: the argmax of every row.
+    meanwhile: Called with all targets on the device, int32 [num_rows], before the host waits for them; on a
+        GPU only. None: nothing is called. See `find_targets`.
     """
     if logits.is_cuda and HAS_KERNEL:
         from specsot_kernels.gpu.drawing import choose_tokens
@@ -91,14 +92,21 @@ def choose_tokens(
 
 
 def compile_draws(logits: torch.Tensor) -> None:
-    """Compile the GPU's sampling kernels before the first request needs them. logits: [1, vocab]."""
+    """Compile the GPU's sampling kernels before the first request needs them. Nothing happens on a CPU.
+
+    logits: Any logits on the device, [1, vocab].
+    """
     if logits.is_cuda:
         for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_p=0.9)):
             choose_tokens(logits, [DrawRequest(sampling, 0, 0, 0)])
 
 
 def draw_setting(request: DrawRequest) -> tuple[float, float, float, float, float]:
-    """Return the request as the kernel reads it: (temperature, top_k, top_p, min_p, key)."""
+    """Return a request as the kernel reads it: (temperature, top_k, top_p, min_p, key). Temperature 0 stands
+    for the argmax; the other values are then neutral.
+
+    request: How the token is drawn.
+    """
     asked = request.sampling
     if asked.temperature == 0:
         return 0.0, 0.0, 1.0, 0.0, 0.0
@@ -106,13 +114,18 @@ def draw_setting(request: DrawRequest) -> tuple[float, float, float, float, floa
 
 
 def _temperature(sampling: Sampling) -> float:
-    """Return the temperature, clamped to the range that float32 can divide by."""
+    """Return the sampling temperature, clamped to the range that float32 can divide by.
+
+    sampling: Sampling parameters of the sequence.
+    """
     return min(max(float(sampling.temperature), MIN_TEMPERATURE), MAX_TEMPERATURE)
 
 
 def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
-    """Return the argmax of each row [num_rows, vocab]. None for a row that holds NaN or +infinity, or only
+    """Return the id of the likeliest token of each row. None for a row that holds NaN or +infinity, or only
     -infinity.
+
+    logits: [num_rows, vocab], on any device.
     """
     # NumPy's argmax takes a sixth of the time of PyTorch's, but NumPy has no bfloat16.
     if logits.device.type == "cpu":
@@ -127,8 +140,11 @@ def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
 
 
 def draw_tokens(logits: torch.Tensor, sampling: Sampling, keys: Sequence[int]) -> list[int]:
-    """Draw one token for each row [num_rows, vocab] by its key. Masked tokens have logits of -inf. The
-    temperature must be above 0.
+    """Draw one token for each row of logits, and return the token ids.
+
+    logits: [num_rows, vocab]. Masked tokens have logits of -inf.
+    sampling: Sampling parameters of all rows. The temperature must be above 0.
+    keys: Random bits of each row's draw, from `draw_key`.
     """
     tokens, weights = sampling_weights(logits, sampling)
     sums = weights.cumsum(-1, dtype=torch.float64).cpu().numpy()
@@ -137,11 +153,11 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, keys: Sequence[int]) -
 
 
 def _draw(key: int, tokens: Sequence[int], sums: np.ndarray, size: int) -> int:
-    """Draw one token id bit by bit. Only tokens with a positive weight can be drawn.
+    """Draw one token id bit by bit, and return it. Only tokens with a positive weight can be drawn.
 
-    key: From `draw_key`.
+    key: Random bits of the draw, from `draw_key`.
     tokens: Ids that may be drawn, ascending.
-    sums: Cumulative weights of `tokens`.
+    sums: Cumulative weights of `tokens`, float64 [len(tokens)].
     size: Size of the vocabulary, which determines the number of bits.
 
     Each bit halves the range of ids: it is set if its random number times the weight of the range reaches the
@@ -169,10 +185,13 @@ def _draw(key: int, tokens: Sequence[int], sums: np.ndarray, size: int) -> int:
 
 
 def sampling_weights(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Return the tokens that may be drawn, in ascending order, and their weights, both [num_rows, n].
+    """Return the token ids that may be drawn, in ascending order, and their weights, both [num_rows, n].
 
-    Weights are the softmax after truncation; they are not normalised again. The tokens are None if they are
-    the whole vocabulary.
+    Weights are the softmax after truncation; they are not normalised again, and excluded tokens among the n
+    have weight 0. The ids are None if they are the whole vocabulary, so that n is its size.
+
+    logits: [num_rows, vocab].
+    sampling: Temperature, top-k, top-p and min-p of all rows.
     """
     shifted = logits.float() - logits.amax(-1, keepdim=True)
     weights = shifted.div_(_temperature(sampling)).softmax(-1)
@@ -184,7 +203,11 @@ def sampling_weights(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Te
 
 def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Apply top-k, top-p and min-p to the likeliest tokens only, and to more of them as long as tokens that
-    stay may lie beyond.
+    stay may lie beyond. Return token ids in ascending order and their weights, both [num_rows, n]; excluded
+    tokens have weight 0.
+
+    weights: Softmax of the logits, [num_rows, vocab].
+    sampling: Top-k, top-p and min-p of all rows.
     """
     size = weights.shape[-1]
     candidates = 2 * sampling.top_k or NUCLEUS_CANDIDATES
@@ -201,8 +224,11 @@ def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch
 
 
 def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return the least weight [num_rows, 1] that stays, as far as the given weights [num_rows, n], in
-    descending order, can tell.
+    """Return for each row the least weight of a token that stays, [num_rows, 1], as far as the given weights
+    can tell.
+
+    values: Weights of the likeliest tokens, [num_rows, n], in descending order.
+    sampling: Top-k, top-p and min-p of all rows.
 
     For example:
 
@@ -243,14 +269,19 @@ class TargetQuery(NamedTuple):
 
     @property
     def unmasked(self) -> bool:
-        """True if every token is allowed after every node."""
+        """True if every token is allowed after every node: no grammar mask excludes any, and `min_tokens`
+        forbids no stop token.
+        """
         if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
             return False
         return not self.state.must_go_on()
 
     def allows(self, node: int, token: int | None) -> bool:
-        """Return whether the node's mask allows a token. A token of None is allowed only where there is no
-        mask.
+        """Return whether the node's mask allows a token. True where there is no mask.
+
+        node: Number of the node in the tree.
+        token: Token id. None, which stands for logits that are not finite, is allowed only where there is no
+            mask.
         """
         if isinstance(self.masks, TreeMasks):
             return token is not None and self.masks.allows(node, token)
@@ -258,13 +289,16 @@ class TargetQuery(NamedTuple):
         return mask is None or (token is not None and bool(mask[token]))
 
     def draw_requests(self) -> list[DrawRequest]:
-        """Return the request of each node. Nodes of one depth share a request."""
+        """Return how the token after each node is drawn, by node. Nodes of one depth share a request."""
         far = shape_of(self.tree.parents).depths
         by_depth = [self.draw_request(depth) for depth in range(max(far) + 1)]
         return [by_depth[depth] for depth in far]
 
     def draw_request(self, depth: int) -> DrawRequest:
-        """Return the request of the nodes at this depth below the root."""
+        """Return how the token after the nodes at one depth is drawn.
+
+        depth: Number of edges between the root and the nodes. 0: the root.
+        """
         opening = self.state.opening
         return DrawRequest(opening.sampling, opening.seed, opening.ordinal, self.position + depth)
 
@@ -276,18 +310,20 @@ def find_targets(
     meanwhile: Meanwhile | None = None,
     astray: Callable[[int], None] = lambda _: None,
 ) -> list[Targets]:
-    """Return the target at each node, for each query.
+    """Return the target token id at each node, one list for each query.
 
     A target is None if the node's logits are not finite, or if acceptance does not reach the node.
 
-    logits: [num_rows, vocab]. They are not changed.
+    logits: Logits of the nodes of all queries, [num_rows, vocab]. They are not changed.
+    queries: One for each tree, see `TargetQuery`.
     at_once: Draw after every node in one call, not along accepted paths. Then the host waits for the device
         once and not per node. None: on a GPU.
     meanwhile: Called with all targets on the device, int32 [num_rows], before the host waits for them.
-        Negative values stand for None. Where a mask has a say, the argmax is given. It is called only if
-        every query that is walked node by node is greedy.
-    astray: Called with each sequence whose targets given to `meanwhile` may be wrong, because a mask excluded
-        an argmax, or because a target became an end token.
+        Negative values stand for None. Where a grammar mask may exclude tokens, the value is the unmasked
+        argmax. It is called only if every query that is walked node by node is greedy. None: nothing is
+        called.
+    astray: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because a
+        mask excluded an argmax, or because a target became an end token.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     # Walks by number of the query.
@@ -347,12 +383,15 @@ class _PathWalk:
     _children: Sequence[Sequence[int]] = field(init=False)
 
     def __post_init__(self) -> None:
+        """List the children of every node, and start without targets."""
         tree = self.query.tree
         self._children = children(tree.parents)
         self.targets = [None] * len(tree)
 
     def follow_argmax(self) -> None:
-        """Walk on as long as the argmax of the unmasked row is allowed, which needs no logits."""
+        """Walk on as long as the argmax of the unmasked row is allowed, which needs no logits. Nothing
+        happens if no argmax is known, or if the walk has ended.
+        """
         while self.node is not None and self.best is not None:
             target = self.best[self.query.row + self.node]
             if not self.query.allows(self.node, target) or target in self._barred():
@@ -360,8 +399,10 @@ class _PathWalk:
             self.step(target)
 
     def apply_processors(self, logits: torch.Tensor) -> None:
-        """Apply mask, stop-token ban, biases and penalties to the logits [vocab] of the current node, in
-        place.
+        """Apply mask, stop-token ban, biases and penalties to the logits of the current node, in place.
+        Tokens that are not allowed get -inf.
+
+        logits: Logits of the current node, [vocab].
         """
         assert self.node is not None
         state = self.query.state
@@ -376,13 +417,17 @@ class _PathWalk:
         apply_penalties(logits, state.opening.sampling, times)
 
     def _barred(self) -> tuple[int, ...]:
-        """Return the stop tokens if `min_tokens` forbids them at the current node."""
+        """Return the ids of the stop tokens if `min_tokens` forbids them at the current node. Return ()
+        otherwise.
+        """
         state = self.query.state
         return state.opening.stop_ids if state.must_go_on(len(self.trail)) else ()
 
     def step(self, target: int | None) -> None:
         """Record the target of the current node, and walk on to its first child with that token. The walk
         ends if there is none.
+
+        target: Target token id. None if the node's logits are not finite, which ends the walk.
         """
         assert self.node is not None
         self.targets[self.node], tokens = target, self.query.tree.tokens
@@ -392,8 +437,11 @@ class _PathWalk:
 
 
 def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> list[_PathWalk]:
-    """Run all walks together, one node of each per round. Return the walks for which the argmax did not
-    suffice.
+    """Run all walks together, one node of each per round, until all have ended. Return the walks for which
+    the argmax did not suffice.
+
+    logits: Logits of the nodes of all queries, [num_rows, vocab].
+    walks: Walks that stand at their roots. They are changed.
     """
     for walk in walks:
         walk.follow_argmax()

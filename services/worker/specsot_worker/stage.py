@@ -59,7 +59,7 @@ class DecoderStage:
         pages: Number of KV pages.
         page_rows: Number of KV slots of a page.
         layout: How attention lays out the tokens of several sequences.
-        prepare_frame: Called before each frame runs.
+        prepare_frame: Called before each frame runs. None: nothing is called.
         """
         self._decoder = decoder
         self._prepare_frame = prepare_frame
@@ -88,23 +88,25 @@ class DecoderStage:
         return self._decoder.layers
 
     def tap(self, layer: int, weight: torch.Tensor) -> None:
-        """Fuse the input of `layer` through `weight` [feature_size, hidden_size] into every frame from now
-        on.
+        """From now on, fuse the input of a layer into the features of every frame. Captured graphs and a
+        predicted step become invalid.
 
-        Captured graphs and a predicted step become invalid.
+        layer: Number of the layer in the model, within this range.
+        weight: Slice of the draft head's weights for this layer, [feature_size, hidden_size].
         """
         self._taps[layer] = self._decoder.hold_tap(weight)
         self._graphs = self.next_step = None
 
     def prompt_rows(self, rows: int) -> int:
-        """Return the maximum number of tokens of a frame that carries prompts only, if other frames may have
-        `rows` tokens.
+        """Return the maximum number of tokens of a frame that carries prompts only. It is at least `rows`.
+
+        rows: Maximum number of tokens of other frames.
         """
         return prompt_rows(self._decoder, self._kv, rows)
 
     def capture(self) -> None:
-        """Capture CUDA graphs, where the decoder can be captured. Call it once every tap has arrived; it
-        takes seconds on a GPU.
+        """Capture CUDA graphs, where the decoder can be captured; elsewhere do nothing. Call it once every
+        tap has arrived; it takes seconds on a GPU.
         """
         if self._decoder.capturable:
             taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
@@ -112,7 +114,10 @@ class DecoderStage:
             self.run_by(CapturedSteps(self._decoder, self._kv, taps, GraphCapture(), prompt_sizes=wide))
 
     def run_by(self, graphs: Steps) -> None:
-        """Run frames in these graphs from now on, as far as they fit."""
+        """Run frames in these graphs from now on, as far as they fit, and predict steps if the stage can.
+
+        graphs: Runs whole frames, see `Steps`.
+        """
         self._graphs = graphs
         # Speculative launches need the whole model on one device. Layers with recurrent states are excluded:
         # a discarded step would have advanced the states.
@@ -124,8 +129,10 @@ class DecoderStage:
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:
-        """Apply the frame's header and run its tokens. Return the frame with this stage's hidden states and
-        fused features.
+        """Apply the frame's header to the KV pages and run its tokens. Return the frame with this stage's
+        hidden states, fused features and compute seconds. A frame without tokens has hidden states None.
+
+        frame: The next frame: on stage 0 without hidden states, otherwise with those of the preceding stage.
 
         Raises WireError if the hidden states that arrived do not match the header, or if token ids are beyond
         the vocabulary.
@@ -147,84 +154,126 @@ class DecoderStage:
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
     def hold(self) -> None:
-        """Stop counting time for a launched step: it waits for its frame."""
+        """Stop counting compute time for a launched step, which waits for its frame. Nothing happens without
+        one.
+        """
         if self.next_step:
             self.next_step.pause_timer()
 
     def _run_planned(self, frame: Frame) -> RowsOut:
-        """Run a frame that was not launched before: plan it, change the pages, and run its tokens."""
-        arrangement = plan_frame(self._table, frame)
-        moves = self._change_pages(frame, arrangement)
+        """Run a frame that was not launched before: plan it, change the pages, and run its tokens. Return
+        hidden states and fused features, both None for a frame without tokens.
+
+        frame: The frame to run.
+        """
+        plan = plan_frame(self._table, frame)
+        moves = self._prepare_pages(frame, plan)
         self.rows.fill(frame)
-        passed = self._forward(frame, arrangement, moves) if arrangement.slots else (None, None)
-        self._clear(arrangement.freed)
-        return passed
+        outputs = self._forward(frame, plan, moves) if plan.slots else (None, None)
+        self._clear_pages(plan.freed)
+        return outputs
 
     def _run_predicted(self, frame: Frame, step: SpeculativeStep) -> RowsOut:
-        """Run a frame whose step was predicted: launch the step, if that has not been done, and use its
-        outputs.
+        """Run a frame whose step was predicted: launch the step, if that has not been done, and return its
+        hidden states and fused features.
+
+        frame: The frame to run.
+        step: The predicted step, in the state PREPARED or CONFIRMED.
         """
         assert self.next_step is not None
-        entry, before = self._inputs(frame, step.rows)
+        entry, earlier_taps = self._inputs(frame, step.rows)
         hidden, fused = step.outputs or self.next_step.run_prepared(step, entry)
         step.apply(OverlapEvent.RELEASED)
         self.rows.fill(frame)
-        self._clear(page for sequence in frame.closings for page in self._table.close(sequence))
-        return hidden, _sum(fused, before)
+        self._clear_pages(page for sequence in frame.closings for page in self._table.close(sequence))
+        return hidden, _sum(fused, earlier_taps)
 
-    def _inputs(self, frame: Frame, rows: int) -> tuple[list[int] | torch.Tensor, torch.Tensor | None]:
+    def _inputs(self, frame: Frame, num_tokens: int) -> tuple[list[int] | torch.Tensor, torch.Tensor | None]:
         """Return what enters the range (token ids or hidden states), and the sum of the taps of previous
-        stages.
+        stages, or None if there are none.
+
+        frame: The frame to run.
+        num_tokens: Number of its tokens.
         """
-        inputs = self._entry_rows(frame, rows), None if frame.fused is None else self._to_device(frame.fused)
+        inputs = (
+            self._entry_rows(frame, num_tokens),
+            None if frame.fused is None else self._to_device(frame.fused),
+        )
         self._timer.mark_input()
         return inputs
 
-    def _forward(self, frame: Frame, arrangement: KvPlan, moves: Moves) -> RowsOut:
-        """Run the tokens in a CUDA graph if one fits, else kernel by kernel.
+    def _forward(self, frame: Frame, plan: KvPlan, moves: Moves) -> RowsOut:
+        """Run the tokens in a CUDA graph if one fits, else kernel by kernel. Return hidden states and fused
+        features.
+
+        frame: The frame to run.
+        plan: Positions, KV slots and visible KV of the frame's tokens.
+        moves: Moves of accepted KV that precede the tokens.
 
         A graph sums up the taps of this stage only, so the sum of previous stages is added afterwards. Graphs
         need all layers of the range to see the same KV; it suffices to compare the first layer with the last.
         """
-        entry, before = self._inputs(frame, len(arrangement.slots))
-        ends = self.layers.first, self.layers.last - 1
-        spans, others = ([span.at(layer) for span in arrangement.spans] for layer in ends)
-        rows = StepRows(entry, arrangement.positions, arrangement.slots, spans, moves)
-        alike = all(one.sight is other.sight for one, other in zip(spans, others))
-        passed = self._graphs.run(rows) if self._graphs and alike else None
-        if passed is None:
-            self._warn_uncaptured(len(arrangement.slots), len(spans), alike)
-            return self._run_eager(rows, self._plans(arrangement.spans), before)
-        return passed[0], _sum(passed[1], before)
+        entry, earlier_taps = self._inputs(frame, len(plan.slots))
+        end_layers = self.layers.first, self.layers.last - 1
+        spans, last_spans = ([span.at(layer) for span in plan.spans] for layer in end_layers)
+        rows = StepRows(entry, plan.positions, plan.slots, spans, moves)
+        same_kv = all(one.sight is other.sight for one, other in zip(spans, last_spans))
+        outputs = self._graphs.run(rows) if self._graphs and same_kv else None
+        if outputs is None:
+            self._warn_uncaptured(len(plan.slots), len(spans), same_kv)
+            return self._run_eager(rows, self._plans(plan.spans), earlier_taps)
+        return outputs[0], _sum(outputs[1], earlier_taps)
 
-    def _warn_uncaptured(self, rows: int, sequences: int, alike: bool) -> None:
-        """Log a warning for the first frame that runs without a graph although graphs were captured. Such a
-        step takes two or three times as long.
+    def _warn_uncaptured(self, num_tokens: int, num_sequences: int, same_kv: bool) -> None:
+        """Count a frame that runs without a graph although graphs were captured, and log a warning for the
+        first one. Such a step takes two or three times as long.
+
+        num_tokens: Number of tokens of the frame.
+        num_sequences: Number of its sequences.
+        same_kv: True if tokens see the same KV in all layers, so that only room was lacking.
         """
         # Frames with more tokens than that carry prompts only, see `prompt_rows`.
-        missed = self._graphs is not None and rows <= BUCKETS[-1]
+        missed = self._graphs is not None and num_tokens <= BUCKETS[-1]
         self.uncaptured += missed
         if self.uncaptured == 1 and missed:
-            why = "no graph has room for it" if alike else "layers that see different rows have none"
-            log.warning("a frame runs without a graph", rows=rows, sequences=sequences, why=why)
+            reason = "no captured graph has room for it" if same_kv else "its layers see different KV"
+            log.warning(
+                "frame ran without a CUDA graph",
+                tokens=num_tokens,
+                sequences=num_sequences,
+                reason=reason,
+            )
 
     def _plans(self, spans: Sequence[RowSpan]) -> list[AttentionPlan]:
-        """Return the attention plan of each layer. Layers in which tokens see the same KV share a plan."""
+        """Return the attention plan of each layer of the range. Layers in which tokens see the same KV share
+        a plan.
+
+        spans: For each sequence of the frame, its tokens and the KV that they see.
+        """
         if not any(isinstance(span, PolicySpan) for span in spans):
             return [self._plan(spans)] * len(self.layers)
         layers = range(self.layers.first, self.layers.last)
         by_layer = [tuple(span.at(layer) for span in spans) for layer in layers]
-        plans = {here: self._plan(here) for here in set(by_layer)}
-        return [plans[here] for here in by_layer]
+        plans = {spans_here: self._plan(spans_here) for spans_here in set(by_layer)}
+        return [plans[spans_here] for spans_here in by_layer]
 
     def _plan(self, spans: Sequence[RowSpan]) -> AttentionPlan:
-        """Return the attention plan for tokens that see these spans."""
+        """Return the attention plan of one layer.
+
+        spans: For each sequence of the frame, its tokens and the KV that they see in this layer.
+        """
         return self._decoder.plan(spans, self._table.page_rows, self._layout)
 
     def _run_eager(
-        self, rows: StepRows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
+        self, rows: StepRows, plans: Sequence[AttentionPlan], earlier_taps: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the tokens kernel by kernel, which every device can."""
+        """Run the tokens kernel by kernel, which every device can. Return hidden states [num_tokens,
+        hidden_size], and fused features [num_tokens, feature_size] or None if there are no taps.
+
+        rows: Inputs, positions, KV slots and KV moves of the frame's tokens.
+        plans: Attention plan of each layer.
+        earlier_taps: Sum of the taps of previous stages, [num_tokens, feature_size]. None: there are none.
+        """
         decoder = self._decoder
         entry = rows.entry
         self._kv.move(rows.moves)
@@ -235,36 +284,47 @@ class DecoderStage:
             plans,
             self._kv,
             self._taps,
-            fused,
+            earlier_taps,
         )
 
-    def _entry_rows(self, frame: Frame, rows: int) -> list[int] | torch.Tensor:
-        """Return what enters the range: token ids on the first stage, else the hidden states that arrived.
+    def _entry_rows(self, frame: Frame, num_tokens: int) -> list[int] | torch.Tensor:
+        """Return what enters the range: token ids on the first stage, else the hidden states that arrived, on
+        the device.
 
-        rows: Number of tokens of the frame.
+        frame: The frame to run.
+        num_tokens: Number of its tokens.
 
-        Raises WireError if they do not match the frame, or if a token id is beyond the vocabulary.
+        Raises WireError if the hidden states do not match the frame, or if a token id is beyond the
+        vocabulary.
         """
         if self._decoder.layers.first == 0:
             tokens = [token for segment in frame.segments for token in tokens_of(segment)]
             vocab = self._decoder.config.vocab
             # On a GPU, reading out of the embedding's bounds would destroy the CUDA context.
             if min(tokens) < 0 or max(tokens) >= vocab:
-                raise WireError(f"frame {frame.number} has token ids beyond {vocab}")
+                raise WireError(
+                    f"frame {frame.number} has token ids beyond {vocab}, the size of the vocabulary"
+                )
             return tokens
         hidden = frame.hidden
-        if hidden is None or tuple(hidden.shape) != (rows, self._decoder.config.hidden):
+        if hidden is None or tuple(hidden.shape) != (num_tokens, self._decoder.config.hidden):
             shape = None if hidden is None else tuple(hidden.shape)
-            raise WireError(f"frame {frame.number} has {rows} rows but hidden rows of shape {shape}")
+            raise WireError(
+                f"frame {frame.number} has {num_tokens} tokens, but hidden states of shape {shape}"
+            )
         return self._to_device(hidden)
 
-    def _to_device(self, rows: Payload) -> torch.Tensor:
-        """Return the hidden states on this stage's device, in its dtype."""
-        return rows.to(self._decoder.device, self._decoder.dtype)
+    def _to_device(self, hidden: Payload) -> torch.Tensor:
+        """Return a tensor that arrived with a frame on this stage's device, in its dtype.
+
+        hidden: Hidden states or fused features, which may still be on their way.
+        """
+        return hidden.to(self._decoder.device, self._decoder.dtype)
 
     def _rejected_slots(self, segment: TreeSegment) -> Sequence[int]:
-        """Return the KV slots of the sequence from its root to the end of its pages: rejected drafts lie
-        there.
+        """Return the KV slots of a sequence from its root to the end of its pages: rejected drafts lie there.
+
+        segment: The tree segment of the sequence, whose root is at position `committed`.
 
         For example:
 
@@ -272,48 +332,59 @@ class DecoderStage:
         """
         table = self._table
         sequence = segment.sequence
-        row = segment.committed
-        rows = len(table.pages(sequence)) * table.page_rows - table.column(sequence, row)
-        return table.slots(sequence, row, row + rows)
+        position = segment.committed
+        end = len(table.pages(sequence)) * table.page_rows - table.column(sequence, position)
+        return table.slots(sequence, position, position + end)
 
-    def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
+    def _prepare_pages(self, frame: Frame, plan: KvPlan) -> Moves:
         """Apply what must precede the frame's new tokens: clear pages, copy pages, prune.
 
+        frame: The frame to run.
+        plan: The page operations and KV moves of the frame.
+
         Returns the moves of accepted KV that remain for whatever runs the tokens. Before a pruning the moves
-        are applied at once, because pruning reads the moved KV.
+        are applied at once, because pruning reads the moved KV; then () is returned.
         """
-        for page in arrangement.trimmed:
+        for page in plan.trimmed:
             self._kv.clear_page(page)
         for segment in frame.segments:
             # Values that are not finite in rejected drafts must not reach the root when it is fed once more.
             if isinstance(segment, TreeSegment) and segment.once_more:
                 self._kv.clear_rows(self._rejected_slots(segment))
-        for copy in arrangement.copies:
+        for copy in plan.copies:
             self._kv.copy_page(copy.source, copy.target, copy.rows)
-        if not arrangement.prunings:
-            return arrangement.moves
-        self._kv.move(arrangement.moves)
-        for pruning in arrangement.prunings:
+        if not plan.prunings:
+            return plan.moves
+        self._kv.move(plan.moves)
+        for pruning in plan.prunings:
             self._prune(pruning)
         return ()
 
     def _prune(self, pruning: RowPruning) -> None:
-        """Prune a sequence's KV in those layers of this stage that do not keep all of it."""
+        """Prune a sequence's KV in those layers of this stage that do not keep all of it.
+
+        pruning: Slots before and after, the first layer that is pruned, and each head's share.
+        """
         slots = pruning.sources, pruning.targets
         sources, targets = (torch.tensor(each, device=self._decoder.device) for each in slots)
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
-            own = None
+            head_rows = None
             counts = None
             if pruning.heads:
-                own, counts = self._head_rows(pruning.heads, self.layers.first + layer, len(sources))
-            self._kv.keep_least(layer, sources, targets, own, counts)
+                head_rows, counts = self._head_rows(pruning.heads, self.layers.first + layer, len(sources))
+            self._kv.keep_least(layer, sources, targets, head_rows, counts)
 
-    def _head_rows(self, shares: HeadShares, layer: int, sources: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return which of the source slots belong to each KV head, bool [sources, num_kv_heads], and how many
-        slots each head keeps.
+    def _head_rows(
+        self, shares: HeadShares, layer: int, num_sources: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return which of the source slots belong to each KV head, bool [num_sources, num_kv_heads], and how
+        many slots each head keeps, int [num_kv_heads].
 
+        shares: What each head of each layer has kept so far, and is to keep.
         layer: Number of the layer in the model.
-        sources: Number of source slots.
+        num_sources: Number of source slots.
+
+        For example:
 
             # two heads kept 2 and 3 positions, then 2 more followed:
             # sources [c0 c1 c2 | c3 c4], shares.shared 3, shares.before (2, 3)
@@ -321,17 +392,24 @@ class DecoderStage:
         """
         device = self._decoder.device
         before, after = (torch.tensor(each[layer], device=device) for each in (shares.before, shares.after))
-        columns = torch.arange(sources, device=device)[:, None]
+        columns = torch.arange(num_sources, device=device)[:, None]
         return (columns < before) | (columns >= shares.shared), after
 
-    def _clear(self, freed: Iterable[int]) -> None:
-        """Clear freed pages. This comes last, because the closing frame itself may have written to them."""
+    def _clear_pages(self, freed: Iterable[int]) -> None:
+        """Clear freed pages. This comes last, because the closing frame itself may have written to them.
+
+        freed: Numbers of the pages. Empty: nothing happens.
+        """
         for page in freed:
             self._kv.clear_page(page)
 
 
-def _sum(fused: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the sum of this stage's taps and those of previous stages. None if there are neither."""
-    if fused is None or before is None:
-        return before if fused is None else fused
-    return fused.add_(before)
+def _sum(own_taps: torch.Tensor | None, earlier_taps: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the sum of this stage's taps and those of previous stages. None if there are neither.
+
+    own_taps: [num_tokens, feature_size], which is changed in place. None: this stage has no taps.
+    earlier_taps: [num_tokens, feature_size]. None: no previous stage has taps.
+    """
+    if own_taps is None or earlier_taps is None:
+        return earlier_taps if own_taps is None else own_taps
+    return own_taps.add_(earlier_taps)

@@ -18,7 +18,7 @@ class StageRunner(Protocol):
 
     @property
     def uncaptured(self) -> int:
-        """See the class docstring."""
+        """Number of frames that ran kernel by kernel although CUDA graphs were captured."""
         ...
 
     @property
@@ -32,14 +32,17 @@ class StageRunner(Protocol):
         ...
 
     def tap(self, layer: int, weight: Any) -> None:
-        """Fuse the input of `layer` through `weight` [feature_size, hidden_size] into every frame from now
-        on.
+        """From now on, fuse the input of a layer into the features of every frame.
+
+        layer: Number of the layer in the model, within this stage's range.
+        weight: Slice of the draft head's weights for this layer, [feature_size, hidden_size].
         """
         ...
 
     def prompt_rows(self, rows: int) -> int:
-        """Return the maximum number of tokens of a frame that carries prompts only, if other frames may have
-        `rows` tokens.
+        """Return the maximum number of tokens of a frame that carries prompts only.
+
+        rows: Maximum number of tokens of other frames.
         """
         ...
 
@@ -48,7 +51,11 @@ class StageRunner(Protocol):
         ...
 
     def run(self, frame: Frame) -> Frame:
-        """Apply the frame's header and run its tokens. Return the frame for the next stage."""
+        """Apply the frame's header to the KV pages and run its tokens. Return the frame for the next stage,
+        with hidden states.
+
+        frame: The next frame in order.
+        """
         ...
 
     def hold(self) -> None:
@@ -86,21 +93,34 @@ class StageProvider(Protocol):
         ...
 
     def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner:
-        """Return the stage of an epoch, with empty pages."""
+        """Return the stage of an epoch, with empty pages.
+
+        configuration: The epoch as the master has configured it.
+        layers: The layer range to run.
+        """
         ...
 
     def fetch(self, layers: Range) -> None:
-        """Make the files of these layers available on this machine. May be called from any thread."""
+        """Make the files of a layer range available on this machine. May be called from any thread.
+
+        layers: The layer range.
+        """
         ...
 
     def preload(self, layers: Range | None = None) -> bool:
-        """Load one more part of these layers, or, without `layers`, of what a later epoch may need. Return
-        whether to call again: there is more to load, and room for it.
+        """Load one more part of some layers. Return whether to call again: there is more to load, and room
+        for it.
+
+        layers: The layer range to load. None: what a later epoch may need.
 
         Raises ModelError if there is no room for `layers`.
         """
         ...
 
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
-        """Return the verifier of an epoch, whose last stage is `stage`."""
+        """Return the verifier of an epoch, without sequences.
+
+        stage: The last stage of the epoch.
+        configuration: The epoch as the master has configured it.
+        """
         ...

@@ -23,7 +23,7 @@ class HostTimer:
         """Record that the frame's hidden states are present, or will be before the device continues."""
 
     def end(self, rows: int) -> float:
-        """Record that everything has been launched. Return the stage's seconds.
+        """Record that everything has been launched. Return the seconds that this stage took for the frame.
 
         rows: Number of tokens of the frame.
         """
@@ -38,7 +38,10 @@ class DeviceTimer(HostTimer):
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Measure the current stream of this device."""
+        """Measure the current CUDA stream of a device.
+
+        device: The device of the stage.
+        """
         self._stream = torch.cuda.current_stream(device)
         self._input_event = self._mark()
         # Frames in order: bit length of their tokens, and the events before and after their computation.
@@ -51,8 +54,10 @@ class DeviceTimer(HostTimer):
         self._input_event = self._mark()
 
     def end(self, rows: int) -> float:
-        """Return the device time of an earlier frame of about this size, or the host's time; see the class
-        docstring.
+        """Return the device seconds of an earlier frame of about this size, or, until there is one, the
+        host's seconds; see the class docstring. For a frame without tokens, return the host's seconds.
+
+        rows: Number of tokens of the frame.
         """
         if not rows:
             return super().end(rows)
@@ -63,11 +68,11 @@ class DeviceTimer(HostTimer):
     def _poll(self) -> None:
         """Read the times of the frames that are finished by now."""
         while self._running and self._running[0][2].query():
-            size, here, over = self._running.popleft()
-            self._measured[size] = here.elapsed_time(over) / 1e3
+            size, start, end = self._running.popleft()
+            self._measured[size] = start.elapsed_time(end) / 1e3
 
     def _mark(self) -> torch.cuda.Event:
-        """Record an event on the stream."""
+        """Record an event on the stream, and return it."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event
@@ -81,6 +86,10 @@ class LastStageTimer(HostTimer):
     """
 
     def __init__(self, device: torch.device) -> None:
+        """Measure the current CUDA stream of a device.
+
+        device: The device of the stage.
+        """
         self._stream = torch.cuda.current_stream(device)
         self._input_event = torch.cuda.Event()
 
@@ -91,14 +100,19 @@ class LastStageTimer(HostTimer):
     def end(self, rows: int) -> float:
         """Wait until the hidden states have arrived, and return 0: the verifier counts what the device takes
         from then on.
+
+        rows: Number of tokens of the frame, which does not matter here.
         """
         self._input_event.synchronize()
         return 0.0
 
 
 def make_timer(device: torch.device, first: bool, last: bool) -> HostTimer:
-    """Return the timer of a stage on this device. first, last: the stage runs the model's first or last
-    layer.
+    """Return the timer of a stage.
+
+    device: The device of the stage.
+    first: True if the stage runs the model's first layer.
+    last: True if the stage runs the model's last layer.
     """
     if device.type != "cuda" or (first and last):
         return HostTimer()

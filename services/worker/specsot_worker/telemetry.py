@@ -22,11 +22,15 @@ class WorkerTelemetry(WorkerObserver):
     """Counts all steps, and traces some of those that carry a sequence whose request is traced: one step in
     `every`, and every step that opens such a sequence.
 
-    At stage 0 a span covers a whole step, at every stage the stage's own work. The metrics and spans say
-    *step* for a step.
+    At stage 0 a span covers a whole step, at every stage the stage's own work.
     """
 
     def __init__(self, observation: Observation, every: int) -> None:
+        """Register the metrics.
+
+        observation: The registry of metrics, which may be None, and the tracer.
+        every: One step in this many is traced, if it carries a traced sequence.
+        """
         registry = observation.registry
         self._tracer = observation.tracer
         self._every = every
@@ -48,10 +52,21 @@ class WorkerTelemetry(WorkerObserver):
         self._layers = ""
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
+        """Report the pages and layers of an epoch from now on.
+
+        configuration: The epoch as the master has configured it.
+        stage: The stage of this worker.
+        """
         self._epoch = configuration, stage
         self._layers = str(configuration.stages[stage_index(configuration)].layers)
 
     def launched(self, frame: Frame, now: float) -> Frame:
+        """Record when stage 0 launches a frame, and begin a span if the step is traced. Return the frame,
+        with the span's context if there is one.
+
+        frame: The composed frame.
+        now: Time in seconds.
+        """
         opened = {opening.sequence: opening.trace for opening in frame.openings if opening.trace}
         self._traced |= opened
         due = self._traced and (opened or frame.number % self._every == 0)
@@ -62,20 +77,41 @@ class WorkerTelemetry(WorkerObserver):
         return replace(frame, trace=span.context) if span else frame
 
     def dequeued(self, frame: Frame, seconds: float) -> None:
+        """Record how long a frame waited at this worker.
+
+        frame: The frame that is handled now.
+        seconds: How long it waited.
+        """
         self._queue.observe(seconds)
 
     def computing(self, frame: Frame) -> AbstractContextManager[object]:
+        """Return a context that is a span while this stage computes a traced frame. For any other frame it
+        does nothing.
+
+        frame: The frame that is computed.
+        """
         if not (frame.trace and self._tracer.on):
             return nullcontext()
         about = {"specsot.frame": frame.number, "specsot.layers": self._layers}
         return spanning(self._tracer.begin("stage", frame.trace, about=about))
 
     def computed(self, frame: Frame, seconds: float) -> None:
+        """Count a frame that this stage has computed.
+
+        frame: The frame.
+        seconds: Seconds that this stage computed it.
+        """
         self._frames.inc()
         self._rows.inc(sum(map(rows_of, frame.segments)))
         self._compute.observe(seconds)
 
     def returned(self, result: Result, now: float) -> None:
+        """Record the times of a step whose result has reached stage 0, and end its span. A result of an
+        unknown frame is ignored.
+
+        result: The result of the frame.
+        now: Time in seconds.
+        """
         if result.number not in self._in_flight:
             return
         (began, span) = self._in_flight.pop(result.number)
@@ -89,6 +125,7 @@ class WorkerTelemetry(WorkerObserver):
             span.end({"specsot.tokens": brought, "specsot.compute_seconds": spent})
 
     def disbanded(self) -> None:
+        """End the spans of lost steps with an error, and report no epoch until the next one begins."""
         for _, span in self._in_flight.values():
             if span:
                 span.end(error="the epoch ended")
@@ -99,6 +136,8 @@ class WorkerTelemetry(WorkerObserver):
     def _begin_step(self, frame: Frame) -> Span | None:
         """Begin the span of a step as a child of the first traced request that the frame carries, with links
         to the others. Return None if it carries none.
+
+        frame: The frame that is launched.
         """
         carried = {segment.sequence: self._traced.get(segment.sequence) for segment in frame.segments}
         contexts = list(dict.fromkeys(context for context in carried.values() if context))
@@ -119,7 +158,10 @@ class WorkerTelemetry(WorkerObserver):
 
 
 def _layers_gauge(configuration: Configuration) -> Metric:
-    """Return the gauge with the number of layers that this stage runs."""
+    """Return the gauge with the number of layers that this stage runs.
+
+    configuration: The epoch as the master has configured it.
+    """
     index = stage_index(configuration)
     mine = configuration.stages[index]
     labels = {"worker": mine.name, "layers": str(mine.layers), "stage": str(index)}

@@ -63,7 +63,7 @@ class VerifiedFrame:
     drafts: tuple[Drafts, ...] | None = None
 
     def on_host(self) -> VerifiedFrame:
-        """Return the same with features that were copied to the host's memory."""
+        """Return the same value, with features that were copied to the host's memory."""
         features = {
             drafter: tuple(one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in messages)
             for drafter, messages in self.features.items()
@@ -133,6 +133,8 @@ class Verifier:
         """Verify a frame: return the outcomes of its decoding segments, and the features of what was
         committed.
 
+        frame: A frame that has passed every layer, with the hidden states of the last layer.
+
         Segments of sequences whose grammar is still being compiled are held back; `verify_pending` verifies
         them.
         """
@@ -153,17 +155,25 @@ class Verifier:
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
     def set_drafters(self, drafters: Collection[str]) -> None:
-        """Use these drafters from now on. Drafters that were not present before know no sequence."""
+        """Use these drafters from now on. Drafters that were not present before know no sequence.
+
+        drafters: Names of the drafters that are present. Empty: no features are sent.
+        """
         self._features.set_drafters(drafters)
 
     def take_features_from(self, migrated: MigratedKV) -> None:
-        """Use these migrated features for sequences that continue from the previous epoch."""
+        """Use migrated features for sequences that continue from the previous epoch.
+
+        migrated: Features that were received during the previous epoch.
+        """
         self._features.migrated = migrated
 
     @torch.inference_mode()
     def feature_rows(self, asked: Sequence[RowsOf]) -> list[torch.Tensor | None]:
-        """Return copies of features on the host, for the last stage of the next epoch. None for a sequence
-        without features.
+        """Return copies of features on the host, for the last stage of the next epoch: [num_positions,
+        feature_size] for each request. None for a sequence without these features.
+
+        asked: The requests: a sequence and a range of its positions each.
         """
         return self._features.copies(asked)
 
@@ -184,7 +194,10 @@ class Verifier:
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
     def _open(self, opening: Opening) -> None:
-        """Open a sequence: its tokens so far, and, if it decodes, its grammar and state."""
+        """Open a sequence: its tokens so far, and, if it decodes, its grammar and state.
+
+        opening: What every stage knows about the sequence.
+        """
         fork = opening.fork
         tokens = self._tokens[fork.sequence][: fork.length] if fork else []
         kept = opening.reused.tokens if opening.reused else ()
@@ -206,6 +219,8 @@ class Verifier:
     def _start_grammar(self, opening: Opening) -> Future[Grammar] | None:
         """Return a future of the sequence's grammar. Return None if it has none.
 
+        opening: What every stage knows about the sequence, including the grammar that its request asks for.
+
         An error of `find_grammar` becomes the future's error, so that it ends this sequence alone.
         """
         compiling: Future[Grammar] = Future()
@@ -220,7 +235,10 @@ class Verifier:
         return compiling
 
     def _append_prompt(self, frame: Frame) -> None:
-        """Record the prompt tokens of a frame."""
+        """Append the prompt tokens of a frame to the tokens of their sequences.
+
+        frame: The frame that is being verified.
+        """
         for segment in frame.segments:
             if isinstance(segment, PromptChunk):
                 self._tokens[segment.sequence] += segment.tokens
@@ -228,8 +246,10 @@ class Verifier:
                     state.read_prompt(segment.start, segment.tokens)
 
     def _outcomes(self, frame: Frame) -> dict[int, Outcome]:
-        """Return the outcome of each decoding segment, by sequence. If possible, launch the next frame
-        meanwhile.
+        """Return the outcome of each decoding segment, by sequence. Return {} if no segment decodes. If
+        possible, launch the next frame meanwhile.
+
+        frame: A frame that has passed every layer, without held-back segments.
 
         Logits are computed for tree nodes and for the last token of each final prompt chunk.
 
@@ -267,6 +287,9 @@ class Verifier:
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
         """Return whether every sequence of a frame feeds exactly its one new token in the next frame, unless
         that token ends it, and the sequences are in the order of the next frame's trees.
+
+        frame: The frame that is being verified.
+        queries: Queries of its decoding segments, in the order of the segments.
         """
         alone = frame.number and len(queries) == len(frame.segments) and not self._pending
         going = (
@@ -279,7 +302,7 @@ class Verifier:
         """Launch the next step before results are made, because every sequence waits for it.
 
         step: Launches the step.
-        queries: One of each sequence.
+        queries: One for each sequence of the frame.
         found: Targets of each query: one token each, or [None] if the logits are not finite.
 
         Nothing is launched if any logits are not finite, or if every sequence ends with its token.
@@ -290,15 +313,19 @@ class Verifier:
             step.launch(tokens)
 
     def _place(self, segment: Segment) -> tuple[int, int] | None:
-        """Return the place of a segment's sequence among a frame's trees, if its next tree is the drafter's.
-        See `DecodeState.place`.
+        """Return the place of a segment's sequence among a frame's trees, if its next tree is always the
+        drafter's; otherwise None. See `DecodeState.place`.
+
+        segment: A segment of the frame that is being verified.
         """
         state = self._decoding.get(segment.sequence)
         return state.place if state else None
 
     def _decode_state(self, segment: Segment) -> DecodeState | None:
-        """Return the state of a segment's sequence. Return None for a segment that gets no target token: a
-        prompt chunk that is not final, or a sequence that does not decode.
+        """Return what is remembered of a segment's sequence. Return None for a segment that gets no target
+        token: a prompt chunk that is not final, or a sequence that does not decode.
+
+        segment: A segment of the frame that is being verified.
         """
         if isinstance(segment, PromptChunk) and not segment.final:
             return None
@@ -306,6 +333,10 @@ class Verifier:
 
     def _outcome(self, segment: Segment, targets: Targets, paused: bool) -> Outcome:
         """Accept along the targets of one segment, record the tokens and return the outcome.
+
+        segment: A tree, or a final prompt chunk, of a decoding sequence.
+        targets: Target token id at each node, from `find_targets`.
+        paused: True if drafting is paused or resuming for the segment's frame.
 
         If the sequence's grammar has failed, the outcome is FAILED and has no tokens.
         """
@@ -323,7 +354,11 @@ class Verifier:
         return outcome
 
     def _forget(self, frame: Frame, outcomes: dict[int, Outcome]) -> None:
-        """Drop the state of sequences that have ended or that the frame closes."""
+        """Drop the state of sequences that have ended or that the frame closes.
+
+        frame: The verified frame.
+        outcomes: Its outcomes by sequence.
+        """
         ended = [sequence for sequence, outcome in outcomes.items() if outcome.end]
         for sequence in (*frame.closings, *ended):
             self._decoding.pop(sequence, None)
@@ -334,17 +369,20 @@ class Verifier:
 
 
 def _for_sole_drafter(features: Mapping[str, tuple[Features, ...]]) -> tuple[Features, ...]:
-    """Return the messages for the only drafter. A drafter on the verifier's own thread is always the only
-    one.
+    """Return the messages for the only drafter, in order. Return () if there are none. A drafter on the
+    verifier's own thread is always the only one.
+
+    features: Messages by name of the drafter.
     """
     return next(iter(features.values()), ())
 
 
 def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:
-    """Return the query for a segment's target tokens. A final prompt chunk counts as a tree of one node, its
-    last token.
+    """Return the query for a segment's target tokens.
 
-    row: Number of the tree's root among the logits.
+    segment: A tree, or a final prompt chunk, which counts as a tree of one node, its last token.
+    state: What is remembered of the segment's sequence.
+    row: Number of the tree's root among the logits of the frame.
     """
     masks = grammar_masks(segment, state) if state.grammar else ()
     if isinstance(segment, PromptChunk):
@@ -357,13 +395,21 @@ def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery
 
 
 def _add_verify_time(frame: Frame, seconds: float) -> Frame:
-    """Add the seconds of verification to the last stage's compute time."""
+    """Return the frame with the time of verification added to the last stage's compute time.
+
+    frame: The verified frame, with the compute seconds of its stages.
+    seconds: Seconds that the verification took.
+    """
     *before, last = frame.seconds or (0.0,)
     return replace(frame, seconds=(*before, last + seconds))
 
 
 def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
-    """Return the result message of a frame."""
+    """Return the result message of a frame, for stage 0 and the master.
+
+    frame: The verified frame.
+    outcomes: Outcomes of its decoding segments. May be empty.
+    """
     rows = sum(map(rows_of, frame.segments))
     drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, TreeSegment)]
     drafts = sum(nodes > 0 for nodes in drafted)

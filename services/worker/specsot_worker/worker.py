@@ -145,45 +145,63 @@ class Worker:
         return self._active.stage.table.free if self._active else None
 
     def watch(self, arrived: Callable[[], bool]) -> None:
-        """Set the function that returns whether a message is waiting to be handled."""
+        """Set the function that tells whether messages wait.
+
+        arrived: Returns whether a message has arrived that was not handled yet.
+        """
         self._arrived = arrived
 
     async def registration(self) -> Registration:
-        """Measure the layers, and return what the master is to know of this worker."""
+        """Measure the layers, and return what the master is to know of this worker: its memory, speed and
+        layers.
+        """
         return await self._compute.run(self._loader.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Enter an epoch: load the layer range, allocate pages and dial the other members.
 
+        configuration: The epoch as the master has configured it: stages, drafters, pages and head.
+        uplink: Link to the master.
+
         Ready is sent to the master once every tap has arrived, too. Messages of this epoch that arrived
-        before it are handled at the end.
+        before it are handled at the end. Raises Refused if the configuration has no stage for this worker,
+        Unavailable if a member cannot be reached, ModelError if there is no room for the layers.
         """
         if self._preloading:
             self._preloading.cancel()
         self._handover.turn(configuration.epoch)
         index = stage_index(configuration)
-        own = configuration.stages[index]
+        own_stage = configuration.stages[index]
         loader = self._loader
-        parts = len(own.layers) + 1
+        num_parts = len(own_stage.layers) + 1
         async with report_progress(
-            uplink, configuration.epoch, lambda: loader.loaded, parts, lambda: loader.fetched
+            uplink, configuration.epoch, lambda: loader.loaded, num_parts, lambda: loader.fetched
         ):
-            await self._form(configuration, index, own, uplink)
+            await self._form(configuration, index, own_stage, uplink)
         await self._ready_if_complete()
         for arrival in self._future_epoch_messages.release(configuration.epoch):
             await self.handle(arrival)
 
-    async def _form(self, configuration: Configuration, index: int, own: Stage, uplink: Link) -> None:
-        """Make the stage, the links, and the verifier or sequencer of a new epoch."""
+    async def _form(self, configuration: Configuration, index: int, own_stage: Stage, uplink: Link) -> None:
+        """Make the stage, the links, and the verifier or sequencer of a new epoch, which is then the current
+        one.
+
+        configuration: The epoch as the master has configured it.
+        index: Index of this worker's stage in the ring.
+        own_stage: This worker's stage, with its layer range.
+        uplink: Link to the master.
+        """
         # Verification of the previous epoch holds memory of that epoch, so wait until it is done.
         if self._verify_thread:
             await Compute(self._loader.name, self._verify_thread).run(lambda: None)
-        stage: StageRunner = await self._compute.run(self._loader.make_stage, configuration, own.layers)
+        stage: StageRunner = await self._compute.run(self._loader.make_stage, configuration, own_stage.layers)
         if isinstance(stage, KeepsRows):
             stage.rows.migrated = self._handover.ready
         links = await connect(configuration, self._dialer, uplink)
-        last = index == len(configuration.stages) - 1
-        verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
+        is_last = index == len(configuration.stages) - 1
+        verifier = (
+            await self._compute.run(self._loader.make_verifier, stage, configuration) if is_last else None
+        )
         if verifier:
             verifier.near.drafter = colocated_drafter(configuration, links.drafters)
             verifier.set_drafters(links.drafters)
@@ -192,7 +210,7 @@ class Worker:
             configuration,
             stage,
             links,
-            set(configuration.taps_of(own)),
+            set(configuration.taps_of(own_stage)),
             _make_sequencer(configuration, self._loader.vocabulary, stage) if index == 0 else None,
             verifier,
             Deadline(configuration.curve),
@@ -207,23 +225,33 @@ class Worker:
         await self._reuse_taps(self._active)
         self._observer.formed(configuration, stage)
 
-    def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
-        """Return whether the sender of a message may send it to this stage."""
+    def _may_send(self, configuration: Configuration, arrival: Arrival) -> bool:
+        """Return whether the sender of a message may send it to this stage. Subclasses may allow more.
+
+        configuration: The current epoch.
+        arrival: The message with its sender.
+        """
         return may_send(configuration, arrival)
 
     async def _reuse_taps(self, active: _WorkerEpoch) -> None:
         """Use the taps of a previous epoch again, if the master says that they are still valid by sending
-        none.
+        none. Taps of layers that other stages run now are not used.
+
+        active: The epoch that begins.
         """
-        told = active.configuration
-        if told.head and told.head.taps:
+        current = active.configuration
+        if current.head and current.head.taps:
             self._taps.clear()
-        for layer, weight in self._taps.items() if told.head and told.drafter else ():
-            if told.tapping(layer).name == told.you:
+        for layer, weight in self._taps.items() if current.head and current.drafter else ():
+            if current.tapping(layer).name == current.you:
                 await self._compute.run(active.stage.tap, layer, weight)
 
     async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
-        """Load layers ahead, or migrate KV to other workers, in the background."""
+        """Load layers ahead, or migrate KV to other workers, in the background. The current epoch goes on.
+
+        order: StandBy names layers to load for a later epoch; HandOver names KV to migrate.
+        uplink: Link to the master, which is sent the progress.
+        """
         if isinstance(order, HandOver):
             copies = self._copies_of(self._active) if self._active else None
             self._handover.begin(order, copies, uplink)
@@ -236,6 +264,8 @@ class Worker:
         """Return a function that copies KV and features of the running epoch. Return None if the stage cannot
         migrate its KV.
 
+        active: The running epoch.
+
         Features are copied on the thread that verifies, because that thread also writes them.
         """
         stage = active.stage
@@ -246,7 +276,12 @@ class Worker:
         verifying = Compute(self._loader.name, thread) if thread else self._compute
 
         async def copies(asked: Sequence[LayerRows]) -> Sequence[Any]:
-            """Return copies of these rows. The layer number after the last layer stands for features."""
+            """Return copies on the host, one for each request: KV of one layer, or features if the layer
+            number is the one after the last layer. None for a closed sequence.
+
+            asked: The requests: a sequence and a range of its positions, and a layer. Features are never
+                mixed with KV.
+            """
             if verifier and asked[0][1] == stage.layers.last:
                 return await verifying.run(verifier.feature_rows, [one for one, _ in asked])
             return await self._compute.run(stage.rows.copies, asked)
@@ -257,8 +292,11 @@ class Worker:
         """Handle one message. A frame runs at once. Other messages change the state on which the next
         `settle` acts.
 
+        arrival: The message with its sender, and the time of its arrival if that is known.
+
         Messages of later epochs are kept until that epoch begins. Messages of earlier epochs, and messages
-        that the sender may not send, are dropped.
+        that the sender may not send, are dropped. Raises Unavailable if the loss of a member ends the epoch,
+        Hung if a frame exceeds its time limit.
         """
         active = self._active
         message = arrival.message
@@ -271,8 +309,12 @@ class Worker:
             self._future_epoch_messages.hold(epoch, arrival)
         if active is None or epoch != self.epoch:
             return
-        if not self._believes(active.configuration, arrival):
-            log.warning("out of its role", sender=arrival.sender, message=type(message).__name__)
+        if not self._may_send(active.configuration, arrival):
+            log.warning(
+                "message dropped: its sender has another role",
+                sender=arrival.sender,
+                message=type(message).__name__,
+            )
             return
         match message:
             case Frame():
@@ -290,7 +332,7 @@ class Worker:
             case Open() | Close() | Lease() if active.sequencer:
                 active.sequencer.apply_order(message)
             case Tap():
-                await self._take_tap(active, message)
+                await self._receive_tap(active, message)
             case Rejoined() if active.verifier:
                 self._in_background(self._dial_drafter(active, message))
             case DrafterLost(name=name) if active.verifier:
@@ -321,23 +363,28 @@ class Worker:
     async def _between_verifications(self, active: _WorkerEpoch) -> None:
         """Apply what may only change between two verifications: drafters that have left or joined, and
         grammars that are now compiled.
+
+        active: The current epoch. No verification is running.
         """
         for name in tuple(active.leaving_drafters):
             active.leaving_drafters.discard(name)
-            await self._lose_drafter(active, name, "the master lost it")
+            await self._lose_drafter(active, name, "the master reported its loss")
         if active.joining_drafters:
             self._admit_drafters(active)
         if active.verifier and active.verifier.pending_ready:
             verify = reporting(active.links, active.verifier.verify_pending)
-            await self._announce(active, await (active.async_verifier or self._compute).run(verify))
+            await self._send_result(active, await (active.async_verifier or self._compute).run(verify))
 
     async def _launch_next(self, active: _WorkerEpoch) -> float | None:
         """Compose and run the next frame, if this is stage 0 and a frame is due.
 
+        active: The current epoch.
+
         If the verifier has already launched the frame after it, that frame is composed at once, before an
         arriving message can change it.
 
-        Returns the seconds until the next draft timeout, or None if no sequence waits for a draft.
+        Returns the seconds until the next draft timeout; 0 if a frame was run, so that the caller comes back
+        at once; None if no sequence waits for a draft, if this is not stage 0, or while taps are missing.
         """
         if active.sequencer is None or active.missing_taps:
             return None
@@ -355,7 +402,7 @@ class Worker:
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     async def disband(self) -> None:
-        """Leave the epoch and close its links."""
+        """Leave the epoch and close its links. Nothing happens outside an epoch."""
         active = self._active
         self._active = None
         if active is not None:
@@ -366,7 +413,10 @@ class Worker:
 
     async def _run_frame(self, active: _WorkerEpoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: hidden states to the next stage, or results to every
-        receiver.
+        receiver. With an `async_verifier`, the frame is only launched here and queued for verification.
+
+        active: The current epoch.
+        frame: The frame from the preceding stage, or, on stage 0, from the sequencer.
         """
         if active.verifier is None:
             assert active.links.next_stage is not None
@@ -388,10 +438,14 @@ class Worker:
         verify = reporting(active.links, active.verifier.verify)
         verified = await self._compute_frame(active, frame, run_and_verify, active.stage, verify, frame)
         self._record_compute(active, frame, verified.result.seconds[-1])
-        await self._announce(active, verified)
+        await self._send_result(active, verified)
 
     async def _verify_launched(self, launched: LaunchedFrame) -> None:
-        """Verify and announce one frame, while later frames are being launched."""
+        """Verify one frame on the verification thread and send its result, while later frames are being
+        launched.
+
+        launched: The frame whose layers have been launched.
+        """
         active = self._active
         assert active is not None
         assert active.async_verifier is not None
@@ -400,42 +454,66 @@ class Worker:
         with self._observer.computing(launched.frame):
             verified = await active.async_verifier.run(verify, launched, _time_limit(active, launched.frame))
         self._record_compute(active, launched.frame, verified.result.seconds[-1])
-        await self._announce(active, verified)
+        await self._send_result(active, verified)
         await self._between_verifications(active)
 
     async def _compute_frame(
         self, active: _WorkerEpoch, frame: Frame, work: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Compute a frame within its time limit. Raises Hung if it takes longer."""
+        """Compute a frame on the compute thread within its time limit, and return what `work` returns. Raises
+        Hung if it takes longer.
+
+        active: The current epoch.
+        frame: The frame that is computed.
+        work: The function that computes it.
+        arguments: Arguments of `work`.
+        """
         with self._observer.computing(frame):
             return await self._compute.run(work, *arguments, timeout_seconds=_time_limit(active, frame))
 
     def _record_compute(self, active: _WorkerEpoch, frame: Frame, seconds: float) -> None:
-        """Record the compute seconds of a frame, for the time limits of later frames and for the observer."""
+        """Record the compute time of a frame, for the time limits of later frames and for the observer.
+
+        active: The current epoch.
+        frame: The frame that was computed.
+        seconds: Seconds that this stage computed it.
+        """
         active.deadline.record(sum(map(rows_of, frame.segments)), seconds)
         self._observer.computed(frame, seconds)
 
-    async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
+    async def _send_result(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
         """Send the result of a frame to its receivers: to the sequencer if it runs in this worker, then the
         features to the drafters, then the result to the master unless the compute thread has sent it already.
+
+        active: The current epoch.
+        verified: The result of the frame, with features or with the trees of a drafter on this thread.
         """
         if active.sequencer:
-            self._apply_result(active.sequencer, verified.result, awaits=verified.drafts is None)
+            self._apply_result(active.sequencer, verified.result, awaits_drafts=verified.drafts is None)
             for drafts in verified.drafts or ():
                 active.sequencer.add_drafts(drafts)
         await self._send_features(active, verified)
         if not active.links.results:
             await active.links.master.send(verified.result)
 
-    def _apply_result(self, sequencer: Sequencer, result: Result, awaits: bool = True) -> None:
-        """Apply a result to the sequencer, and tell the observer."""
+    def _apply_result(self, sequencer: Sequencer, result: Result, awaits_drafts: bool = True) -> None:
+        """Apply a result to the sequencer, and notify the observer.
+
+        sequencer: The sequencer of this worker.
+        result: The result of one frame.
+        awaits_drafts: False if the drafter has already answered this result, so that no tree is awaited.
+        """
         now = self._clock()
-        sequencer.apply_result(result, now, awaits)
+        sequencer.apply_result(result, now, awaits_drafts)
         self._observer.returned(result, now)
 
     async def _send_features(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
         """Send features to the drafters. The loss of a drafter fails no sequence: its sequences move to
         another drafter.
+
+        active: The current epoch.
+        verified: Its `features` are the messages by drafter. Messages to drafters that are not linked are
+            dropped.
         """
         links = active.links.drafters
         for drafter, messages in verified.features.items():
@@ -446,8 +524,12 @@ class Worker:
                 await self._lose_drafter(active, drafter, str(error))
 
     async def _lose_drafter(self, active: _WorkerEpoch, drafter: str, reason: str) -> None:
-        """Send nothing more to this drafter, and tell stage 0 of its loss, unless the drafter had been
+        """Send nothing more to a drafter, and inform stage 0 of its loss. Nothing happens if it had been
         removed before.
+
+        active: The current epoch.
+        drafter: Name of the drafter.
+        reason: Why it is lost, for logs and errors.
         """
         present = active.links.drafters
         if drafter in present:
@@ -456,12 +538,20 @@ class Worker:
 
     async def _dial_drafter(self, active: _WorkerEpoch, joining: Rejoined) -> None:
         """Connect to a drafter that joins the running epoch. If it cannot be reached, the ring continues
-        without it.
+        without it, and a warning is logged.
+
+        active: The epoch that the drafter joins. If another one has begun meanwhile, the link is closed
+            again.
+        joining: Name and address of the drafter.
         """
         try:
             link = await self._dialer.dial(joining.address, active.configuration.epoch, "drafter")
         except SpecsotError as error:
-            log.warning("the drafter cannot be reached", at=joining.address, reason=str(error))
+            log.warning(
+                "drafter not reached, the ring continues without it",
+                address=joining.address,
+                reason=str(error),
+            )
             return
         if active is self._active:
             active.joining_drafters[joining.name or joining.address] = link
@@ -471,6 +561,8 @@ class Worker:
     def _admit_drafters(self, active: _WorkerEpoch) -> None:
         """Start sending to the drafters that have joined. Each is sent what belongs to its sequences, a part
         with every step.
+
+        active: The current epoch, whose `joining_drafters` are admitted.
 
         A drafter that was present under the same name is removed first, so that it counts as one that knows
         nothing.
@@ -485,6 +577,9 @@ class Worker:
     def _set_drafters(self, active: _WorkerEpoch, drafters: Mapping[str, RingLink]) -> None:
         """Use these links to drafters and no others. Links that are no longer used are closed in the
         background.
+
+        active: The current epoch. This worker has its verifier.
+        drafters: Links by name of the drafter. Empty: no drafter is left.
         """
         assert active.verifier is not None
         for name, link in active.links.drafters.items():
@@ -495,7 +590,11 @@ class Worker:
         active.verifier.set_drafters(drafters)
 
     async def _preload(self, order: StandBy, uplink: Link) -> None:
-        """Load layers ahead of an assignment.
+        """Load layers ahead of an assignment, and report the progress to the master. If there is no room for
+        them, a warning is logged and the master is sent a progress of 0.
+
+        order: The layers to load. No layers: as many as fit, and nothing is reported.
+        uplink: Link to the master.
 
         Files are fetched on another thread. The compute thread then loads one layer at a time, so that
         frames, or a configuration, find it free in between.
@@ -515,15 +614,21 @@ class Worker:
                 await _tell(uplink, Progress(order.epoch, 0, len(layers), layers=layers))
 
     def _in_background(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
-        """Start a task that is not awaited, and keep a reference to it until it is done."""
+        """Start a task that is not awaited, keep a reference to it until it is done, and return it.
+
+        work: The coroutine to run.
+        """
         task = start(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _take_tap(self, active: _WorkerEpoch, tap: Tap) -> None:
+    async def _receive_tap(self, active: _WorkerEpoch, tap: Tap) -> None:
         """Use a slice of the draft head's weights. A slice that belongs to another stage is forwarded along
-        the ring.
+        the ring. A slice that is not missing is ignored.
+
+        active: The current epoch.
+        tap: A layer number, and the slice of weights for that layer's input.
         """
         if active.configuration.tapping(tap.layer).name != active.configuration.you:
             if active.links.downstream:
@@ -536,7 +641,9 @@ class Worker:
             await self._ready_if_complete()
 
     async def _ready_if_complete(self) -> None:
-        """Send Ready to the master if every tap has arrived. The stage captures its graphs first."""
+        """Send Ready to the master if every tap has arrived; otherwise do nothing. The stage captures its
+        graphs first.
+        """
         active = self._active
         if active and not active.missing_taps:
             await self._compute.run(active.stage.capture)
@@ -546,13 +653,16 @@ class Worker:
         """Handle a lost link. The ring continues without a lost drafter, of which stage 0 is informed. A lost
         stage ends the epoch.
 
+        active: The current epoch.
+        lost: Name of the member to which the link is lost, and the reason.
+
         Raises Unavailable if the epoch cannot continue: a stage was lost, or the drafter before its taps
         arrived.
         """
         if lost.peer in {stage.name for stage in active.configuration.stages}:
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
         if active.missing_taps:
-            raise Unavailable(f"lost the drafter before its taps came: {lost.reason}")
+            raise Unavailable(f"lost the drafter before its slices of the head arrived: {lost.reason}")
         known = lost.peer in active.lost_drafters
         active.lost_drafters.add(lost.peer)
         if active.sequencer:
@@ -561,39 +671,65 @@ class Worker:
             await active.links.sequencer.send(lost)
 
     async def _report_rejections(self, active: _WorkerEpoch) -> None:
-        """Send the master an outcome for every sequence that could not be opened."""
+        """Send the master an outcome for every sequence that could not be opened. Nothing is sent if there is
+        none.
+
+        active: The current epoch. This worker has its sequencer.
+        """
         assert active.sequencer is not None
         if rejected := active.sequencer.rejections():
             await active.links.master.send(Result(self.epoch, 0, rejected))
 
 
-def colocated_drafter(told: Configuration, links: Mapping[str, RingLink]) -> ColocatedDrafter | None:
+def colocated_drafter(configuration: Configuration, links: Mapping[str, RingLink]) -> ColocatedDrafter | None:
     """Return the drafter if it is the only one and runs on this worker's compute thread. Otherwise return
     None.
+
+    configuration: The epoch as the master has configured it.
+    links: Links to the drafters by name.
 
     It is also None if several stages may have several frames in flight: while such a drafter drafts, frames
     of other sequences would wait.
     """
     link = next(iter(links.values())) if len(links) == 1 else None
-    return link.drafter if isinstance(link, LocalLink) and 1 in (len(told.stages), told.flight) else None
+    return (
+        link.drafter
+        if isinstance(link, LocalLink) and 1 in (len(configuration.stages), configuration.flight)
+        else None
+    )
 
 
 async def _tell(uplink: Link, progress: Progress) -> None:
-    """Send progress to the master. The loss of the master is handled elsewhere."""
+    """Send progress to the master. An error is ignored, because the loss of the master is detected elsewhere.
+
+    uplink: Link to the master.
+    progress: What has been loaded.
+    """
     # The loss of the master is detected elsewhere.
     with suppress(SpecsotError):
         await uplink.send(progress)
 
 
 def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
-    """Return for how many seconds the computation of a frame may run."""
+    """Return for how many seconds the computation of a frame may run.
+
+    active: The current epoch, which has recorded the times of earlier frames.
+    frame: The frame, whose number of tokens counts.
+    """
     return active.deadline.seconds(sum(map(rows_of, frame.segments)))
 
 
-def _make_sequencer(told: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:
-    """Make the sequencer of stage 0 from the epoch's configuration."""
-    budget = FrameBudget(told.rows, told.flight, told.slots, stage.prompt_rows(told.rows))
-    table = PageTable(told.pages, told.page_rows)
-    draft_timeout = DraftTimeout(told.draft_timeout, told.drafter is not None)
-    depth = PipelineDepth(len(told.stages), told.curve, told.flight > 1)
-    return Sequencer(told.epoch, budget, table, draft_timeout, depth, vocabulary)
+def _make_sequencer(configuration: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:
+    """Make the sequencer of stage 0.
+
+    configuration: The epoch as the master has configured it.
+    vocabulary: Number of token ids of the base model. None: token ids are not checked.
+    stage: The stage of this worker, which says how many tokens a frame of prompts only may have.
+    """
+    budget = FrameBudget(
+        configuration.rows, configuration.flight, configuration.slots, stage.prompt_rows(configuration.rows)
+    )
+    table = PageTable(configuration.pages, configuration.page_rows)
+    draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)
+    depth = PipelineDepth(len(configuration.stages), configuration.curve, configuration.flight > 1)
+    return Sequencer(configuration.epoch, budget, table, draft_timeout, depth, vocabulary)

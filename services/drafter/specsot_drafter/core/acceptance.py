@@ -28,6 +28,10 @@ class AcceptanceRates:
     """
 
     def __init__(self, levels: int) -> None:
+        """Start without verified trees.
+
+        levels: Number of depths for which rates are estimated, 1 .. levels.
+        """
         # One row per count, one column per depth; all rows are views, so that one operation updates them.
         # hits: trees accepted to this depth. trials: trees accepted to the depth above that grew this depth.
         # masses: probability of the sent nodes. reached: trees accepted to this depth that sent nodes of it.
@@ -40,17 +44,21 @@ class AcceptanceRates:
     def record(self, trees: Sequence[tuple[int, Sequence[float], int]]) -> None:
         """Record verified trees, oldest first.
 
-        trees: of each tree (levels, masses, accepted). levels: the number of levels that were grown.
-        masses: the head's probability of the sent nodes, summed per depth; shorter than `levels` if nothing
-        of the deeper levels was sent. accepted: the depth to which the tree was accepted, 0 for the root.
+        trees: (levels, masses, accepted) of each tree. levels: number of levels that were grown. masses: the
+            head's probability of the sent nodes, summed per depth; shorter than `levels` if nothing of the
+            deeper levels was sent. accepted: the depth to which the tree was accepted, 0 for the root.
 
         A tree of 4 levels that is accepted to depth 2 counts as a trial of depths 1, 2 and 3, and as a hit of
         depths 1 and 2. Depth 4 was not tried, because its parent was not accepted.
         """
         depths = np.arange(self._counts.shape[1])
-        grown, told, deep = (
-            np.array([[number] for number in told])
-            for told in ([one[0] for one in trees], [len(one[1]) for one in trees], [one[2] for one in trees])
+        grown, num_masses, deep = (
+            np.array([[number] for number in num_masses])
+            for num_masses in (
+                [one[0] for one in trees],
+                [len(one[1]) for one in trees],
+                [one[2] for one in trees],
+            )
         )
         masses = np.zeros((len(trees), len(depths)))
         for row, (_, mass, _) in zip(masses, trees):
@@ -59,13 +67,15 @@ class AcceptanceRates:
         reached = depths < deep
         self._decay(DECAY ** len(trees))
         tried = (depths <= deep) & (depths < grown)
-        self._counts += [weights @ one for one in (reached & tried, tried, masses, reached & (depths < told))]
+        self._counts += [
+            weights @ one for one in (reached & tried, tried, masses, reached & (depths < num_masses))
+        ]
 
     def by_depth(self) -> list[float]:
-        """Return [levels] the chance that each depth is accepted, given that the depth above was.
+        """Return the chance that each depth is accepted, given that the depth above was: a list of `levels`
+        numbers. Entry 0 is depth 1.
 
-        Entry 0 is depth 1. The prior of each depth is the estimate of the depth above, with the weight of
-        PRIOR_TRIALS trees.
+        The prior of each depth is the estimate of the depth above, with the weight of PRIOR_TRIALS trees.
         """
         if self._chances is not None:
             return self._chances
@@ -77,7 +87,8 @@ class AcceptanceRates:
         return chances
 
     def trust(self) -> Floats:
-        """Return [levels] the factors from the head's cumulative probability to the chance of acceptance.
+        """Return the factors from the head's cumulative probability to the chance of acceptance, [levels].
+        Entry 0 is depth 1.
 
         A factor is at most MAX_TRUST. The factors never rise with depth, so that no node is worth more than
         its parent.
@@ -92,9 +103,12 @@ class AcceptanceRates:
         self._factors = np.array(factors)
         return self._factors
 
-    def _decay(self, kept: float) -> None:
-        """Multiply all counts by `kept`, and drop the cached results."""
-        self._counts *= kept
+    def _decay(self, factor: float) -> None:
+        """Multiply all counts by a factor, and drop the cached results.
+
+        factor: Weight that older trees keep, in (0, 1].
+        """
+        self._counts *= factor
         self._chances = self._factors = None
 
 
@@ -109,8 +123,8 @@ class TreeWorth:
     def __init__(self, acceptance: AcceptanceRates) -> None:
         """Start without trees.
 
-        acceptance: gives the ratio between the worth of a depth and of the depth above, for depths that have
-        not grown yet.
+        acceptance: Gives the ratio between the worth of a depth and of the depth above, for depths that have
+            not grown yet.
         """
         self._acceptance = acceptance
         # Entry d: the mean worth of the nodes at depth d + 1, best first.
@@ -119,12 +133,13 @@ class TreeWorth:
         self._best = np.zeros((0, 0))
 
     def record(self, values: Floats, depths: Ints) -> None:
-        """Record the candidates of one step. Do nothing if all of them are barred.
+        """Record the candidates of one step. Nothing happens if all of them are barred.
+
+        values: Worth of each candidate, [live, n], at most 1; -inf where a candidate is barred.
+        depths: Depth of each candidate, [n], at least 1.
 
         Trees that do not reach the deepest level of the step are left out: those are cut because their
         sequences end soon, and say nothing about other sequences.
-        values: [live, n] worth of each candidate, at most 1; -inf where a candidate is barred.
-        depths: [n] depth of each candidate, at least 1.
         """
         open_to = np.isfinite(values)
         if not open_to.any():
@@ -156,21 +171,25 @@ class TreeWorth:
         self._by_depth = found
         self._best = np.zeros((0, 0))
 
-    def best(self, levels: int, most: int) -> Floats:
-        """Return [levels, most] the worth of the best 1, 2, ... nodes of a tree with 1, 2, ... levels.
+    def best(self, levels: int, max_nodes: int) -> Floats:
+        """Return the summed worth of the best 1, 2, ... nodes of a tree with 1, 2, ... levels: [levels,
+        max_nodes].
 
-        Row 0 is a tree of one level. The values of a row are cumulative:
-        levels worth [.6 .2] and [.3 .1] -> row 0 [.6 .8 .8], row 1 [.6 .9 1.1] for most = 3.
+        levels: Number of rows: row 0 is a tree of one level.
+        max_nodes: Number of columns: column 0 is a tree of one node, without its root.
+
+        The values of a row are cumulative: levels worth [.6 .2] and [.3 .1] -> row 0 [.6 .8 .8], row 1 [.6 .9
+        1.1] for max_nodes = 3.
         """
-        if self._best.shape != (levels, most):
+        if self._best.shape != (levels, max_nodes):
             found = self._by_depth[:levels]
             chances = self._acceptance.by_depth()
             for depth in range(len(found), levels):
                 found.append((found[-1][:1] if found else 1.0) * np.array(chances[depth : depth + 1]))
             depths = np.repeat(np.arange(levels), [len(one) for one in found])
             worth = np.where(depths <= np.arange(levels)[:, None], np.concatenate(found), 0.0)
-            self._best = np.zeros((levels, most))
-            best = -np.sort(-worth, 1)[:, :most]
+            self._best = np.zeros((levels, max_nodes))
+            best = -np.sort(-worth, 1)[:, :max_nodes]
             self._best[:, : best.shape[1]] = best
             np.cumsum(self._best, 1, out=self._best)
         return self._best

@@ -1,7 +1,7 @@
 """The interface of a policy that decides how much to draft, its inputs, and policies without measurements.
 
-A policy takes counts, probabilities and measured seconds, and returns counts. A *step* in these names is a
-step: one forward pass of the ring. *Texts* are sequences.
+A policy takes counts, probabilities and measured seconds, and returns counts. A *step* is one forward pass of
+the ring.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class TreeOutcome(NamedTuple):
 
 
 def observations_of(trees: Sequence[TreeOutcome]) -> list[tuple[int, Sequence[float], int]]:
-    """Return the observations that `AcceptanceRates.record` takes, one per tree: (levels, masses, accepted).
+    """Return the observations that `AcceptanceRates.record` reads, one per tree: (levels, masses, accepted).
+
+    trees: Outcomes of the trees.
 
     The accepted depth is that of the drafter's own nodes, since other nodes say nothing about the drafter.
     """
@@ -64,11 +66,11 @@ UNKNOWN_SECONDS = StepSeconds()
 class BudgetPolicy:
     """Decides how much one drafter drafts. The base class learns nothing and never pauses.
 
-    rest:     Number of trees for which drafting is paused, after `plan_levels` returned 0.
+    paused_trees: Number of trees for which drafting is paused, after `plan_levels` returned 0.
     drafting: True if trees were sent since the last pause.
     adaptive: True if the policy may pause drafting; then candidates of a second proposer may join its trees.
-    holding:  True if the current trees follow an earlier choice, or none; then nothing is learned from the
-              worth of their nodes.
+    holding: True if the current trees follow an earlier choice, or none; then nothing is learned from the
+        worth of their nodes.
     """
 
     paused_trees = 0
@@ -76,43 +78,63 @@ class BudgetPolicy:
     holding = True
 
     def __init__(self, shape: TreeShape) -> None:
-        """Start without observations. shape: gives the nodes and the levels of a tree."""
+        """Start without observations.
+
+        shape: The largest tree: its number of nodes and its depth.
+        """
         self._each = shape.nodes - 1
         self._levels = shape.depth + 1
 
     @property
     def drafting(self) -> bool:
-        """See the class docstring."""
+        """True if trees were sent since the last pause."""
         return True
 
     @property
     def keep_growing(self) -> KeepGrowing | None:
-        """Return the function that is called before each level is grown, or None to grow all levels."""
+        """The function that is asked before each level is grown how many nodes to feed. None: all levels are
+        grown.
+        """
         return None
 
     def limit_sequences(self, live: int) -> int:
-        """Return the number of sequences to draft for, out of `live` sequences."""
+        """Return the number of sequences to draft for.
+
+        live: Number of sequences that could have a tree.
+        """
         return live
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        """Return the number of levels that `live` trees may grow, at most `most`; 0: draft nothing.
+        """Return the number of levels that trees may grow, at most `most`. Return 0 if nothing is to be
+        drafted; then `paused_trees` is the number of trees for which drafting is paused.
 
-        If the result is 0, `rest` is the number of trees for which drafting is paused.
-        due: rows of committed tokens that the drafter must compute before the trees can grow.
-        beside: number of sequences that have no tree in this step.
+        live: Number of trees.
+        most: Maximum number of levels of the deepest tree.
+        due: Number of rows of committed tokens that the drafter must compute before the trees can grow.
+        beside: Number of sequences that have no tree in this step.
         """
         return most
 
     def looks_next(self, num_sequences: int) -> bool:
-        """Return whether the next step of so many sequences runs without drafts, to measure its duration."""
+        """Return whether the next step runs without drafts, to measure its duration.
+
+        num_sequences: Number of sequences in the step.
+        """
         return False
 
     def score(self, offer: Candidates) -> Floats:
-        """Return [live, n] the worth of every candidate: here its score, a cumulative log-probability."""
+        """Return the worth of every candidate, [live, n]: here its score, a cumulative log-probability.
+
+        offer: Candidates of `live` trees, n each.
+        """
         return offer.scores
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
-        """Return [live, n] flags of the candidates to send, at most `most` in all trees together.
+        """Return flags of the candidates to send, bool [live, n].
+
+        values: Worth of each candidate, [live, n]; -inf where a candidate is barred.
+        levels: Number of levels of the trees.
+        most: Maximum number of candidates of all trees together, roots not counted.
 
         The base class sends the same number of every tree: most / live, rounded down, or as many as the
         tree's shape has.
@@ -120,15 +142,19 @@ class BudgetPolicy:
         return best_each(values, min(self._each, most // max(len(values), 1)))
 
     def predict_nodes(self, live: int, levels: int, most: int) -> int:
-        """Return the number of nodes to send of each tree, if that must be fixed before the tree is known.
+        """Return the number of nodes to send of each tree, without its root, if that must be fixed before the
+        tree is known. Return 0 if the host selects when the candidates are known.
 
-        A device can select nodes only if that number is fixed beforehand. Roots are not counted; all `live`
-        trees together have at most `most` nodes. 0: the host selects when the candidates are known.
+        live: Number of trees, at least 1.
+        levels: Number of levels of the trees.
+        most: Maximum number of nodes of all trees together, roots not counted.
+
+        A device can select nodes only if their number is fixed beforehand.
         """
         return min(self._each, most // live)
 
     def log_trust(self) -> Floats:
-        """Return [levels] the numbers that are added to a candidate's log-probability at each depth.
+        """Return the number that is added to a candidate's log-probability at each depth, [levels].
 
         A device ranks candidates by that sum, as the host ranks them by `score`.
         """
@@ -137,8 +163,8 @@ class BudgetPolicy:
     def record_worth(self, values: Floats, depths: Ints) -> None:
         """Learn the worth of the drafter's own candidates, without those of a second proposer.
 
-        values: [live, n] worth of each candidate, -inf where a candidate is barred.
-        depths: [n] depth of each candidate, at least 1.
+        values: Worth of each candidate, [live, n]; -inf where a candidate is barred.
+        depths: Depth of each candidate, [n], at least 1.
         """
 
     def start_sequences(self) -> bool:
@@ -146,10 +172,18 @@ class BudgetPolicy:
         return False
 
     def record_pause(self, trees: int, live: int) -> None:
-        """Record that `trees` trees were not drafted during a pause, with about `live` sequences per step."""
+        """Record that trees were not drafted during a pause.
+
+        trees: Number of these trees.
+        live: Number of sequences per step, about.
+        """
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
-        """Record a finished step: the outcomes of its trees, and its duration."""
+        """Record a finished step.
+
+        trees: Outcomes of the step's trees, one per sequence.
+        spent: Duration of the step.
+        """
 
 
 # Levels. First, smallest and largest depth of `--tuner seed`. Precedent: the seed's own values, kept for
@@ -179,17 +213,31 @@ class SeedBudget(FixedBudget):
     """
 
     def __init__(self, shape: TreeShape) -> None:
-        """Start with the seed's first depth. shape: see `BudgetPolicy`."""
+        """Start with the seed's first depth.
+
+        shape: The largest tree.
+        """
         super().__init__(shape)
         self.depth = SEED_FIRST_DEPTH
         self.mean = SEED_FIRST_MEAN
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        """Return the present depth, or `most` if that is less. See `BudgetPolicy.plan_levels`."""
+        """Return the present depth, or `most` if that is less; see `BudgetPolicy.plan_levels`.
+
+        live: Number of trees.
+        most: Maximum number of levels.
+        due: Ignored.
+        beside: Ignored.
+        """
         return min(self.depth, most)
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
-        """Update the running mean with the outcomes of a step, and change the depth by one level."""
+        """Update the running mean with the outcomes of a step, and change the depth by at most one level per
+        tree.
+
+        trees: Outcomes of the step's trees. Trees of their root only are skipped.
+        spent: Ignored.
+        """
         for tree in trees:
             if tree.grown:
                 self.mean = SEED_DECAY * self.mean + (1 - SEED_DECAY) * tree.accepted / tree.grown

@@ -101,10 +101,10 @@ class StepCosts:
     def __init__(self, step: Curve, level: Curve, widths: Sequence[int]) -> None:
         """Start with the curves that were measured at startup.
 
-        step: (rows, seconds) points of one forward pass through all stages. An empty curve counts as one
-        second for any number of rows.
+        step: (tokens, seconds) points of one forward pass through all stages. An empty curve counts as one
+            second for any number of tokens.
         level: (rows, seconds) points of one forward pass of the draft head. An empty curve counts likewise.
-        widths: the rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
+        widths: The rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
         """
         self._step = CostCurve(step) or UNIT_CURVE
         self._level = CostCurve(level) or UNIT_CURVE
@@ -123,58 +123,71 @@ class StepCosts:
 
     @property
     def known(self) -> int:
-        """Return the number of recorded steps with drafts, at most RECENT."""
+        """The number of recorded steps with drafts, at most RECENT."""
         return len(self._drafted)
 
     def baseline(self, sequences: int) -> float:
-        """Return the seconds of a step of `sequences` root tokens without drafts.
+        """Return the estimated seconds of a step without drafts. The estimate never exceeds the time that the
+        stages need for as many tokens in a step with drafts.
 
-        The estimate never exceeds the time that the stages need for as many rows in a step with drafts.
+        sequences: Number of sequences, each with one root token.
         """
         return min(self._baseline_curve.at(sequences), self._drafted_curve.at(sequences))
 
     def drafted(self, sequences: int, grown: int, levels: Ints | int, nodes: Ints | int) -> Floats:
-        """Return the seconds of steps with drafts; `levels` and `nodes` are broadcast against each other.
+        """Return the estimated seconds of steps with drafts; `levels` and `nodes` are broadcast against each
+        other.
 
-        sequences: number of sequences in the step, each with one root row.
-        grown: number of those sequences for which a tree is grown.
-        levels: levels of each grown tree, at least 1.
-        nodes: draft nodes of all trees together, without roots.
+        sequences: Number of sequences in the step, each with one root.
+        grown: Number of those sequences for which a tree is grown.
+        levels: Levels of each grown tree, at least 1.
+        nodes: Number of draft nodes of all trees together, without roots.
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
         return growth + self._drafted_curve.at_each(sequences + np.asarray(nodes))
 
     def one_more_level(self, rows: Ints, sequences: int, nodes: int) -> Floats:
-        """Return the seconds that one more level adds: growth over `rows`, plus one more node per sequence.
+        """Return the estimated seconds that one more level adds, [n]: growth of that level, plus the stages'
+        time for one more node per sequence.
 
-        rows: [n] rows that the head would compute for the level, for each option.
-        nodes: draft nodes of all trees before that level, without roots.
+        rows: Rows that the head would compute for the level, for each of n options.
+        sequences: Number of sequences.
+        nodes: Draft nodes of all trees before that level, without roots.
         """
         before = sequences + nodes
         more = self._drafted_curve.at(before + sequences) - self._drafted_curve.at(before)
         return self._growth_line[1] * self._level.at_each(rows) + more
 
     def catch_up(self, rows: int) -> float:
-        """Return the seconds of feeding `rows` committed tokens that the drafter has not seen; 0 for none."""
+        """Return the estimated seconds of feeding committed tokens that the drafter has not seen; 0 for none.
+
+        rows: Number of these tokens.
+        """
         return CATCH_UP_SHARE * self._level.at(rows) if rows else 0.0
 
     def record_baseline(self, sequences: int, seconds: float) -> None:
-        """Record the seconds of a step without drafts."""
+        """Record the duration of a step without drafts.
+
+        sequences: Number of sequences in the step.
+        seconds: Wall-clock seconds of the step.
+        """
         self._baseline[sequences.bit_length()].append((sequences, seconds))
 
     def record_drafted(self, grown: int, levels: int, rows: int, seconds: float, growing: float) -> None:
-        """Record the seconds of a step with drafts.
-
-        grown, levels: number of trees that were grown, and levels of each.
-        rows: all rows of the step, roots included.
-        growing: the part of `seconds` that growth took; 0 if that part is unknown, then all of `seconds` is
-        attributed to the rows.
+        """Record the duration of a step with drafts.
 
         A time counts at most as twice the estimate that HELD_STEPS steps have shown, at first that of the
         curves from startup. The first steps of a new size compile kernels and take a hundred times as long as
         the next ones: if such a step were believed, the regret budget would be spent for good. A lasting
         change still arrives, doubling every HELD_STEPS steps.
+
+        grown: Number of trees that were grown.
+        levels: Levels of each of these trees, at least 1.
+        rows: Number of all tree nodes of the step, roots included.
+        seconds: Wall-clock seconds of the step.
+        growing: The part of `seconds` that growth took; 0 if that part is unknown, then all of `seconds` is
+            attributed to the rows.
         """
         passes = float(self._passes(grown)[levels - 1])
         (offset, slope), curve = self._shown
@@ -208,37 +221,51 @@ class StepCosts:
         self._grown = _fastest(self._grown, None)
 
     def _passes(self, grown: int) -> Floats:
-        """Return the seconds of growing 1, 2, ... levels for `grown` trees, by the measured curve: [levels].
+        """Return the seconds of growing 1, 2, ... levels, by the measured curve: [levels].
 
-        With 2 trees and widths (1, 4, 4), the levels compute 2, 8 and 8 rows:
-        [at(2), at(2) + at(8), at(2) + 2 * at(8)].
+        grown: Number of trees that grow together.
+
+        For example:
+
+            # 2 trees and widths (1, 4, 4): the levels compute 2, 8 and 8 rows
+            # -> [at(2), at(2) + at(8), at(2) + 2 * at(8)]
         """
         return np.cumsum(self._level.at_each([grown * width for width in self._widths]))
 
 
 def _quantile(values: Iterable[float]) -> float:
-    """Return the value at QUANTILE of the sorted values, without interpolation; at least one is needed."""
+    """Return the value at QUANTILE of the sorted values, without interpolation.
+
+    values: At least one number.
+    """
     ordered = sorted(values)
     return ordered[int((len(ordered) - 1) * QUANTILE)]
 
 
 def _typical(seen: Iterable[Point]) -> Point:
-    """Return the mean size of the points and a quantile of their seconds, as one point."""
+    """Return the mean size of recorded steps and a quantile of their seconds, as one point.
+
+    seen: (size, seconds) of each step. At least one.
+    """
     sizes, seconds = zip(*seen)
     return sum(sizes) / len(sizes), _quantile(seconds)
 
 
 def _fastest(seen: Iterable[Point], curve: CostCurve | None) -> deque[Point]:
-    """Return the points with the smallest ratio of observed to expected seconds: about QUANTILE of them.
+    """Return the points with the smallest ratio of observed to expected seconds: about QUANTILE of them, at
+    most RECENT. Empty for no points.
 
-    curve: gives the expected seconds of a point's first number; None: that number is the expected seconds.
+    seen: (first number, observed seconds) of each point.
+    curve: Gives the expected seconds of a point's first number. None: that number is the expected seconds.
     """
     ordered = sorted(seen, key=lambda one: one[1] / (curve.at(one[0]) if curve else one[0]))
     return deque(ordered[: 1 + int(len(ordered) * QUANTILE)], RECENT)
 
 
 def _line(points: Iterable[Point]) -> tuple[float, float]:
-    """Return offset and slope of the line through (expected, observed) points; neither is negative.
+    """Return offset and slope of a line through points; neither is negative.
+
+    points: (expected, observed) seconds.
 
     The slope is the median slope over all pairs of points (Theil-Sen), the offset is a quantile of the
     residuals. Without points the result is (0, 1). If all points have the same first number, the slope is 1,
@@ -265,14 +292,15 @@ class RegretBudget:
     """
 
     def __init__(self) -> None:
+        """Start with a full budget: REGRET for the present sequences, and the whole pool for future ones."""
         self.available = REGRET
         self.pool = POOL * REGRET
 
     def record(self, gained: float, steps: float = 1.0) -> None:
-        """Book the result of drafting.
+        """Book the result of drafting. The budget is bounded above by 2 * REGRET, the pool by POOL * REGRET.
 
-        gained: baseline steps that drafting saved; negative if drafting cost time.
-        steps: number of steps that passed. Each adds REGRET_SHARE to the budget.
+        gained: Baseline steps that drafting saved; negative if drafting cost time.
+        steps: Number of steps that passed. Each adds REGRET_SHARE to the budget.
         """
         more = gained + REGRET_SHARE * steps
         self.available = min(self.available + more, 2 * REGRET)
@@ -283,7 +311,10 @@ class RegretBudget:
         self.available = max(self.available, min(self.pool, REGRET))
 
     def steps_until(self, needed: float) -> float:
-        """Return the number of steps without drafts until `needed` baseline steps may be lost.
+        """Return the number of steps without drafts after which the budget covers a loss. 0 if it covers the
+        loss now.
+
+        needed: Baseline steps that may be lost.
 
         With 1.0 available and 2.0 needed, (2.0 - 1.0) / REGRET_SHARE = 200 steps.
         """
@@ -305,10 +336,13 @@ class DraftPolicy(BudgetPolicy):
     ) -> None:
         """Start without observations.
 
-        step, level, widths: see `StepCosts`.
+        shape: The largest tree: its number of nodes and its depth.
+        step: (tokens, seconds) points of one forward pass through all stages, see `StepCosts`.
+        level: (rows, seconds) points of one forward pass of the draft head, see `StepCosts`.
+        widths: Rows per tree that the head computes for levels 2, 3, ...; they also bound the depth.
         stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
-        largest so far, because every node adds to the cost of a step. False if all levels are launched at
-        once; then the host may take most of a step, whatever the size of the trees.
+            largest so far, because every node adds to the cost of a step. False if all levels are launched at
+            once; then the host may take most of a step, whatever the size of the trees.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
         self.costs, self.acceptance = StepCosts(step, level, widths), AcceptanceRates(self._levels)
@@ -345,22 +379,34 @@ class DraftPolicy(BudgetPolicy):
 
     @property
     def drafting(self) -> bool:
+        """True if the last finished step had drafts; False after a pause began."""
         return self._drafts
 
     @property
     def keep_growing(self) -> KeepGrowing | None:
+        """The function that is asked before each level is grown how many nodes to feed. None if all levels
+        are launched at once.
+        """
         return self.is_deeper_profitable if self._stepwise else None
 
     def limit_sequences(self, live: int) -> int:
-        """Return the number of sequences to draft for: after a pause few, then more with every step."""
+        """Return the number of sequences to draft for: after a pause few, then more with every step.
+
+        live: Number of sequences that could have a tree; the upper bound of the result.
+        """
         return min(live, self._few)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        """See `BudgetPolicy.plan_levels`.
+        """Return the number of levels that trees may grow. Return 0 if nothing is to be drafted; then
+        `paused_trees` is the number of trees for which drafting is paused.
+
+        live: Number of trees. 0: the result is 0, and nothing is paused.
+        most: Maximum number of levels of the deepest tree.
+        due: Number of rows of committed tokens that the drafter must compute before the trees can grow.
+        beside: Number of sequences that have no tree in this step.
 
         If growth can stop between levels, the result is `most`, and `is_deeper_profitable` stops it.
-        Otherwise the
-        result is the chosen number of levels.
+        Otherwise the result is the chosen number of levels.
         """
         self.paused_trees = 0
         self.holding = False
@@ -381,7 +427,12 @@ class DraftPolicy(BudgetPolicy):
         return most if self._stepwise else self._choice[2]
 
     def _holds(self, live: int, most: int, due: int) -> bool:
-        """Return whether the last choice is reused for this step, and count the step if so."""
+        """Return whether the last choice is reused for this step, and count the step if so.
+
+        live: Number of trees.
+        most: Maximum number of levels.
+        due: Number of rows of committed tokens to compute first.
+        """
         levels = self._choice[2]
         same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
         paid = (1 + self._change) * self._regret_stake <= self._regret.available
@@ -393,6 +444,10 @@ class DraftPolicy(BudgetPolicy):
     def _choose(self, live: int, most: int, due: int) -> float:
         """Choose the levels and the nodes per tree with the most expected tokens per second.
 
+        live: Number of trees, at least 1.
+        most: Maximum number of levels, at least 1.
+        due: Number of rows of committed tokens that the drafter must compute first.
+
         Only choices are considered that the regret budget covers, and that would gain time if a node of every
         level were accepted.
 
@@ -401,8 +456,8 @@ class DraftPolicy(BudgetPolicy):
         cheapest choice, at least LOOK_STEPS.
 
         Example: a step without drafts takes 10 ms, a step with trees of 3 levels and 3 nodes 15 ms. The cost
-        (`stakes`) is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3 accepted tokens per
-        sequence outweigh 0.5, and it is allowed if the budget is at least 0.5.
+            (`stakes`) is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3 accepted tokens per
+            sequence outweigh 0.5, and it is allowed if the budget is at least 0.5.
         """
         self._learn_acceptance()
         self.costs.learn()
@@ -432,17 +487,21 @@ class DraftPolicy(BudgetPolicy):
         return 0.0
 
     def _learn_acceptance(self) -> None:
-        """Update the acceptance rates with the verified trees that were collected."""
+        """Update the acceptance rates with the verified trees that were collected. Nothing happens if there
+        are none.
+        """
         if self._returned:
             self.acceptance.record(self._returned)
             self._returned = []
 
     def looks_next(self, num_sequences: int) -> bool:
-        """Return whether the next step measures the baseline instead of drafting.
+        """Return whether the next step measures the baseline instead of drafting. False if the last step was
+        not timed.
+
+        num_sequences: Number of sequences in the step.
 
         A look is due if the baseline of about as many sequences is unknown, or if the time that a look loses
         is small compared with the steps that were drafted since the last look.
-        sequences: number of sequences in the step.
         """
         if not self._timed:
             return False
@@ -452,12 +511,13 @@ class DraftPolicy(BudgetPolicy):
         )
 
     def is_deeper_profitable(self, scores: Floats, depth: int) -> int:
-        """Return how many nodes of each tree's frontier to expand, best first; 0: stop growing.
+        """Return how many nodes of each tree's frontier to expand, best first. Return 0 to stop growing.
+
+        scores: Cumulative log-probabilities of the frontier at `depth`, [live, width], falling in each row.
+        depth: Distance of the frontier from the root, at least 1.
 
         Another level is profitable if the tokens that the level is expected to add exceed the tokens that
         would be written in the same time otherwise.
-        scores: [live, width] cumulative log-probabilities of the frontier at `depth`, falling in each row.
-        depth: distance of the frontier from the root, at least 1.
         """
         live = len(scores)
         trust = self.acceptance.trust()
@@ -470,19 +530,35 @@ class DraftPolicy(BudgetPolicy):
         return best + 1 if gains[best] > 0 else 0
 
     def predict_nodes(self, live: int, levels: int, most: int) -> int:
-        """Return the nodes of the last choice; 0 if growth can stop between levels, as `select` decides."""
+        """Return the nodes of each tree, without its root, by the last choice. Return 0 if growth can stop
+        between levels, as `select` then decides.
+
+        live: Number of trees, at least 1.
+        levels: Number of levels of the trees.
+        most: Maximum number of nodes of all trees together, roots not counted.
+        """
         return 0 if self._stepwise else min(self._nodes, most // live)
 
     def score(self, offer: Candidates) -> Floats:
-        """Return [live, n] the chance of each candidate to be accepted: the head's probability, corrected."""
+        """Return the chance of each candidate to be accepted, [live, n]: the head's probability, corrected by
+        what was learned; -inf where a candidate is barred.
+
+        offer: Candidates of `live` trees, n each.
+        """
         return acceptance_chances(offer, self.acceptance.trust())
 
     def log_trust(self) -> Floats:
-        """Return the logarithm of the factors by which `score` multiplies the head's probability."""
+        """Return the logarithm of the factor by which `score` multiplies the head's probability, for each
+        depth: [levels].
+        """
         return np.log(self.acceptance.trust())
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
-        """Return [live, n] flags of the candidates to send, at most `most` in all trees together.
+        """Return flags of the candidates to send, bool [live, n].
+
+        values: Chance of acceptance of each candidate, [live, n]; -inf where a candidate is barred.
+        levels: Number of levels of the trees.
+        most: Maximum number of candidates of all trees together, roots not counted.
 
         The candidates of all trees compete with each other. Their number is the one with the most expected
         tokens per second, which may be 0.
@@ -495,6 +571,11 @@ class DraftPolicy(BudgetPolicy):
         return best_overall(open_to, int(np.argmax(rates)))
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
+        """Learn the worth of the drafter's own candidates. Nothing is learned while a choice is only reused.
+
+        values: Chance of acceptance of each candidate, [live, n]; -inf where a candidate is barred.
+        depths: Depth of each candidate, [n], at least 1.
+        """
         if not self.holding:
             self._worth.record(values, depths)
 
@@ -504,10 +585,20 @@ class DraftPolicy(BudgetPolicy):
         return not self._drafts and self._regret.available > 0
 
     def record_pause(self, trees: int, live: int) -> None:
+        """Record that trees were not drafted during a pause; every step without drafts adds to the regret
+        budget.
+
+        trees: Number of these trees.
+        live: Number of sequences per step.
+        """
         self._regret.record(0.0, trees / live)
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
-        """Learn costs and acceptance from a finished step, and book its gain or loss in the regret budget."""
+        """Learn costs and acceptance from a finished step, and book its gain or loss in the regret budget.
+
+        trees: Outcomes of the step's trees, one per sequence. Empty: nothing happens.
+        spent: Duration of the step. Costs are learned only if its wall-clock seconds are known.
+        """
         if not trees:
             return
         self._timed = spent.computed + spent.wall > 0
@@ -538,7 +629,11 @@ class DraftPolicy(BudgetPolicy):
             self._learn_acceptance()
 
     def _pause(self, steps: float, sequences: int) -> None:
-        """Pause drafting for so many steps of so many sequences; `rest` becomes their number of trees."""
+        """Pause drafting, and set `paused_trees` to the number of trees for which it is paused.
+
+        steps: Number of steps of the pause.
+        sequences: Number of sequences per step.
+        """
         if self._drafts:
             self._regret.record(-self._change * self._regret_stake, 0)
             self.costs.forget()
@@ -552,9 +647,13 @@ class DraftPolicy(BudgetPolicy):
 def make_budget(
     name: TunerName, shape: TreeShape, step: Curve, level: Curve, widths: Sequence[int], at_once: bool = False
 ) -> BudgetPolicy:
-    """Return the policy that the tuner option names; a fixed tree shape always gets `FixedBudget`.
+    """Return the policy that the tuner option names. A fixed tree shape always gets `FixedBudget`.
 
-    step: the curve of one step, `step` in `StepCosts`. level, widths: see `StepCosts`.
+    name: Value of the option `--tuner`: fixed, seed or measured.
+    shape: The largest tree.
+    step: (tokens, seconds) points of one forward pass through all stages, see `StepCosts`.
+    level: (rows, seconds) points of one forward pass of the draft head, see `StepCosts`.
+    widths: Rows per tree that the head computes for levels 2, 3, ...
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
     """
     if shape.fixed or name == "fixed":

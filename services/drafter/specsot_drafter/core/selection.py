@@ -44,11 +44,12 @@ class Candidates:
     depths: Ints
 
     def __len__(self) -> int:
+        """Return the number of trees."""
         return len(self.tokens)
 
     @property
     def levels(self) -> int:
-        """Return the depth of the deepest candidate."""
+        """The depth of the deepest candidate, at least 1."""
         return int(self.depths.max())
 
 
@@ -68,7 +69,12 @@ class Nodes:
     scores: list[float] = field(default_factory=list[float])
 
     def add(self, token: int, parent: int, score: float) -> int:
-        """Append a child of the node with number `parent`, and return the number of the new node."""
+        """Append a node, and return its number.
+
+        token: Token id.
+        parent: Number of its parent; 0 is the root.
+        score: Cumulative log-probability from the root.
+        """
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(1 + (self.depths[parent - 1] if parent else 0))
@@ -77,10 +83,15 @@ class Nodes:
 
 
 def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
-    """Return the candidates with a row added for every tree that is not present; added rows are all barred.
+    """Return the candidates with a row added for every tree that is not present. All candidates of added rows
+    are barred.
 
-    present: one flag per tree of the result; the true ones are the rows of `candidates`, in order.
-    rows [a b], present [True False True] -> rows [a, barred, b]
+    candidates: Candidates of the trees that are present.
+    present: One flag per tree of the result; the true ones are the rows of `candidates`, in order.
+
+    For example:
+
+        # rows [a b], present [True False True] -> rows [a, barred, b]
     """
     if all(present):
         return candidates
@@ -98,16 +109,18 @@ def merge_trees(
 ) -> tuple[Candidates, Floats]:
     """Merge two sets of trees, tree by tree. Return the merged candidates and their worth, [B, n + m] each.
 
+    candidates: Candidates of the first trees, n each.
+    values: Worth of these, [B, n]; -inf where barred, never more than a parent's worth.
+    others: Candidates of the second trees, m each.
+    other_values: Worth of these, [B, m], likewise.
+
     A node that both trees have (the same token below the same parent) is kept once, as the candidate of the
     first tree, with the larger of its two worths. Candidates n, n + 1, ... of the result are those of the
     second tree; their scores are -inf, only their worth is meaningful. Duplicates keep their column, barred.
 
-    own tree: A(parent 0) B(parent 1); other tree: A(0) C(1) -> A(0) B(1) A(barred) C(1)
-
-    values: [B, n] worth of the first tree's candidates, -inf where barred, never more than a parent's worth.
-    other_values: [B, m] worth of the second tree's candidates, likewise.
+        # own tree: A(parent 0) B(parent 1); other tree: A(0) C(1) -> A(0) B(1) A(barred) C(1)
     """
-    own = candidates.tokens.shape[1]
+    num_own = candidates.tokens.shape[1]
     nothing = np.full(other_values.shape, -np.inf)
     joined = np.concatenate((values, nothing), 1)
     parents = np.concatenate((candidates.parents, np.zeros_like(others.parents)), 1)
@@ -123,9 +136,9 @@ def merge_trees(
                 & (candidates.tokens[row] == others.tokens[row, step])
             )
             shared = np.flatnonzero(alike)
-            number = int(shared[0]) if len(shared) else own + step
+            number = int(shared[0]) if len(shared) else num_own + step
             joined[row, number] = max(joined[row, number], other_values[row, step])
-            if number >= own:
+            if number >= num_own:
                 parents[row, number] = parent
             places[step + 1] = number + 1
     tokens = np.concatenate((candidates.tokens, others.tokens), 1)
@@ -134,14 +147,16 @@ def merge_trees(
 
 
 def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], nodes: int) -> Nodes:
-    """Return the tree of the `nodes` likeliest prefixes of a block whose places were drafted independently.
+    """Return the tree of the likeliest prefixes of a block whose places were drafted independently. It has
+    fewer than `nodes` nodes if there are no more prefixes.
+
+    scores: For every place of the block, the log-probabilities of its tokens, falling. At least one place.
+    tokens: The token ids that belong to `scores`.
+    nodes: Maximum number of nodes, without the root.
 
     This is the tree of DDTree. The log-probability of a prefix is the sum over its places. A best-first
     search offers a node once its parent and its next better sibling are in the tree, as neither is less
     likely.
-
-    scores: of every place of the block, the log-probabilities of its tokens, falling.
-    tokens: the token ids that belong to `scores`.
 
     Probabilities [.6 .3], [.9 .1] of tokens [A B], [C D], 3 nodes -> A (.6), AC (.54), B (.3)
     """
@@ -159,10 +174,13 @@ def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence
 
 
 def align_levels(trees: Sequence[Nodes]) -> Candidates:
-    """Combine trees of different shapes: every level has as many columns as its widest tree has nodes.
+    """Combine trees of different shapes into candidates of one shape: every level has as many columns as its
+    widest tree has nodes. Unused columns are barred (score -inf).
 
-    Unused columns are barred (score -inf). With one node at depth 1 and two at depth 2 in the first tree, and
-    two nodes at depth 1 in the second tree, the columns are:
+    trees: The trees. At least one of them has a node.
+
+    With one node at depth 1 and two at depth 2 in the first tree, and two nodes at depth 1 in the second
+    tree, the columns are:
 
         depths [1 1 2 2]: first tree [a - b c], second tree [d e - -]
     """
@@ -188,27 +206,35 @@ def align_levels(trees: Sequence[Nodes]) -> Candidates:
 
 
 def limit_depths(candidates: Candidates, limits: Sequence[int]) -> Candidates:
-    """Bar the candidates that are deeper than their tree's limit. limits: one depth per tree."""
-    deep = candidates.depths[None, :] > np.asarray(limits)[:, None]
+    """Return the candidates with those barred that are deeper than their tree's limit.
+
+    candidates: Candidates of B trees.
+    limits: The largest depth of each tree that stays, B numbers.
+    """
+    too_deep = candidates.depths[None, :] > np.asarray(limits)[:, None]
     return (
-        replace(candidates, scores=np.where(deep, -np.inf, candidates.scores)) if deep.any() else candidates
+        replace(candidates, scores=np.where(too_deep, -np.inf, candidates.scores))
+        if too_deep.any()
+        else candidates
     )
 
 
 def acceptance_chances(candidates: Candidates, trust: Floats) -> Floats:
-    """Return [B, n] the chance of acceptance of each candidate; -inf where a candidate is barred.
+    """Return the chance of acceptance of each candidate, [B, n]; -inf where a candidate is barred.
 
-    The chance is the head's cumulative probability times the factor for the candidate's depth, at most 1.
-    trust: [levels] factor for depth 1, 2, ...
+    candidates: Candidates of B trees, n each.
+    trust: Factor for depth 1, 2, ..., [levels]. The chance is the head's cumulative probability times the
+        factor, at most 1.
     """
     chances = np.minimum(np.exp(candidates.scores) * trust[candidates.depths - 1], 1.0)
     return np.where(np.isfinite(candidates.scores), chances, -np.inf)
 
 
 def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
-    """Return [B, levels] the head's probability of the chosen candidates, summed per depth.
+    """Return the head's probability of the chosen candidates, summed per depth: [B, levels].
 
-    chosen: [B, n] flags.
+    candidates: Candidates of B trees, n each.
+    chosen: Flags of the chosen candidates, bool [B, n].
     """
     rows, nodes = np.nonzero(chosen)
     shape = len(chosen), candidates.levels
@@ -218,10 +244,12 @@ def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
 
 
 def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
-    """Build one tree per root from its chosen candidates, in the order of the candidates.
+    """Build one tree per root from its chosen candidates, in the order of the candidates. A tree without
+    chosen candidates is its root alone.
 
-    roots: the token id of each tree's root.
-    chosen: [B, n] flags; the parent of every chosen candidate is chosen, too.
+    candidates: Candidates of B trees, n each.
+    roots: The token id of each tree's root.
+    chosen: Flags of the chosen candidates, bool [B, n]; the parent of every chosen candidate is chosen, too.
     """
     # numbers[b, p] is the node number, in the built tree, of candidate p - 1; column 0 is the root.
     # chosen [1 0 1 1], parents [0 0 1 3] -> numbers [0 1 1 2 3], parents of the kept nodes [0 1 2]
@@ -238,42 +266,63 @@ def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> 
 
 
 def best_each(values: Floats, count: int) -> Flags:
-    """Return [B, n] flags of the `count` best candidates of each row. Barred ones (-inf) are never chosen.
+    """Return flags of the best candidates of each row, bool [B, n]. Barred ones (-inf) are never chosen. Of
+    equal candidates the earlier one is chosen.
 
-    Of equal candidates the earlier one is chosen. So if no candidate is worth more than its parent, the
-    parent of every chosen candidate is chosen, because a parent comes earlier.
+    values: Worth of each candidate, [B, n].
+    count: Maximum number of candidates per row. 0 or less: none is chosen.
 
-    values [.6 .3 .3 .1], count 2 -> [1 1 0 0]
+    If no candidate is worth more than its parent, the parent of every chosen candidate is chosen, because a
+    parent comes earlier.
+
+        # values [.6 .3 .3 .1], count 2 -> [1 1 0 0]
     """
     if not 0 < count < values.shape[1]:
         return np.isfinite(values) & (count > 0)
     # The count-th best value of each row. Partitioning takes a tenth of the time of sorting.
-    least = -np.partition(-values, count - 1, axis=1)[:, count - 1 : count]
-    better = values > least
-    level = values == least
-    spare = count - better.sum(1, keepdims=True)
-    return (better | (level & (level.cumsum(1) <= spare))) & np.isfinite(values)
+    threshold = -np.partition(-values, count - 1, axis=1)[:, count - 1 : count]
+    better = values > threshold
+    tied = values == threshold
+    num_tied_taken = count - better.sum(1, keepdims=True)
+    return (better | (tied & (tied.cumsum(1) <= num_tied_taken))) & np.isfinite(values)
 
 
 def keep_best(values: Floats, count: int) -> Floats:
-    """Return the values with all but the `count` best of each row barred (-inf): [B, n]."""
+    """Return the values with all but the best of each row barred (-inf): [B, n].
+
+    values: Worth of each candidate, [B, n].
+    count: Number of candidates per row that stay.
+    """
     return np.where(best_each(values, count), values, -np.inf)
 
 
 def best_overall(values: Floats, count: int) -> Flags:
-    """Return [B, n] flags of the `count` best candidates of all rows together."""
+    """Return flags of the best candidates of all rows together, bool [B, n].
+
+    values: Worth of each candidate, [B, n]; -inf where barred.
+    count: Maximum number of candidates.
+    """
     return best_each(values.reshape(1, -1), count).reshape(values.shape)
 
 
 def falling(values: Floats) -> Floats:
-    """Return the values of all candidates that are not barred, best first: the order of `best_overall`."""
+    """Return the values of all candidates that are not barred, best first, as one array. This is the order of
+    `best_overall`.
+
+    values: Worth of each candidate, [B, n]; -inf where barred.
+    """
     return np.sort(values[np.isfinite(values)])[::-1]
 
 
 def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
-    """Return the tree with a chain of tokens added below its root; nodes that exist already are shared.
+    """Return the tree with a chain of tokens added below its root. Nodes that exist already are shared.
 
-    tree root-A-B, tokens [A C D] -> the tree has the nodes root, A, B and, below A, C-D
+    tree: A tree.
+    tokens: Token ids of the chain. Empty: the tree itself is returned.
+
+    For example:
+
+        # tree root-A-B, tokens [A C D] -> the tree has the nodes root, A, B and, below A, C-D
     """
     if not tokens:
         return tree
@@ -290,7 +339,16 @@ def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
 
 
 def _append(tree: Tree, node: int, tokens: Sequence[int]) -> Tree:
-    """Return the tree with a chain of tokens below `node`. A tree of 3 nodes gets parents (node, 3, 4)."""
+    """Return the tree with a chain of tokens below one of its nodes.
+
+    tree: A tree.
+    node: Number of the node; 0 is the root.
+    tokens: Token ids of the chain. Empty: the tree itself is returned.
+
+    For example:
+
+        # a tree of 3 nodes, 3 tokens -> their parents are (node, 3, 4)
+    """
     if not tokens:
         return tree
     size = len(tree)

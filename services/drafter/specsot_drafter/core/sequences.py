@@ -26,17 +26,27 @@ class GrammarState:
     state: Any
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Advance the state by tokens that the sequence wrote itself."""
+        """Advance the state by tokens that the sequence wrote itself. Once the state is None, it stays None.
+
+        tokens: Token ids, in order.
+        """
         for token in tokens:
             if self.state is not None:
                 self.state = self.grammar.advance(self.state, token)
 
 
 def own_tokens(opening: Opening, first: int, tokens: Sequence[int]) -> Sequence[int]:
-    """Return the tokens that the sequence wrote itself, out of the tokens at positions first, first + 1, ...
+    """Return the tokens that the sequence wrote itself, out of consecutive tokens. Empty if all belong to the
+    prompt.
 
-    `opening.prompt` counts the tokens that the sequence wrote in an earlier epoch, `opening.generated`.
-    prompt 10, generated 3, first 5: the sequence's own tokens begin at position 7 -> tokens[2:]
+    opening: How the sequence was opened. `opening.prompt` counts also the tokens that the sequence wrote in
+        an earlier epoch, `opening.generated`.
+    first: Position of the first of the tokens.
+    tokens: The token ids at positions first, first + 1, ...
+
+    For example:
+
+        # prompt 10, generated 3, first 5: the sequence's own tokens begin at position 7 -> tokens[2:]
     """
     return tokens[max(opening.prompt - opening.generated - first, 0) :]
 
@@ -70,28 +80,30 @@ class DraftSequence:
 
     @property
     def grammar_state(self) -> GrammarState | None:
-        """Return the grammar's state after the newest token.
-
-        Return None if the sequence has no grammar, or if the grammar is not compiled yet.
+        """The grammar with its state after the newest token. None if the sequence has no grammar, or if the
+        grammar is not compiled yet.
         """
         if self.compiling and self.compiling.done():
             self.set_grammar(IsolatedGrammar(self.compiling.result))
         return self._grammar_state
 
     def set_grammar(self, grammar: Grammar) -> None:
-        """Constrain the sequence by this grammar, and apply the grammar to all that was written so far."""
+        """Constrain the sequence by a grammar, and apply the grammar to all that was written so far.
+
+        grammar: The compiled grammar.
+        """
         self._grammar_state = GrammarState(grammar, grammar.start())
         self.compiling = None
         self._grammar_state.advance(own_tokens(self.opening, 0, self.tokens))
 
     @property
     def root(self) -> int | None:
-        """Return the token that the next tree grows from; None while the prompt is not complete."""
+        """Id of the token that the next tree grows from. None while the prompt is not complete."""
         return self.tokens[-1] if len(self.tokens) > self.committed else None
 
     @property
     def remaining(self) -> int:
-        """Return the number of tokens that the sequence may still write after its root."""
+        """Number of tokens that the sequence may still write after its root."""
         written = self.opening.generated + self.committed + 1 - self.opening.prompt
         return self.opening.limit - written
 
@@ -109,14 +121,19 @@ class DraftSequence:
         return self._prose
 
     def max_tokens(self, positions: int) -> int:
-        """Return the most tokens that the sequence may have in a model of `positions` positions.
+        """Return the maximum number of tokens that the sequence may have in a draft model. A sequence with an
+        attention window is not bounded by the positions of the model.
 
-        A sequence with an attention window is not bounded by the positions of the model.
+        positions: Number of positions that the model supports.
         """
         return MAX_TOKENS if self.opening.window else positions
 
     def follows(self, feature_batch: FeatureBatch) -> bool:
-        """Return whether the feature batch continues the known tokens; False if a batch was missed."""
+        """Return whether a feature batch continues the known tokens. False if a batch was missed, or if this
+        one has no tokens.
+
+        feature_batch: Committed tokens of this sequence.
+        """
         continues = bool(feature_batch.tokens) and feature_batch.start == self.committed
         known = self.tokens
         return continues and (len(known) == feature_batch.start or known[-1] == feature_batch.tokens[0])
@@ -124,8 +141,12 @@ class DraftSequence:
     def observe(self, feature_batch: FeatureBatch) -> None:
         """Append the committed tokens of a feature batch, and the bonus token after them.
 
-        Known tokens [a b c], 2 committed; batch with start 2, tokens (c, d), bonus e
-        -> tokens [a b c d e], 4 committed, root e
+        feature_batch: Committed tokens of this sequence, for which `follows` is True.
+
+        For example:
+
+            # known tokens [a b c], 2 committed; batch with start 2, tokens (c, d), bonus e
+            # -> tokens [a b c d e], 4 committed, root e
         """
         tokens = (
             feature_batch.tokens
@@ -144,21 +165,30 @@ class DraftSequences:
     """The sequences of one epoch. A sequence is dropped once a feature batch of it was missed."""
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
-        """Start without sequences. vocabulary: token bytes for grammars; None: grammars are ignored."""
+        """Start without sequences.
+
+        vocabulary: Bytes of each token, to compile grammars with. None: grammars are ignored.
+        """
         self._vocabulary = vocabulary
         self._sentences = sentence_ends(vocabulary) if vocabulary else None
         self._sequences: dict[int, DraftSequence] = {}
 
     @property
     def drafted(self) -> int:
-        """Return the number of sequences that decode and are drafted for."""
+        """Number of sequences that decode and are drafted for."""
         return sum(one.opening.drafted and one.opening.decodes for one in self._sequences.values())
 
     def find(self, sequence: int) -> DraftSequence | None:
+        """Return what is known of a sequence. None if it is unknown.
+
+        sequence: Id of the sequence.
+        """
         return self._sequences.get(sequence)
 
     def open(self, opening: Opening) -> DraftSequence:
-        """Follow a sequence from its start or from its fork.
+        """Follow a sequence from its start or from its fork, and return it.
+
+        opening: What every stage knows about the sequence.
 
         Raises NotFound if the source of the fork is not known up to the fork.
         """
@@ -175,9 +205,10 @@ class DraftSequences:
         return opened
 
     def observe(self, feature_batches: Sequence[FeatureBatch]) -> list[int]:
-        """Append committed tokens. Drop sequences of which a batch was missed, and return their ids.
+        """Append committed tokens. Drop sequences of which a batch was missed, and return their ids; [] if
+        none was. Batches of unknown sequences are ignored.
 
-        Batches of unknown sequences are ignored.
+        feature_batches: The batches of one message.
         """
         missed: list[int] = []
         for feature_batch in feature_batches:
@@ -191,12 +222,20 @@ class DraftSequences:
         return missed
 
     def close(self, sequence: int) -> None:
+        """Forget a sequence. An unknown sequence is ignored.
+
+        sequence: Id of the sequence.
+        """
         self._sequences.pop(sequence, None)
 
 
-def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the length of the longest common prefix of two token sequences."""
-    for place, (one, other) in enumerate(zip(ours, theirs)):
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the longest common prefix of two token sequences. 0 if either is empty.
+
+    first: Token ids.
+    second: Token ids.
+    """
+    for index, (one, other) in enumerate(zip(first, second)):
         if one != other:
-            return place
-    return min(len(ours), len(theirs))
+            return index
+    return min(len(first), len(second))

@@ -1,7 +1,6 @@
 """Drafts from repetition: what followed earlier occurrences of a sequence's last tokens, as a tree.
 
-A *text* is an array of tokens here: a sequence, or the log of past sequences. A *place* is an earlier
-occurrence of the last tokens.
+A *place* is an earlier occurrence of the last tokens.
 """
 
 from __future__ import annotations
@@ -29,34 +28,46 @@ LENGTH_WEIGHT = 4.0
 class SeenTokens:
     """A growing array of tokens, from which old tokens are dropped when there are too many."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """most: the tokens that are kept at most; when there are more, old ones are dropped. None: no limit.
+    def __init__(self, max_tokens: int | None = None) -> None:
+        """Start without tokens.
 
-        At least the newest `most` / 2 tokens stay. About half are dropped at once, so that tokens are moved
-        rarely.
+        max_tokens: Maximum number of tokens that are kept; when there are more, old ones are dropped. None:
+            no limit.
+
+        At least the newest `max_tokens` / 2 tokens stay. About half are dropped at once, so that tokens are
+        moved rarely.
         """
-        self._most = most
+        self._max_tokens = max_tokens
         self._length = 0
         self._buffer = np.empty(0, np.int32)
 
     def __len__(self) -> int:
+        """Return the number of tokens that are kept."""
         return self._length
 
     @property
     def tokens(self) -> Tokens:
+        """The kept tokens, int32, oldest first. A view that is valid until the next `extend`."""
         return self._buffer[: self._length]
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens, and drop old ones if there are too many."""
+        """Append tokens, and drop old ones if there are too many.
+
+        tokens: Token ids, or BREAK between two sequences.
+        """
         kept = self.tokens
-        if self._most is not None and self._length + len(tokens) > self._most:
+        if self._max_tokens is not None and self._length + len(tokens) > self._max_tokens:
             kept = (
-                kept[max(self._length - self._most // 2, 0) :] if len(tokens) <= self._most // 2 else kept[:0]
+                kept[max(self._length - self._max_tokens // 2, 0) :]
+                if len(tokens) <= self._max_tokens // 2
+                else kept[:0]
             )
-            tokens = tokens[-self._most :]
+            tokens = tokens[-self._max_tokens :]
         size = len(kept) + len(tokens)
         if size > len(self._buffer) or len(kept) < self._length:
-            room = np.empty(max(2 * size, len(self._buffer)) if self._most is None else self._most, np.int32)
+            room = np.empty(
+                max(2 * size, len(self._buffer)) if self._max_tokens is None else self._max_tokens, np.int32
+            )
             room[: len(kept)] = kept
             self._buffer = room
         self._buffer[len(kept) : size] = tokens
@@ -77,13 +88,16 @@ class SuffixTree(Nodes):
     def trust(self, chances: Sequence[float]) -> None:
         """Multiply the nodes' probabilities by the chance that the sequence follows the tree to their depth.
 
-        chances: for each depth, the chance to follow the tree there, given that the depth above was followed.
+        chances: For each depth, the chance to follow the tree there, given that the depth above was followed.
         """
         sure = np.log(np.cumprod(chances))
         self.scores = [score + float(sure[depth - 1]) for score, depth in zip(self.scores, self.depths)]
 
     def walk(self, written: Sequence[int]) -> tuple[int, int]:
-        """Return how deep the written tokens follow the tree, and how many depths are known by that.
+        """Return how deep written tokens follow the tree, and for how many depths it is known whether they
+        did.
+
+        written: Ids of the tokens that the sequence wrote after the tree's root.
 
         If a node with children is left, the depth below it is known, too: it was not followed. Tree A-B:
         written [A B] -> (2, 2); [A C] -> (1, 2); [A] -> (1, 1), as nothing is known of depth 2.
@@ -99,49 +113,58 @@ class SuffixTree(Nodes):
 
 
 def grow_suffixes(
-    texts: Sequence[Tokens], levels: int, nodes: int, most_places: int, least_match: int
+    token_arrays: Sequence[Tokens], levels: int, nodes: int, max_places: int, min_match: int
 ) -> SuffixTree:
-    """Return a tree of the `nodes` likeliest continuations of the first text.
+    """Return a tree of the likeliest continuations of the first token array. Return an empty tree if nothing
+    matches.
 
-    texts: the text to continue, and other texts. Earlier occurrences are looked for in all of them.
-    levels: most levels of the tree.
-    most_places: number of occurrences that are used: those with the longest match. Of equally long matches
-    those of the first text come first, and in each text the newest.
-    least_match: number of tokens that must match.
+    token_arrays: The tokens of the sequence to continue, then other tokens. Earlier occurrences are looked
+        for in all of them.
+    levels: Maximum number of levels of the tree.
+    nodes: Maximum number of nodes, without the root.
+    max_places: Number of occurrences that are used: those with the longest match. Of equally long matches
+        those of the first array come first, and in each array the newest.
+    min_match: Number of tokens that must match.
     """
-    last = texts[0][-MAX_MATCH:]
+    last = token_arrays[0][-MAX_MATCH:]
     places: list[tuple[int, list[int]]] = []
-    for text in filter(len, texts) if len(last) >= least_match else ():
-        ends, sizes = _matches(text, last, least_match)
-        for place in np.argsort(sizes, kind="stable")[::-1][:most_places].tolist() if len(ends) else ():
-            places.append((int(sizes[place]), text[ends[place] : ends[place] + levels].tolist()))
+    for tokens in filter(len, token_arrays) if len(last) >= min_match else ():
+        ends, sizes = _matches(tokens, last, min_match)
+        for place in np.argsort(sizes, kind="stable")[::-1][:max_places].tolist() if len(ends) else ():
+            places.append((int(sizes[place]), tokens[ends[place] : ends[place] + levels].tolist()))
     places.sort(key=lambda place: -place[0])
-    return _best_first(places[:most_places], nodes) if places else SuffixTree()
+    return _best_first(places[:max_places], nodes) if places else SuffixTree()
 
 
-def _matches(text: Tokens, last: Tokens, least: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where earlier occurrences of the end of `last` end, and how many tokens match; oldest first.
+def _matches(tokens: Tokens, last: Tokens, min_match: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where earlier occurrences of the end of `last` end, and how many tokens match, oldest first.
+    Both arrays are empty if there is none.
 
-    The end of the text itself does not count. An entry `end` means that text[end - 1] is the last matching
-    token, so that text[end:] is what followed.
-    text [1 2 3 1 2 4 1 2], last the same, least 2 -> ends [2 5], sizes [2 2]; 3 and 4 followed
+    tokens: The tokens in which occurrences are looked for. Their own end does not count.
+    last: The newest tokens of the sequence, at most MAX_MATCH.
+    min_match: Number of tokens that must match.
+
+    An entry `end` means that tokens[end - 1] is the last matching token, so that tokens[end:] is what
+    followed.
+
+        # tokens [1 2 3 1 2 4 1 2], last the same, min_match 2 -> ends [2 5], sizes [2 2]; 3 and 4 followed
     """
-    agrees = text[:-1] == last[-1]
+    agrees = tokens[:-1] == last[-1]
     # Comparing two tokens at once removes most candidates early.
-    if least > 1:
-        agrees[0], agrees[1:] = False, agrees[1:] & (text[:-2] == last[-2])
+    if min_match > 1:
+        agrees[0], agrees[1:] = False, agrees[1:] & (tokens[:-2] == last[-2])
     ends = np.flatnonzero(agrees) + 1
     if not len(ends):
         return ends, ends
-    sizes = np.full(len(ends), min(least, 2))
-    for size in range(3 if least > 1 else 2, len(last) + 1):
+    sizes = np.full(len(ends), min(min_match, 2))
+    for size in range(3 if min_match > 1 else 2, len(last) + 1):
         reaching = (sizes == size - 1) & (ends >= size)
         # `ends - size` may be negative and wrap around; `reaching` is False there.
-        agree = reaching & (text[ends - size] == last[-size])
+        agree = reaching & (tokens[ends - size] == last[-size])
         if not agree.any():
             break
         sizes[agree] = size
-    found = sizes >= least
+    found = sizes >= min_match
     return ends[found], sizes[found]
 
 
@@ -151,23 +174,33 @@ Place = tuple[float, list[int]]  # The weight of an occurrence, and the tokens t
 def _best_first(places: Sequence[tuple[int, list[int]]], nodes: int) -> SuffixTree:
     """Build a tree from the tokens that followed places, likeliest node first.
 
+    places: For each place, the number of matching tokens, and the tokens that followed; the longest match
+        first.
+    nodes: Maximum number of nodes, without the root.
+
     At each node, the probability is divided among the next tokens by the weights of the places that continue
     there. Places of equal weight that continue [5 6], [5 7] and [8 9], 3 nodes -> 5 (2/3), 8 and 5-6 (1/3).
-
-    places: number of matching tokens, and the tokens that followed; the longest match first.
     """
     tree = SuffixTree(matched=places[0][0] if places else 0)
     offers: list[tuple[float, int, int, int, list[Place]]] = []
 
-    def offer(share: float, number: int, depth: int, here: Sequence[Place]) -> None:
+    def offer(share: float, number: int, depth: int, places_here: Sequence[Place]) -> None:
+        """Offer the children of a node, each with its share of the node's probability. Nothing happens if no
+        place continues there.
+
+        share: Probability of the node.
+        number: Number of the node; 0 is the root.
+        depth: Depth of the node.
+        places_here: Weights and following tokens of the places that agree with the path to the node.
+        """
         below: dict[int, list[Place]] = {}
-        for place in here:
+        for place in places_here:
             if len(place[1]) > depth and place[1][depth] != BREAK:
                 below.setdefault(place[1][depth], []).append(place)
         weights = {token: sum(weight for weight, _ in group) for token, group in below.items()}
-        whole = sum(weights.values())
+        total_weight = sum(weights.values())
         for token, group in below.items():
-            heappush(offers, (-share * weights[token] / whole, number, token, depth + 1, group))
+            heappush(offers, (-share * weights[token] / total_weight, number, token, depth + 1, group))
 
     offer(1.0, 0, 0, [(LENGTH_WEIGHT ** (size - tree.matched), tokens) for size, tokens in places])
     while offers and len(tree.tokens) < nodes:

@@ -150,9 +150,9 @@ def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for published in names:
         name = published
-        for begins, means in PREFIXES:
-            if name.startswith(begins):
-                name = means + name.removeprefix(begins)
+        for prefix, replacement in PREFIXES:
+            if name.startswith(prefix):
+                name = replacement + name.removeprefix(prefix)
         if name in found:
             raise ModelError(f"{directory}: {found[name]} and {published} are both {name}")
         found[name] = published

@@ -67,9 +67,9 @@ def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
     rows = head.settings.get("block_size")
     if not isinstance(rows, int) or not 2 <= rows <= MOST_BLOCK:
         raise ModelError(f"{head.source}: block_size must be in 2 .. {MOST_BLOCK}, got {rows!r}")
-    said = next((name for name in ("causal_head", "is_causal", "causal") if name in head.settings), None)
-    causal = said is not None and head.flag(said)
-    near = causal if said else not head.flag("sliding_window_non_causal")
+    named = next((name for name in ("causal_head", "is_causal", "causal") if name in head.settings), None)
+    causal = named is not None and head.flag(named)
+    near = causal if named else not head.flag("sliding_window_non_causal")
     first = 0 if head.flag("sample_from_anchor") else 1
     return BlockPlan(rows, mask_of(head, vocabulary), causal, near, first)
 
@@ -91,11 +91,11 @@ def depth_of(head: Checkpoint) -> int | None:
     The field is `para_depths`, or `speculative_tokens` of a proposal method in vLLM's speculators.
     Raises ModelError if the field is not a count.
     """
-    outer = head.settings.get("speculators_config")
-    proposals = outer.get("proposal_methods") if isinstance(outer, dict) else None
+    config = head.settings.get("speculators_config")
+    proposals = config.get("proposal_methods") if isinstance(config, dict) else None
     named = [("para_depths", head.settings), *(("speculative_tokens", one) for one in proposals or ())]
-    said = [Fields(head.source, where).count(name) for name, where in named if name in where]
-    return said[0] if said else None
+    counts = [Fields(head.source, where).count(name) for name, where in named if name in where]
+    return counts[0] if counts else None
 
 
 def block_taps(head: Checkpoint) -> list[Any]:

@@ -45,11 +45,18 @@ class ColocatedHandle:
 
     @property
     def state(self) -> OverlapState:
-        """See `DraftHandle.state`."""
+        """LAUNCHED while trees grow that follow from the verification on the device; IDLE if none do;
+        DISCARDED if the host has found another result.
+        """
         return self._growth.state if self._growth else OverlapState.IDLE
 
     def select(self, segments: Sequence[TreeSegment]) -> DeviceTrees | None:
-        """See `DraftHandle.select`. Return None also after an error, and if the epoch is over."""
+        """Return the trees that grow, so that the next step is launched with them before the host has read
+        them; see `DraftHandle.select`. Return None if that is impossible, after an error, and if the epoch is
+        over.
+
+        segments: The next segments of all sequences that continue, with trees that are only roots.
+        """
         if self._usable:
             with self._epoch.keep_failure():
                 return self._epoch.engine.select(segments)
@@ -58,7 +65,13 @@ class ColocatedHandle:
     def result(
         self, features: Sequence[Features], meanwhile: Callable[[], None]
     ) -> tuple[Drafts, ...] | None:
-        """See `DraftHandle.result`. Return None also after an error, and if the epoch is over."""
+        """Observe features, draft, and return the messages for stage 0; see `DraftHandle.result`. Return ()
+        if there is nothing to send, and None after an error, if the epoch is over, or if the features are of
+        another epoch.
+
+        features: The messages with the host's verification result, in order. At least one.
+        meanwhile: Called once while the device may be computing.
+        """
         epoch = self._epoch
         if not self._usable or features[0].epoch != epoch.configuration.epoch:
             return None
@@ -76,7 +89,11 @@ class ColocatedHandle:
         return None
 
     def discard(self, sequence: int) -> None:
-        """See `DraftHandle.discard`."""
+        """Record that the host has found other target tokens for a sequence than the device. Nothing happens
+        if no growth was launched.
+
+        sequence: Id of the sequence.
+        """
         if self._growth:
             self._growth.discard(sequence)
 

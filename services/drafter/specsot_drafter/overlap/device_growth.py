@@ -2,9 +2,6 @@
 
 The device finds out by itself which tokens were accepted, and in which slots their draft rows and features
 belong. The host sends everything else while the device computes the step. See the package for the timing.
-
-The code calls a verification result a *verdict*, verifying *judging*, a sequence a *text* and a feature batch
-a *lesson*.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from specsot_kernels.growing import VerifiedTrees
 from specsot_model.kv import ALIGNED, Numbers, Staging, size_of, views
 
 # Rows. Bounds the tree nodes of a frame after which trees grow asynchronously. Untuned.
-MAX_JUDGED_ROWS = 2048
+MAX_VERIFIED_ROWS = 2048
 # The place of a sequence that has no tree.
 NOWHERE = (-1, -1)
 
@@ -71,14 +68,21 @@ class DeviceGrowth(AsyncGrowth):
         read: Callable[[], tuple[Candidates, Numbers]],
         pool: GrownPool | None = None,
     ) -> DeviceGrowth:
-        """Return a growth whose graph was just launched. The arguments are the fields."""
+        """Return a growth whose graph was just launched.
+
+        places: By sequence id, the index of its tree in the frame and its number of tokens before that tree.
+        due: Maximum number of accepted tokens of a tree for which the device stores features.
+        read: Waits for the device, see the class docstring.
+        pool: Where the device may select nodes from. None: it cannot.
+        """
         return cls(frozenset(places), places, due, read, pool)
 
     def covers(self, feature_batch: FeatureBatch) -> bool:
-        """Return whether the device has already stored the features of this batch.
+        """Return whether the device has already stored the features of a batch. True at most once for each
+        sequence. False if the sequence is mispredicted or unknown, if the batch begins elsewhere, or if it
+        has more tokens than the device handles.
 
-        True at most once for each sequence. False if the sequence is mispredicted or unknown, if the batch
-        begins elsewhere, or if it has more tokens than the device handles.
+        feature_batch: Committed tokens of one sequence, by the host's verification result.
         """
         if feature_batch.sequence in self.observed:
             return False
@@ -89,11 +93,10 @@ class DeviceGrowth(AsyncGrowth):
         return place is not None and place[1] == feature_batch.start and len(feature_batch.tokens) <= self.due
 
     def take(self, sequences: Sequence[FollowedSequence | None]) -> list[DueRows]:
-        """Take the due rows of these sequences, if all of them continue from their trees here: the growth is
-        confirmed.
+        """Return the due rows of some sequences, if all of them continue from their trees here; the growth is
+        then confirmed. Otherwise discard the growth, take nothing and return [].
 
-        Otherwise discard the growth, take nothing and return an empty list. None in `sequences` stands for a
-        sequence that is not followed.
+        sequences: The sequences whose trees are requested. None stands for a sequence that is not followed.
         """
         known = [one for one in sequences if one]
         most = self.due
@@ -106,19 +109,17 @@ class DeviceGrowth(AsyncGrowth):
         return [one.take(asked=True) for one in here]
 
     def candidates_for(self, due: Sequence[DueRows]) -> Candidates | None:
-        """Wait for the candidates of these sequences, and return one row each, in this order.
+        """Wait for the candidates, and return one row for each sequence, in the order of `due`. Return None,
+        and discard the growth, if the device accepted other tokens than the host for any of them.
 
-        Return None, and discard the growth, if the device accepted other tokens than the host for any of
-        them.
-
-        due: what `take` returned: the rows of accepted tokens of each sequence, by the host's result.
+        due: What `take` returned: the rows of accepted tokens of each sequence, by the host's result.
         """
         places = [self.places[one.sequence][0] for one in due]
         offer, accepted = self.read()
         # `accepted` has a row [count, token, token, ...] per tree: [2, 7, 9, -, -] continues by 7 and 9.
         rows = accepted.tolist()
-        wanted = [[len(one.tokens), *one.tokens] for one in due]
-        if any(rows[at][: len(want)] != want for at, want in zip(places, wanted)):
+        expected = [[len(one.tokens), *one.tokens] for one in due]
+        if any(rows[at][: len(expected_row)] != expected_row for at, expected_row in zip(places, expected)):
             self.discard()
             return None
         if places == [*range(len(offer))]:
@@ -126,13 +127,13 @@ class DeviceGrowth(AsyncGrowth):
         return Candidates(offer.tokens[places], offer.scores[places], offer.parents[places], offer.depths)
 
     def choose(self, sequences: Sequence[int], nodes: int, room: int, trust: Floats) -> DeviceChoice | None:
-        """Let the device select trees for these sequences. Return None if the device cannot.
+        """Let the device select trees. Return None if the device cannot.
 
-        sequences: ids, in the order of the trees in the next frame.
-        nodes: most nodes per tree, root included.
-        room: most levels that every one of the sequences can have. The device does not check the depth, so
-        it cannot select if the trees have more levels.
-        trust: see `ChoiceNumbers`.
+        sequences: Ids of the sequences, in the order of the trees in the next frame.
+        nodes: Maximum number of nodes per tree, root included.
+        room: Maximum number of levels that every one of the sequences can have. The device does not check the
+            depth, so it cannot select if the trees have more levels.
+        trust: What is added to a candidate's score at each depth, [levels], see `ChoiceNumbers`.
         """
         found = [self.places.get(one) for one in sequences]
         if self.pool is None or room < self.pool.levels or None in found:
@@ -142,51 +143,59 @@ class DeviceGrowth(AsyncGrowth):
         return DeviceChoice(tuple(sequences), nodes, places, self.pool, trust) if nodes > 1 else None
 
 
-class JudgedTrees:
+class VerifiedTreeSender:
     """Sends a frame's trees to the device, so that the device can find out which nodes were accepted."""
 
     def __init__(self, room: int, trees: int, page_rows: int, device: torch.device) -> None:
         """Allocate the buffers.
 
-        room: draft rows per tree that get a slot: accepted tokens, and the rows of the tree that grows next.
-        trees: most trees of a frame.
+        room: Number of draft rows per tree that get a slot: accepted tokens, and the rows of the tree that
+            grows next.
+        trees: Maximum number of trees of a frame.
+        page_rows: Number of KV slots of a page.
+        device: Where the trees are sent.
         """
         self.room = room
-        self._most = trees
+        self._max_trees = trees
         self._page_rows = page_rows
-        size = 2 * MAX_JUDGED_ROWS + trees * (3 + room) + 4 * ALIGNED
+        size = 2 * MAX_VERIFIED_ROWS + trees * (3 + room) + 4 * ALIGNED
         self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(size, device)
         # Target tokens of the made-up tree of the warm-up.
         self.targets = self._numbers.new_zeros(1)
 
     def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
-        """Send the trees with which a frame begins, in this order. Return None if there are too many.
+        """Copy the trees with which a frame begins to the device, and return views of the copies. Return None
+        if there are too many.
 
-        targets: int32, at least one per node of the frame: the base model's token after the node.
+        trees: The trees in the order of the frame, with the pages of their sequences.
+        targets: The base model's token after each node, int32, at least one per node of the frame, on the
+            device.
         """
         tokens = list[int]()
         parents = list[int]()
-        told = list[tuple[int, int, int]]()
+        tree_numbers = list[tuple[int, int, int]]()
         size = self._page_rows
         for segment, _ in trees:
             tree = segment.tree
-            told.append((len(tokens), len(tree.tokens), segment.committed))
+            tree_numbers.append((len(tokens), len(tree.tokens), segment.committed))
             tokens += tree.tokens
             parents += tree.parents
-        if len(tokens) > MAX_JUDGED_ROWS or len(trees) > self._most:
+        if len(tokens) > MAX_VERIFIED_ROWS or len(trees) > self._max_trees:
             return None
-        parts = [np.array(part, np.int32) for part in (tokens, parents, told)]
+        parts = [np.array(part, np.int32) for part in (tokens, parents, tree_numbers)]
         # The slots of `room` draft rows per tree, [trees, room], from the committed tokens on. `every` has
         # the pages of all trees, `firsts` where each tree's pages begin in it. A row at column c lies in the
         # page c // size, and its slot is page * size + c % size = (page - c // size) * size + c.
         # size 4, pages [7 2 5], 6 committed tokens, room 3 -> columns [6 7 8] -> slots [10 11 20]
-        held = np.array([len(pages) for _, pages in trees], np.int32)
-        every = np.fromiter(chain.from_iterable(pages for _, pages in trees), np.int32, int(held.sum()))
+        page_counts = np.array([len(pages) for _, pages in trees], np.int32)
+        all_pages = np.fromiter(
+            chain.from_iterable(pages for _, pages in trees), np.int32, int(page_counts.sum())
+        )
         columns = parts[2][:, 2:] + np.arange(self.room, dtype=np.int32)
         place = columns // np.int32(size)
-        firsts = (held.cumsum(dtype=np.int32) - held)[:, None]
-        parts.append((every[place + firsts] - place) * np.int32(size) + columns)
+        firsts = (page_counts.cumsum(dtype=np.int32) - page_counts)[:, None]
+        parts.append((all_pages[place + firsts] - place) * np.int32(size) + columns)
         self._staging.send(parts, self._numbers)
         shapes = (len(tokens),), (len(tokens),), (len(trees), 3), (len(trees), self.room)
         return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))

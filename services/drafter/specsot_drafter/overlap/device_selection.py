@@ -60,7 +60,14 @@ class DeviceChoice(OverlappedWork):
         self.apply(OverlapEvent.WRITTEN)
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
-        """See `DeviceTrees`. An error is kept, and raised by `take`."""
+        """Launch the selection, and write the trees into the tensors from which the next step reads its
+        batch; see `DeviceTrees.choose`. An error is kept, and raised by `take`.
+
+        tokens: Gets the token id of every node.
+        positions: Gets the position of every node.
+        bits: Gets the ancestors of every node as a bit set.
+        vocabulary: Number of token ids of the base model.
+        """
         self.apply(OverlapEvent.LAUNCHED)
         try:
             self.grown.chooser.choose(self, TreeRows(tokens, positions, bits), vocabulary)
@@ -87,7 +94,13 @@ class TreeChooser:
     """The inputs and outputs of the kernel `choose_rows`; holds one selection at a time."""
 
     def __init__(self, trees: int, candidates: int, levels: int, device: torch.device) -> None:
-        """Allocate for selections of at most so many trees, candidates per tree and levels."""
+        """Allocate the buffers.
+
+        trees: Maximum number of trees of a selection.
+        candidates: Maximum number of candidates per tree.
+        levels: Maximum number of levels.
+        device: Where the candidates are.
+        """
         on_gpu = device.type == "cuda"
         self._shapes = (trees,), (levels,)
         self._numbers = torch.zeros(size_of(self._shapes), dtype=torch.int32, device=device)
@@ -95,42 +108,52 @@ class TreeChooser:
         self._ranks = self._numbers.new_zeros(trees * candidates)
         self._chosen = self._numbers.new_zeros(trees * (MAX_CHOSEN_NODES - 1))
         self._host = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=on_gpu)
-        self._told = torch.cuda.Event() if on_gpu else None
+        self._copied = torch.cuda.Event() if on_gpu else None
 
     def warm_up(self, grown: GrownPool) -> None:
-        """Compile the kernel for these candidates, so that no request waits for that."""
-        told = self._numbers.new_zeros(2)
-        rows = TreeRows(told, torch.zeros_like(told), told.new_zeros((2, 1)))
+        """Compile the kernel, so that no request waits for that.
+
+        grown: Candidates of the sizes that will be selected from.
+        """
+        token_ids = self._numbers.new_zeros(2)
+        rows = TreeRows(token_ids, torch.zeros_like(token_ids), token_ids.new_zeros((2, 1)))
         self.choose(DeviceChoice((0,), 2, (0,), grown, np.zeros(1)), rows, 1)
 
-    def choose(self, asked: DeviceChoice, rows: TreeRows, vocabulary: int) -> None:
-        """Launch the selection, and the copy of its result to the host. See `choose_rows`."""
+    def choose(self, choice: DeviceChoice, rows: TreeRows, vocabulary: int) -> None:
+        """Launch the selection, and the copy of its result to the host. See `choose_rows`.
+
+        choice: The trees, their number of nodes, and the candidates.
+        rows: Tensors of the next step that get tokens, positions and ancestors of the nodes.
+        vocabulary: Number of token ids of the base model.
+        """
         from specsot_kernels.gpu.choosing import choose_rows
 
-        trees = len(asked.places)
-        below = asked.nodes - 1
-        grown = asked.grown
-        (most,), (levels,) = self._shapes
-        places = np.zeros(most, np.int32)
+        trees = len(choice.places)
+        num_nodes = choice.nodes - 1
+        grown = choice.grown
+        (max_trees,), (levels,) = self._shapes
+        places = np.zeros(max_trees, np.int32)
         trust = np.zeros(levels, np.float32)
-        places[:trees], trust[: len(asked.trust)] = asked.places, asked.trust[:levels]
+        places[:trees], trust[: len(choice.trust)] = choice.places, choice.trust[:levels]
         self._staging.send([places, trust.view(np.int32)], self._numbers)
         sent, factors = views(self._numbers, self._shapes)
         ranks = self._ranks[: trees * len(grown.depths)]
-        chosen = self._chosen[: trees * below]
+        chosen = self._chosen[: trees * num_nodes]
         numbers = ChoiceNumbers(
-            sent, grown.depths, factors.view(torch.float32), ranks, chosen.view(trees, below)
+            sent, grown.depths, factors.view(torch.float32), ranks, chosen.view(trees, num_nodes)
         )
-        choose_rows(grown.pool, numbers, rows, asked.nodes, vocabulary)
+        choose_rows(grown.pool, numbers, rows, choice.nodes, vocabulary)
         self._host[: len(chosen)].copy_(chosen, non_blocking=True)
-        if self._told:
-            self._told.record(torch.cuda.current_stream(chosen.device))
+        if self._copied:
+            self._copied.record(torch.cuda.current_stream(chosen.device))
 
     def read(self, trees: int, nodes: int) -> Numbers:
-        """Wait for the last selection and return the candidates in it, int32 [trees, nodes], without roots.
+        """Wait for the last selection and return the numbers of the candidates in it, int32 [trees, nodes],
+        without roots. The result is a view of a buffer that the next selection overwrites.
 
-        The result is a view of a buffer that the next selection overwrites.
+        trees: Number of trees of the selection.
+        nodes: Number of nodes of each tree, without its root.
         """
-        if self._told:
-            self._told.synchronize()
+        if self._copied:
+            self._copied.synchronize()
         return self._host[: trees * nodes].view(trees, nodes).numpy()

@@ -5,9 +5,9 @@ forward passes for a tree read the same pages. The passes differ in the number o
 columns that a row attends to; for grown rows the device computes these columns itself. Trees whose grammar
 must be asked between levels grow in `growth`.
 
-Rows that are *due* are rows of committed tokens that the head has not computed yet. *Early* growth is
-asynchronous: it is launched before the host has read the verification result (*verdict*) that it follows.
-The graphs of both ways of growth are the same; only the tables come from the host or from a kernel.
+Rows that are *due* are rows of committed tokens that the head has not computed yet. *Asynchronous* growth is
+launched before the host has read the verification result that it follows. The graphs of both ways of growth
+are the same; only the tables come from the host or from a kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
-from specsot_drafter.overlap.device_growth import DeviceGrowth, JudgedTrees, VerifiedTree
+from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTree, VerifiedTreeSender
 from specsot_drafter.overlap.device_selection import GrownPool, TreeChooser
 from specsot_kernels.attention_tables import (
     as_arrays,
@@ -104,32 +104,34 @@ class GraphSize:
         return len(self.widths) + 1
 
     @property
-    def sizes(self) -> list[int]:
-        """Return the number of candidates of each level of one tree."""
+    def level_sizes(self) -> list[int]:
+        """The number of candidates of each level of one tree."""
         return [self.k * nodes for nodes in (1, *self.widths)]
 
     @property
     def grown(self) -> int:
-        """Return the number of rows of one tree that are fed after the due rows."""
+        """The number of rows of one tree that are fed after the due rows."""
         return sum(self.widths)
 
     @property
     def passes(self) -> list[int]:
-        """Return the distinct numbers of rows per tree of the graph's forward passes, ascending."""
+        """The distinct numbers of rows per tree of the graph's forward passes, ascending."""
         return sorted({self.attending, *self.widths})
 
     @property
     def words(self) -> int:
-        """Return the number of 32-bit words of a row's attention mask over its tree."""
+        """The number of 32-bit words of a row's attention mask over its tree."""
         return self.grown // WORD + 1
 
     def place(self, level: int) -> LevelPlace:
-        """Return where the candidates and the fed rows of a level begin; `level` counts from 0.
+        """Return where the candidates and the fed rows of a level begin, and how many nodes are fed.
+
+        level: Number of the level, 0 for the roots' children.
 
         With k 4 and widths (4, 2), level 1 has first 4, fed 4 and width 2.
         """
         width = self.widths[level] if level < len(self.widths) else self.k
-        return LevelPlace(sum(self.sizes[:level]), sum(self.widths[:level]), width)
+        return LevelPlace(sum(self.level_sizes[:level]), sum(self.widths[:level]), width)
 
 
 class TreeGraphs:
@@ -151,12 +153,17 @@ class TreeGraphs:
     ) -> None:
         """Capture all graphs, which takes seconds on a GPU.
 
-        k: number of children of every node that is fed. levels: levels of the deepest tree.
-        capture: captures a function as a graph. grow: chooses a level's candidates and frontier.
-        trees: the numbers of trees to capture graphs for.
-        widths, floor: as in `TreeGrowth`.
-        level_rows: most rows of a level over all trees, so that fewer nodes of each tree are fed if there are
-        many trees; None: no limit.
+        head: The head whose passes are captured.
+        pages: Its KV pages and features.
+        k: Number of children of every node that is fed.
+        levels: Levels of the deepest tree.
+        capture: Captures a function as a graph.
+        grow: Chooses a level's candidates and frontier.
+        trees: The numbers of trees to capture graphs for.
+        widths: Number of nodes of level 1, 2, ... that are fed. None: k of every level.
+        floor: Cumulative log-probability below which a node is not fed.
+        level_rows: Maximum number of rows of a level over all trees, so that fewer nodes of each tree are fed
+            if there are many trees. None: no limit.
         """
         self.due = max_due_rows(k, levels)
         self._pages = pages
@@ -172,9 +179,11 @@ class TreeGraphs:
         self._graphs = {
             (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow) for size in sizes
         }
-        self._chooser = TreeChooser(max(trees), max(sum(size.sizes) for size in sizes), levels, head.device)
+        self._chooser = TreeChooser(
+            max(trees), max(sum(size.level_sizes) for size in sizes), levels, head.device
+        )
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
-        self._verified_trees = JudgedTrees(
+        self._verified_trees = VerifiedTreeSender(
             self.due + sum(widths), max(self._trees), pages.table.page_rows, head.device
         )
         # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
@@ -188,29 +197,33 @@ class TreeGraphs:
                     self._chooser.warm_up(grown)
 
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
-        """Return all candidates, in the order of `TreeGrowth`. Return None if no graph has room.
+        """Grow one tree per input and return all candidates, in the order of `TreeGrowth`. Return None if no
+        graph has room.
 
-        levels: wanted levels; the candidates have as many levels as the next deeper graph.
+        inputs: Due rows and reserved slots of each tree.
+        levels: Wanted levels; the candidates have as many levels as the next deeper graph.
         """
         grown = self.begin(inputs, levels)
         return None if grown is None else grown()
 
     @property
     def async_rows(self) -> int:
-        """Return the rows that asynchronous growth needs per tree: accepted tokens and grown rows."""
+        """The number of rows that asynchronous growth needs per tree: accepted tokens and grown rows."""
         return self._verified_trees.room
 
     @torch.inference_mode()
     def begin_async(
         self, trees: Sequence[VerifiedTree], targets: Tensor, features: Tensor, ids: int, levels: int
     ) -> DeviceGrowth | None:
-        """Launch the growth of the next trees, before the host has read the verification result of `trees`.
+        """Launch the growth of the next trees, before the host has read the verification result of the
+        current ones. The device verifies the trees itself and continues from what it accepted. Return None if
+        no graph has room.
 
-        The device verifies the trees itself and continues from what it accepted. Return None if no graph has
-        room.
-        targets: int32 [rows of the frame], the base model's token after each node.
-        features: [rows of the frame, hidden], in the form that the head takes.
-        ids: number of token ids that may be fed; token 0 is fed instead of any other target.
+        trees: The trees that are being verified, with the pages of their sequences.
+        targets: The base model's token after each node, int32 [num_tokens of the frame].
+        features: Features in the form that the head takes, [num_tokens of the frame, hidden].
+        ids: Number of token ids that may be fed; token 0 is fed instead of any other target.
+        levels: Wanted levels of the next trees.
         """
         deep = bucket_of(levels, tuple(self._levels)) or 0
         graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
@@ -225,43 +238,59 @@ class TreeGraphs:
 
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
-        """Launch what `run` computes; call the result to wait for it. Return None if no graph has room.
+        """Launch what `run` computes. Return a function that waits for the candidates, or None if no graph
+        has room.
+
+        inputs: Due rows and reserved slots of each tree.
+        levels: Wanted levels.
 
         More trees than the largest graph has are grown in several runs. Each run is awaited before the next
         one is launched, since all runs of a graph write to the same buffers.
         """
-        most = max(self._trees)
+        max_trees = max(self._trees)
         grown = list[Grown]()
         deep = bucket_of(levels, tuple(self._levels)) or 0
-        graph = self._graphs.get((bucket_of(len(inputs), self._trees) or most, deep))
-        for first in range(0, len(inputs), most):
-            some = inputs[first : first + most]
-            begun = graph.begin(some, self._staging) if graph else None
-            if begun is None:
+        graph = self._graphs.get((bucket_of(len(inputs), self._trees) or max_trees, deep))
+        for first in range(0, len(inputs), max_trees):
+            batch = inputs[first : first + max_trees]
+            run = graph.begin(batch, self._staging) if graph else None
+            if run is None:
                 return None
             # The next run writes to the buffers of this one, so take these candidates first.
-            if first + most < len(inputs):
-                begun = partial(_same, begun())
-            grown.append(begun)
+            if first + max_trees < len(inputs):
+                run = partial(_same, run())
+            grown.append(run)
         return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
 
 
 def _fed(widths: Sequence[int], trees: int, rows: int | None) -> tuple[int, ...]:
-    """Return the widths, cut so that a level has at most `rows` rows over all trees.
+    """Return the widths, cut so that a level has at most `rows` rows over all trees. Every tree keeps at
+    least one node per level.
 
-    Every tree keeps at least one node per level.
-    widths (10, 10), 32 trees, rows 64 -> (2, 2)
+    widths: Number of nodes of level 1, 2, ... that are fed.
+    trees: Number of trees.
+    rows: Maximum number of rows of a level. None: no limit.
+
+    For example:
+
+        # widths (10, 10), 32 trees, rows 64 -> (2, 2)
     """
     return tuple(widths) if rows is None else tuple(min(width, max(rows // trees, 1)) for width in widths)
 
 
 def _same(offer: Candidates) -> Candidates:
-    """Return the candidates that were read already."""
+    """Return candidates that were read already. It stands for a function that waits for them.
+
+    offer: The candidates.
+    """
     return offer
 
 
 def _stacked(offers: Sequence[Candidates]) -> Candidates:
-    """Return the trees of several candidates as one, first to last. All must have the same depths."""
+    """Return the trees of several candidates as one, first to last.
+
+    offers: The candidates. At least one; all must have the same depths.
+    """
     tokens, scores, parents = (
         np.concatenate(parts) for parts in zip(*((one.tokens, one.scores, one.parents) for one in offers))
     )
@@ -269,9 +298,11 @@ def _stacked(offers: Sequence[Candidates]) -> Candidates:
 
 
 def max_due_rows(k: int, levels: int) -> int:
-    """Return the most due rows per tree of its graphs.
+    """Return the maximum number of due rows per tree for which a graph has room. A verified tree can accept
+    levels + 1 tokens, its root included.
 
-    A verified tree of so many levels can accept levels + 1 tokens, its root included.
+    k: Number of children of every node that is fed.
+    levels: Levels of the deepest tree.
     """
     return max(k, levels + 1)
 
@@ -279,7 +310,14 @@ def max_due_rows(k: int, levels: int) -> int:
 def tree_graph_bytes(
     shape: HeadShape, itemsize: int, k: int, levels: int, trees: int = max(GRAPH_TREES)
 ) -> int:
-    """Return an upper bound of the bytes of a head's graphs with `k` nodes per level and so many levels."""
+    """Return an upper bound of the bytes of a head's graphs.
+
+    shape: Sizes of the head.
+    itemsize: Bytes of one number of the computation.
+    k: Number of nodes per level that are fed.
+    levels: Levels of the deepest tree.
+    trees: Number of trees of the largest graph.
+    """
     heads = shape.heads, shape.kv_heads, shape.head_dim
     stream = 8 * shape.hidden + 3 * shape.intermediate + 2 * shape.vocab
     own = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
@@ -298,21 +336,29 @@ class _TreeGraph:
     def __init__(
         self, head: GraphHead, pages: DraftPages, size: GraphSize, capture: Capture, grow: Grow
     ) -> None:
-        """Allocate tables and candidates, and capture the graph. See `TreeGraphs` for the arguments."""
+        """Allocate tables and candidates, and capture the graph.
+
+        head: The head whose passes are captured.
+        pages: Its KV pages and features.
+        size: The fixed sizes of the graph.
+        capture: Captures a function as a graph.
+        grow: Chooses a level's candidates and frontier.
+        """
         self._head = head
         self._pages = pages
         self._size = size
         self._grow = grow
         trees = size.trees
-        many = pages.kv.pages + size.trees * max(size.passes)
+        num_trees = pages.kv.pages + size.trees * max(size.passes)
         self._rooms = {
-            width: room_for(trees * width, many, head.group, kv_heads=head.kv_heads) for width in size.passes
+            width: room_for(trees * width, num_trees, head.group, kv_heads=head.kv_heads)
+            for width in size.passes
         }
         read = [room.shapes[at] for room in self._rooms.values() for at in (0, 4, 5)]
         self._places, rows = _places(size)
         self._places_in_all = sum(rows)
         own = (4, aligned(trees * size.due)), (trees,), (trees * size.attending,), (3, self._places_in_all)
-        shapes = (*own, *read, (many,))
+        shapes = (*own, *read, (num_trees,))
         self.size = size_of(shapes)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)
         due, self._asked, self._leads, grown, *tables, self._named = views(self._numbers, shapes)
@@ -323,15 +369,15 @@ class _TreeGraph:
         self._read = dict(zip(self._rooms, zip(tables[::3], tables[1::3], tables[2::3])))
         self._nothing = grown.new_zeros((trees * size.attending, 1))
         self._below = np.repeat(np.arange(size.levels - 1), size.widths)
-        self._pooled = aligned(trees * sum(size.sizes) * 5)
+        self._pooled = aligned(trees * sum(size.level_sizes) * 5)
         said = trees * (1 + size.due)
         self._flat = torch.zeros(self._pooled + said, dtype=torch.int32, device=head.device)
         self._candidates = _pool(self._flat, size)
         depths = np.arange(1, size.levels + 1, dtype=np.int32)
-        self._depths = torch.from_numpy(depths.repeat(size.sizes)).to(head.device)
+        self._depths = torch.from_numpy(depths.repeat(size.level_sizes)).to(head.device)
         places = torch.from_numpy(self._places.astype(np.int32)).to(head.device)
         below = torch.from_numpy(self._below.astype(np.int32)).to(head.device)
-        self._early = DueNumbers(
+        self._due_numbers = DueNumbers(
             self._due,
             self._asked,
             self._leads,
@@ -343,7 +389,7 @@ class _TreeGraph:
         on_gpu = head.device.type == "cuda"
         self._host = torch.empty(self._flat.shape, dtype=torch.int32, pin_memory=on_gpu)
         self._read_back = torch.cuda.Event() if on_gpu else None
-        self._known: tuple[object, list[Numbers] | None] = ((), None)
+        self._cached_tables: tuple[object, list[Numbers] | None] = ((), None)
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
     def begin_async(
@@ -355,6 +401,12 @@ class _TreeGraph:
         staging: Staging,
     ) -> Callable[[], tuple[Candidates, Numbers]] | None:
         """Launch asynchronous growth. Return None if there is no room for these trees.
+
+        trees: The trees that are being verified, with the pages of their sequences.
+        verified: The same trees on the device.
+        features: Features in the form that the head takes, [num_tokens of the frame, hidden].
+        ids: Number of token ids that may be fed.
+        staging: Buffer by which tables are copied to the device.
 
         The returned function waits for the candidates and for what the device accepted, [trees, 1 + due]. It
         must be called before the graph is launched again.
@@ -369,22 +421,33 @@ class _TreeGraph:
         return partial(self._read_async_candidates, len(trees))
 
     def grown(self, chooser: TreeChooser) -> GrownPool | None:
-        """Return the candidates on the device; None with a floor, as the device would select barred ones."""
+        """Return the candidates on the device, from which nodes can be selected. None for graphs with a
+        floor, as the device would select barred ones.
+
+        chooser: Selects nodes from the candidates.
+        """
         floor = self._size.floor
         levels = self._size.levels
         return None if floor > -math.inf else GrownPool(self._candidates, self._depths, levels, chooser)
 
     def accept(self, verified: VerifiedTrees, features: Tensor, ids: int) -> None:
-        """Launch the verification on the device, which writes due rows and stores the accepted features.
+        """Launch the verification on the device, which writes due rows and stores the accepted features. See
+        `accept_rows`.
 
-        See `accept_rows`.
+        verified: The trees on the device, with their target tokens.
+        features: Features in the form that the head takes, [num_tokens of the frame, hidden].
+        ids: Number of token ids that may be fed.
         """
         from specsot_kernels.gpu.accepting import accept_rows
 
-        accept_rows(verified, self._early, features, self._pages.features, ids)
+        accept_rows(verified, self._due_numbers, features, self._pages.features, ids)
 
     def _read_async_candidates(self, trees: int) -> tuple[Candidates, Numbers]:
-        """Wait for the candidates, and for what the device accepted of each tree, [trees, 1 + due]."""
+        """Wait for the candidates, and for what the device accepted of each tree, [trees, 1 + due]. Return
+        both.
+
+        trees: Number of trees that were grown.
+        """
         offer = self._read_candidates(trees)
         return offer, self._host[self._pooled :].view(self._size.trees, -1)[:trees].numpy()
 
@@ -401,6 +464,9 @@ class _TreeGraph:
 
     def begin(self, inputs: Sequence[GraphInput], staging: Staging) -> Grown | None:
         """Launch the graph. Return None if there is no room for these trees.
+
+        inputs: Due rows and reserved slots of each tree.
+        staging: Buffer by which tables are copied to the device.
 
         The returned function waits for the candidates. It must be called before the graph is launched again.
         """
@@ -419,13 +485,16 @@ class _TreeGraph:
             self._read_back.record(torch.cuda.current_stream(self._flat.device))
 
     def _read_candidates(self, trees: int) -> Candidates:
-        """Wait for the copy, and return the candidates of the first `trees` trees."""
+        """Wait for the copy of the results, and return the candidates of the first trees.
+
+        trees: Number of trees that were grown.
+        """
         if self._read_back:
             self._read_back.synchronize()
         pool = _pool(self._host.clone(), self._size)
         size = self._size
         tokens, scores, parents = (each[:trees].numpy() for each in (pool.tokens, pool.scores, pool.parents))
-        return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.sizes))
+        return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.level_sizes))
 
     def _grow_trees(self) -> Tensor:
         """Compute the due rows, then grow level by level. This function is what the graph captures."""
@@ -452,10 +521,15 @@ class _TreeGraph:
         return self._flat
 
     def _plan(self, width: int, leads: Tensor, bases: Tensor, bits: Tensor, lengths: Tensor) -> AttentionPlan:
-        """Return the attention plan of a forward pass with `width` rows per tree.
+        """Return the attention plan of a forward pass. A row attends to all columns before its entry in
+        `leads`, and to the columns `bases` + i for every set bit i of `bits`. If the head has a window,
+        columns before `lengths` - window are left out.
 
-        A row attends to all columns before its entry in `leads`, and to the columns `bases` + i for every set
-        bit i of `bits`. If the head has a window, columns before `lengths` - window are left out.
+        width: Number of rows per tree.
+        leads: Number of leading columns that each row attends to.
+        bases: Column at which each row's tree begins.
+        bits: Ancestors of each row in its tree, 32 rows per word.
+        lengths: Number of positions up to each row, itself included.
         """
         from specsot_kernels.gpu.attention import plan_over
 
@@ -469,11 +543,13 @@ class _TreeGraph:
     def _fill(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
         """Return all tables of a run. Return None if a tree has too many due rows, or too many pages.
 
+        inputs: Due rows and reserved slots of each tree.
+
         Example: two trees, `due` 3, with 2 and 1 due rows. The due rows take the places [a0 a1 - | b0 - -],
-        and `asked` is [1, 3]: the places of the last row of each tree.
+            and `asked` is [1, 3]: the places of the last row of each tree.
         """
         size = self._size
-        many = len(inputs)
+        num_trees = len(inputs)
         rows = self._pages.table.page_rows
         fit = all(len(one.due.tokens) <= size.due for one in inputs)
         read = [((due.first - at.position + at.base) // rows * rows, at.pages) for due, at in inputs]
@@ -481,58 +557,61 @@ class _TreeGraph:
         if tables is None:
             return None
         slots = self._pages.table.slots
-        places = self._places[:many]
+        places = self._places[:num_trees]
         due, asked, leads, grown = self._no_due_numbers()
-        told = list[tuple[int, ...]]()
+        rooms = list[tuple[int, ...]]()
         tokens = list[int]()
-        own = list[int]()
-        ahead = list[int]()
+        due_slots = list[int]()
+        grown_slots = list[int]()
         for one, room in inputs:
-            told.append((one.first, len(one.tokens), room.position, room.base))
+            rooms.append((one.first, len(one.tokens), room.position, room.base))
             tokens += one.tokens
-            own += slots(one.sequence, one.first, one.stop)
-            ahead += room.slots[: size.grown]
-        first, count, position, base = np.array(told).T[..., None]
+            due_slots += slots(one.sequence, one.first, one.stop)
+            grown_slots += room.slots[: size.grown]
+        first, count, position, base = np.array(rooms).T[..., None]
         number = np.arange(size.due)
         attend = np.minimum(count, size.attending)
         # [trees, due] True where a tree has a due row.
-        there = number < count
-        due[:, np.flatnonzero(there)] = tokens, (first + number)[there], own, own
-        asked[:many] = np.arange(many) * size.due + count[:, 0] - 1
-        seen = first + count - position + base - attend + number[: size.attending] + 1
-        leads[:many] = np.where(number[: size.attending] < attend, seen, 0)
+        is_due = number < count
+        due[:, np.flatnonzero(is_due)] = tokens, (first + number)[is_due], due_slots, due_slots
+        asked[:num_trees] = np.arange(num_trees) * size.due + count[:, 0] - 1
+        visible = first + count - position + base - attend + number[: size.attending] + 1
+        leads[:num_trees] = np.where(number[: size.attending] < attend, visible, 0)
         grown[0, places], grown[2, places] = position + self._below, base
-        grown[1, places] = np.reshape(ahead, places.shape)
+        grown[1, places] = np.reshape(grown_slots, places.shape)
         return [due, asked, leads, grown, *tables]
 
-    def _tables(self, known: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
-        """Return the tables of the pages that are read, from the cache if they have not changed.
+    def _tables(self, trees_read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
+        """Return the tables of the pages that are read, from the cache if they have not changed. Return None
+        if the trees have too many pages.
+
+        trees_read: For each tree, the number of leading columns that all its rows attend to, rounded down to
+            whole pages, and the pages of its sequence.
 
         The tables are made of whole pages, so that they stay the same for many steps.
-
-        known: for each tree the number of leading columns that all its rows attend to, rounded down to whole
-        pages, and the pages of its sequence.
         """
-        if known != self._known[0]:
-            self._known = known, self._tabulate(known)
-        return self._known[1]
+        if trees_read != self._cached_tables[0]:
+            self._cached_tables = trees_read, self._tabulate(trees_read)
+        return self._cached_tables[1]
 
-    def _tabulate(self, read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
-        """Return the page tables of all forward passes; the list of pages is shared by the passes.
+    def _tabulate(self, trees_read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
+        """Return the page tables of all forward passes; the list of pages is shared by the passes. Return
+        None if the trees have too many pages for the graph.
 
-        Return None if the trees have too many pages for the graph. read: as `known` in `_tables`.
+        trees_read: For each tree, the number of leading columns that all its rows attend to, and the pages of
+            its sequence.
         """
         page_rows = self._pages.kv.page_rows
         tables = list[Numbers]()
         named = np.zeros(0, np.int32)
-        stretches = page_runs_unshared([1] * len(read), [pages for _, pages in read], page_rows)
-        if stretches is None:
-            spans = [whole_pages(1, at, pages, page_rows) for at, pages in read]
-            stretches = as_arrays(page_runs_of(spans, page_rows))
-        leads = np.array([at for at, _ in read], np.int32)
+        page_runs = page_runs_unshared([1] * len(trees_read), [pages for _, pages in trees_read], page_rows)
+        if page_runs is None:
+            spans = [whole_pages(1, at, pages, page_rows) for at, pages in trees_read]
+            page_runs = as_arrays(page_runs_of(spans, page_rows))
+        leads = np.array([at for at, _ in trees_read], np.int32)
         for width, room in self._rooms.items():
             cut = cut_pieces(
-                stretches, leads.repeat(width), page_rows, room.tile_rows, width, places=room.places
+                page_runs, leads.repeat(width), page_rows, room.tile_rows, width, places=room.places
             )
             filled = room.fill_pieces(cut)
             if filled is None:
@@ -543,11 +622,15 @@ class _TreeGraph:
 
 
 def _places(size: GraphSize) -> tuple[NDArray[np.int64], list[int]]:
-    """Return the index of each tree's grown rows among those of all trees, and the rows of each level.
+    """Return the index of each tree's grown rows among those of all trees, [trees, grown], and the rows of
+    each level.
+
+    size: The sizes of the graph.
 
     The rows are stored level by level, and tree by tree within a level. The number of rows of a level is
     rounded up to a multiple of ALIGNED (4).
-    2 trees, widths (2, 1) -> indices [[0 1 4] [2 3 5]], levels of [4 4] rows
+
+        # 2 trees, widths (2, 1) -> indices [[0 1 4] [2 3 5]], levels of [4 4] rows
     """
     rows = [aligned(size.trees * width) for width in size.widths]
     trees = np.arange(size.trees)[:, None]
@@ -557,8 +640,13 @@ def _places(size: GraphSize) -> tuple[NDArray[np.int64], list[int]]:
 
 
 def _pool(flat: Tensor, size: GraphSize) -> CandidatePool:
-    """Return views of the candidates in a flat int32 buffer: tokens and parents as int64, scores as fp32."""
-    candidates = sum(size.sizes)
+    """Return views of the candidates in a flat buffer: tokens and parents as int64, scores as fp32, each
+    [trees, candidates].
+
+    flat: int32 buffer.
+    size: The sizes of the graph.
+    """
+    candidates = sum(size.level_sizes)
     many = size.trees * candidates
     whole = flat[: 4 * many].view(torch.int64).view(2, size.trees, candidates)
     scores = flat[4 * many : 5 * many].view(torch.float32).view(size.trees, candidates)

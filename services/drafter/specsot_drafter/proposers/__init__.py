@@ -26,7 +26,7 @@ class ChosenTrees(DeviceTrees, Protocol):
 
     @property
     def sequences(self) -> tuple[int, ...]:
-        """See the class docstring."""
+        """The sequence id of each tree, in the order of the trees."""
         ...
 
     def take(self) -> Flags | None:
@@ -55,34 +55,53 @@ class Proposer(ABC):
     @property
     @abstractmethod
     def free_pages(self) -> int:
-        """Return the number of KV pages that no sequence owns."""
+        """The number of KV pages that no sequence owns."""
 
     @abstractmethod
     def open(self, sequence: DraftSequence) -> None:
-        """Follow a sequence from its opening on; a fork shares KV rows with its source where possible."""
+        """Follow a sequence from its opening on. A fork shares KV rows with its source where possible. If
+        there is no room for the sequence, it is not followed.
+
+        sequence: What the drafter knows of the sequence.
+        """
 
     @abstractmethod
     def follows(self, sequence: int) -> bool:
-        """Return whether the proposer still follows the sequence with this id."""
+        """Return whether the proposer still follows a sequence.
+
+        sequence: Id of the sequence.
+        """
 
     @abstractmethod
     def close(self, sequence: int) -> None:
-        """Free everything that the sequence holds. Do nothing if the sequence is not followed."""
+        """Free everything that a sequence holds. Nothing happens if the sequence is not followed.
+
+        sequence: Id of the sequence.
+        """
 
     @abstractmethod
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """Return candidates for one tree per sequence, of `levels` levels.
+        """Return candidates for one tree per sequence. Return None if no sequence has candidates.
 
-        There are fewer levels if `keep_growing` stops the growth, and more if a captured graph has more. All
-        candidates of a sequence without free KV pages are barred. Return None if no sequence has candidates.
+        sequences: The sequences to draft for, in the order of the result. Each has a root.
+        levels: Number of levels to grow. There are fewer if `keep_growing` stops the growth, and more if a
+            captured graph has more.
+        keep_growing: Asked before each further level how many nodes of each tree to feed. None: all levels
+            grow.
+
+        All candidates of a sequence without free KV pages are barred.
         """
 
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
         """Launch what `propose` computes, and return a function that waits for it and returns the candidates.
+
+        sequences: The sequences to draft for, in the order of the result.
+        levels: Number of levels to grow, as for `propose`.
+        keep_growing: As for `propose`.
 
         Growth that `start_growth` has launched is continued, whatever its levels, and confirmed; or it is
         discarded. The returned function may still discard a confirmed growth.
@@ -92,37 +111,50 @@ class Proposer(ABC):
         return partial(self.propose, sequences, levels, keep_growing)
 
     def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
-        """Launch the growth of the next trees before the host has read the verification result of these.
+        """Launch the growth of the next trees before the host has read the verification result of the current
+        ones. Return None if nothing was launched. At most one growth exists at a time: an earlier one is
+        dropped.
 
-        verification: the trees that are being verified, and their results on the device.
-        ids: number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
-        levels: levels of the trees that grow.
-
-        Return None if nothing was launched. At most one growth exists at a time: an earlier one is dropped.
+        verification: The trees that are being verified, and their results on the device.
+        ids: Number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
+        levels: Levels of the trees that grow.
         """
         return None
 
     def select(
         self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
     ) -> ChosenTrees | None:
-        """Let the device select nodes of the trees of a growth that `start_growth` has returned.
+        """Let the device select nodes of the trees that are growing asynchronously. Return None if that is
+        impossible.
 
-        Return None if that is impossible. See `DeviceGrowth.choose` for the other arguments.
+        growth: What `start_growth` has returned.
+        sequences: Ids of the sequences, in the order of the trees in the next frame.
+        nodes: Maximum number of nodes per tree, root included.
+        room: Maximum number of levels that every one of the sequences can have.
+        trust: What is added to a candidate's log-probability at each depth, [levels].
         """
         return None
 
     def observe(self, batch: Features) -> None:  # noqa: B027 (most need not)
-        """Learn from a message of feature batches, whose tokens the sequences have already."""
+        """Learn from a message of feature batches, whose tokens the sequences have already.
+
+        batch: The message, with the features of the committed tokens if the proposer uses features.
+        """
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """Return the number of rows that must be computed before trees of these sequences can grow."""
+        """Return the number of rows of committed tokens that must be computed before trees can grow.
+
+        sequences: The sequences whose trees are to grow.
+        """
         return 0
 
     def catch_up(self) -> None:  # noqa: B027 (nothing is ever due)
         """Compute outstanding rows, at a time when no sequence waits for a tree."""
 
     def max_levels(self, sequence: DraftSequence) -> int:
-        """Return the levels of the deepest tree that is useful for this sequence now; 0 if there is none.
+        """Return the levels of the deepest tree that is useful for a sequence now; 0 if there is none.
+
+        sequence: The sequence.
 
         A sequence that may write r tokens after its root needs at most r - 1 levels, because the last of
         these tokens comes as the bonus token.
@@ -132,10 +164,13 @@ class Proposer(ABC):
         return levels if levels <= left else max(left, 0)
 
     def levels_at(self, sequence: DraftSequence, further: int = 0) -> int:
-        """Return the levels that fit once `further` more tokens are committed, ignoring the sequence's limit.
+        """Return the levels that fit once more tokens are committed, ignoring the sequence's limit. Return 0
+        if the sequence is not followed.
+
+        sequence: The sequence.
+        further: Number of tokens that are committed in addition. 0: the present state.
 
         The bounds are the proposer's deepest tree and the last position that the draft model supports.
-        Return 0 if the sequence is not followed.
         """
         room = sequence.max_tokens(self.positions) - sequence.committed - 1 - further
         levels = len(self.widths) + 1 if self.follows(sequence.id) else 0

@@ -38,9 +38,12 @@ class BlockProposer(Proposer):
     ) -> None:
         """Allocate the KV pages, and capture the graphs.
 
-        shape: top_k is the number of tokens of every place that a tree may contain. All levels come from one
-        pass, so deeper levels feed no rows (`widths` are 0).
-        capture: captures graphs, for a head that `captured_blocks` returns; None: no graphs.
+        head: The DFlash head.
+        shape: The largest tree; `top_k` is the number of tokens of every place that a tree may contain. All
+            levels come from one pass, so deeper levels feed no rows (`widths` are 0).
+        pages: Number of KV pages.
+        page_rows: Number of KV slots of a page.
+        capture: Captures graphs, for a head that `captured_blocks` returns. None: no graphs.
         """
         self.widths = (0,) * (min(head.block.drafts, shape.depth + 1) - 1)
         self.positions = head.positions
@@ -55,38 +58,51 @@ class BlockProposer(Proposer):
 
     @property
     def free_pages(self) -> int:
+        """The number of KV pages that no sequence owns."""
         return self._table.free
 
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence from its start or from its fork.
 
-        A fork is not followed if its source is not followed, or if no KV page is free.
+        sequence: What the drafter knows of the sequence. A fork is not followed if its source is not
+            followed, or if no KV page is free.
         """
         fork = sequence.opening.fork
-        own = sequence.id
+        sequence_id = sequence.id
         if not sequence.committed or fork is None:
-            self._table.open(own, window_of(sequence.opening))
+            self._table.open(sequence_id, window_of(sequence.opening))
         elif fork.sequence not in self._followed:
             return
         else:
             try:
-                copy = self._table.fork(own, fork.sequence, fork.length)
+                page_copy = self._table.fork(sequence_id, fork.sequence, fork.length)
             except (NotFound, Overloaded):
-                self.close(own)
+                self.close(sequence_id)
                 return
-            if copy is not None:
-                self._kv.copy_page(copy.source, copy.target, copy.rows)
-        self._followed.add(own)
+            if page_copy is not None:
+                self._kv.copy_page(page_copy.source, page_copy.target, page_copy.rows)
+        self._followed.add(sequence_id)
 
     def follows(self, sequence: int) -> bool:
+        """Return whether the features of a sequence are complete so far.
+
+        sequence: Id of the sequence.
+        """
         return sequence in self._followed
 
     def close(self, sequence: int) -> None:
+        """Free the pages of a sequence, and follow it no more. An unknown sequence is ignored.
+
+        sequence: Id of the sequence.
+        """
         self._followed.discard(sequence)
-        self._wipe(self._table.close(sequence))
+        self._clear_pages(self._table.close(sequence))
 
     def observe(self, batch: Features) -> None:
         """Store keys and values of committed tokens; drop sequences without features or without free pages.
+
+        batch: The message. Its `rows` are the fused features of the batches' tokens, [num_tokens,
+            head.width].
 
         Raises WireError if the features do not have one row per token and the head's width.
         """
@@ -109,12 +125,18 @@ class BlockProposer(Proposer):
                     positions += range(feature_batch.start, end)
             first = stop
         if rows:
-            self._remember(batch.rows, first, rows, positions, slots)
+            self._store_kv(batch.rows, first, rows, positions, slots)
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """See `Proposer`. `keep_growing` is not called, since one pass drafts all levels."""
+        """Return candidates for one tree per sequence. Return None if no sequence is followed or has free
+        pages.
+
+        sequences: The sequences to draft for, in the order of the result.
+        levels: Maximum number of levels.
+        keep_growing: Not called, since one pass drafts all levels.
+        """
         rooms = [self._reserve(sequence) for sequence in sequences]
         found = [(sequence, room) for sequence, room in zip(sequences, rooms) if room]
         if not found:
@@ -125,7 +147,12 @@ class BlockProposer(Proposer):
         return pad_rows(candidates, [room is not None for room in rooms])
 
     def _draft(self, roots: Sequence[int], rooms: Sequence[TreeRoom], levels: int) -> Best:
-        """Draft one block per root. Return the likeliest tokens of at least `levels` places.
+        """Draft one block per root. Return log-probabilities and ids of the likeliest tokens of at least
+        `levels` places.
+
+        roots: Token id of each sequence's newest token.
+        rooms: The reserved rows of each block.
+        levels: Number of places that are needed.
 
         A block of 4 rows with the root r: tokens [r m m m] (m is the mask), positions [p p+1 p+2 p+3].
         """
@@ -145,38 +172,57 @@ class BlockProposer(Proposer):
         return best_of(head, outputs, self._breadth)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Reserve a block's rows after the sequence's own rows. Return None if that is impossible."""
+        """Reserve a block's rows after a sequence's own rows. Return None if the sequence is not followed, or
+        no page is free.
+
+        sequence: The sequence that a block is to be drafted for.
+        """
         if sequence.id not in self._followed:
             return None
-        self._wipe(self._table.trim(sequence.id, sequence.committed))
+        self._clear_pages(self._table.trim(sequence.id, sequence.committed))
         return reserve_room(self._table, sequence.id, sequence.committed, self._head.block.rows)
 
-    def _remember(
-        self, payload: Tensor | None, count: int, rows: list[int], positions: list[int], slots: list[int]
+    def _store_kv(
+        self, fused: Tensor | None, num_fused: int, rows: list[int], positions: list[int], slots: list[int]
     ) -> None:
-        """Compute and store the keys and values of the given rows of the payload.
+        """Compute and store the keys and values of committed tokens.
 
-        payload: [count, head.width]. rows, positions, slots: equally many.
+        fused: The fused rows of the message, [num_fused, head.width]. None counts as another shape.
+        num_fused: Number of tokens of the message's batches.
+        rows: Indices of the fused rows that are used.
+        positions: Position of each of these tokens.
+        slots: KV slot of each of these tokens.
+
+        Raises WireError if `fused` has another shape.
         """
         head = self._head
-        if payload is None or tuple(payload.shape) != (count, head.width):
-            shape = None if payload is None else tuple(payload.shape)
-            raise WireError(f"features are {shape}, their lessons say {(count, head.width)}")
-        picked = payload[torch.tensor(rows, device=payload.device)]
-        features = head.features(picked.to(device=head.device, dtype=head.dtype))
+        if fused is None or tuple(fused.shape) != (num_fused, head.width):
+            shape = None if fused is None else tuple(fused.shape)
+            raise WireError(
+                f"features have shape {shape}, their feature batches need {(num_fused, head.width)}"
+            )
+        chosen = fused[torch.tensor(rows, device=fused.device)]
+        features = head.features(chosen.to(device=head.device, dtype=head.dtype))
         place, slot = (torch.tensor(one, device=head.device) for one in (positions, slots))
         head.remember(features, place, slot, self._kv)
 
-    def _wipe(self, pages: Sequence[int]) -> None:
-        """Clear freed pages, so that NaN rows of one sequence never reach the attention of another one."""
+    def _clear_pages(self, pages: Sequence[int]) -> None:
+        """Clear freed pages, so that NaN rows of one sequence never reach the attention of another one.
+
+        pages: Numbers of the pages.
+        """
         for page in pages:
             self._kv.clear_page(page)
 
 
 def offer_paths(best: Best, levels: int, nodes: int, sequences: Sequence[DraftSequence]) -> Candidates:
-    """Return trees of the `nodes` likeliest paths through the tokens of the first `levels` places.
+    """Return trees of the likeliest paths through the tokens of a block. Candidates that a sequence's grammar
+    forbids are barred.
 
-    Candidates that a sequence's grammar forbids are barred.
+    best: Log-probabilities and ids of the likeliest tokens of every place, [sequences, places, breadth] each.
+    levels: Number of places that are used, from the first.
+    nodes: Maximum number of nodes of a tree, without its root.
+    sequences: The sequence of each tree.
     """
     scores, tokens = (each[:, :levels].tolist() for each in best)
     trees = [likeliest_paths(*each, nodes) for each in zip(scores, tokens)]

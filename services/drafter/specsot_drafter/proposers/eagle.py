@@ -44,8 +44,10 @@ class EagleProposer(Proposer):
     def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
         """Allocate the KV pages; on a GPU also capture the graphs and warm up, which takes seconds.
 
-        shape: gives the depth, the children per node (top_k) and the nodes of a tree.
-        pages, page_rows: number of KV pages, and rows of each.
+        head: The EAGLE head.
+        shape: Gives the depth, the children per node (top_k) and the nodes of a tree.
+        pages: Number of KV pages.
+        page_rows: Number of KV slots of a page.
         """
         self.widths = (shape.top_k,) * shape.depth
         self.positions = head.positions
@@ -58,7 +60,7 @@ class EagleProposer(Proposer):
         self._followed: dict[int, FollowedSequence] = {}
         self._graphs: TreeGraphs | None = None
         # The growth that was launched before the host has read the verification result it follows.
-        self._ahead: DeviceGrowth | None = None
+        self._async_growth: DeviceGrowth | None = None
         if graphs := _graphs(head, self._pages, shape):
             self._warm_up()
             self._graphs = graphs
@@ -71,18 +73,19 @@ class EagleProposer(Proposer):
         return self._pages.table.free
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """Return the due rows of these sequences, and of all sequences whose prompts are being processed.
+        """Return the due rows of some sequences, and of all sequences whose prompts are being processed.
 
-        Due rows of other sequences are computed when trees are requested for those sequences.
+        sequences: The sequences whose trees are to grow. Due rows of other sequences are computed when trees
+            are requested for those sequences.
         """
         own = [self._followed[sequence.id].due for sequence in sequences if sequence.id in self._followed]
-        return sum(own) + sum(one.due for one in self._reading())
+        return sum(own) + sum(one.due for one in self._prefilling())
 
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence from its start or from its fork.
 
-        If the source of the fork is not followed that far, or if no KV page is free, the sequence is not
-        followed.
+        sequence: What the drafter knows of the sequence. If the source of its fork is not followed that far,
+            or if no KV page is free, the sequence is not followed.
         """
         try:
             begin = self._fork if sequence.committed else self._start
@@ -91,15 +94,21 @@ class EagleProposer(Proposer):
             self._pages.close(sequence.id)
 
     def follows(self, sequence: int) -> bool:
-        """See `Proposer.follows`."""
+        """Return whether the features of a sequence are complete so far.
+
+        sequence: Id of the sequence.
+        """
         return sequence in self._followed
 
     def observe(self, batch: Features) -> None:
         """Store the features of all batches of a message.
 
-        Drop a sequence if no KV page is free for its features. Drop all sequences of the message if it has
-        no features at all, since each of them has a gap then.
-        Raises WireError if the features do not have one row per token and the head's width.
+        batch: The message. Its `rows` are the fused features of the batches' tokens, [num_tokens,
+            head.width].
+
+        A sequence is dropped if no KV page is free for its features. All sequences of the message are dropped
+        if it has no features at all, since each of them has a gap then. Raises WireError if the features do
+        not have one row per token and the head's width.
         """
         if batch.rows is None:
             for feature_batch in batch.feature_batches:
@@ -111,56 +120,74 @@ class EagleProposer(Proposer):
         for feature_batch in batch.feature_batches:
             stop = first + len(feature_batch.tokens)
             follows = feature_batch.sequence in self._followed
-            there = follows and self._ahead and self._ahead.covers(feature_batch)
-            if not there and (own := self._room_for(feature_batch)):
+            on_device = follows and self._async_growth and self._async_growth.covers(feature_batch)
+            if not on_device and (new_slots := self._feature_slots(feature_batch)):
                 rows += range(first, stop)
-                slots += own
+                slots += new_slots
             first = stop
         if rows:
             self._store(batch.rows, first, rows, slots)
 
     def close(self, sequence: int) -> None:
-        """See `Proposer.close`."""
+        """Free the pages of a sequence, and follow it no more. An unknown sequence is ignored.
+
+        sequence: Id of the sequence.
+        """
         self._followed.pop(sequence, None)
         self._pages.close(sequence)
 
     def catch_up(self) -> None:
-        """Compute the due rows of all sequences."""
+        """Compute the due rows of all sequences, at a time when no sequence waits for a tree."""
         self._compute_due(self._followed.values())
 
     def _compute_due(self, sequences: Iterable[FollowedSequence]) -> None:
-        """Compute the due rows of these sequences. Growing a tree computes the last row once more."""
+        """Compute the due rows of some sequences. Sequences without due rows are skipped. Growing a tree
+        computes the last row once more.
+
+        sequences: Followed sequences.
+        """
         if due := [one.take(asked=False) for one in sequences if one.due]:
             compute_rows(self._head, self._pages, due)
 
-    def _reading(self) -> list[FollowedSequence]:
+    def _prefilling(self) -> list[FollowedSequence]:
         """Return the sequences with due rows whose prompts are not complete yet."""
         return [one for one in self._followed.values() if one.sequence.root is None and one.due]
 
-    def _take(self, asked: Sequence[FollowedSequence]) -> list[DueRows]:
-        """Take the due rows of the given sequences, then of all whose prompts are being processed.
+    def _take_due(self, followed: Sequence[FollowedSequence]) -> list[DueRows]:
+        """Return the due rows of some sequences, then those of all sequences whose prompts are being
+        processed, and count them as computed.
 
-        Only the given sequences get an output, which is that of their last row.
+        followed: Sequences whose trees grow. Only these get an output, which is that of their last row.
         """
-        own = [one.take(asked=True) for one in asked]
-        return own + [one.take(asked=False) for one in self._reading()]
+        own = [one.take(asked=True) for one in followed]
+        return own + [one.take(asked=False) for one in self._prefilling()]
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """See `Proposer.propose`."""
+        """Return candidates for one tree per sequence, or None if there are none; see `Proposer.propose`.
+
+        sequences: The sequences to draft for.
+        levels: Number of levels to grow.
+        keep_growing: Asked before each further level. None: all levels grow.
+        """
         return self.begin(sequences, levels, keep_growing)()
 
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
-        """See `Proposer.begin`.
+        """Launch the growth of one tree per sequence, and return a function that waits for the candidates.
+
+        sequences: The sequences to draft for.
+        levels: Number of levels to grow; a graph may grow more.
+        keep_growing: Asked before each further level if no graph is used. None: all levels grow.
 
         In this order of preference: continue asynchronous growth, launch a graph, or grow level by level when
-        the offer is called. Sequences without free KV pages get barred candidates.
+        the returned function is called. Sequences without free KV pages get barred candidates; if no sequence
+        has pages, the function returns None.
         """
-        ahead = self._ahead
-        self._ahead = None
+        ahead = self._async_growth
+        self._async_growth = None
         if ahead and (offer := self._continue(ahead, sequences, levels)):
             return offer
         rooms = [self._reserve(sequence) for sequence in sequences]
@@ -174,9 +201,14 @@ class EagleProposer(Proposer):
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
-        """Compute the due rows, then grow the trees level by level, without a graph."""
+        """Compute the due rows, then grow the trees level by level, without a graph. Return the candidates.
+
+        growing: The sequences, each with the reserved rows of its tree.
+        levels: Number of levels to grow.
+        keep: Asked before each further level how many nodes to feed. None: all levels grow.
+        """
         own, rooms = zip(*growing)
-        due = self._take([self._followed[sequence.id] for sequence in own])
+        due = self._take_due([self._followed[sequence.id] for sequence in own])
         last = compute_rows(self._head, self._pages, due)
         guide = make_guide(self._head, own)
         return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
@@ -191,10 +223,10 @@ class EagleProposer(Proposer):
         for rows in WARMUP_ROWS:
             sequence = DraftSequence(Opening(0, prompt=rows, limit=rows))
             self.open(sequence)
-            for told in (rows, 1):
-                feature_batch = FeatureBatch(0, sequence.committed, (0,) * told, 0, 1)
+            for num_tokens in (rows, 1):
+                feature_batch = FeatureBatch(0, sequence.committed, (0,) * num_tokens, 0, 1)
                 sequence.observe(feature_batch)
-                payload = torch.zeros(told, self._head.width, dtype=self._head.dtype)
+                payload = torch.zeros(num_tokens, self._head.width, dtype=self._head.dtype)
                 self.observe(Features(0, 0, feature_batches=(feature_batch,), rows=payload))
                 self.propose([sequence], min(2, len(self.widths) + 1))
             self.close(sequence.id)
@@ -202,7 +234,11 @@ class EagleProposer(Proposer):
     def _begin_graph(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int
     ) -> Callable[[], Candidates] | None:
-        """Launch catching up and growing as one graph. Return None if there are no graphs or no room.
+        """Launch catching up and growing as one graph. Return a function that waits for the candidates, or
+        None if there are no graphs or they have no room.
+
+        growing: The sequences, each with the reserved rows of its tree.
+        levels: Number of levels to grow; a deeper graph may be used.
 
         The graph grows all levels without asking the policy or a grammar in between: one more level costs
         less than asking whether the level is profitable, and a draft that a grammar forbids costs less than
@@ -212,9 +248,9 @@ class EagleProposer(Proposer):
             return None
         sequences, rooms = zip(*growing)
         followed = [self._followed[sequence.id] for sequence in sequences]
-        behind = (one for one in followed if one.due > graphs.due)
+        too_long = (one for one in followed if one.due > graphs.due)
         # A graph has room for `graphs.due` due rows per sequence, and for no other sequences' rows.
-        self._compute_due((*behind, *self._reading()))
+        self._compute_due((*too_long, *self._prefilling()))
         due = [one.take(asked=True) for one in followed]
         grown = graphs.begin([GraphInput(*each) for each in zip(due, rooms)], levels)
         if grown is None:
@@ -223,10 +259,12 @@ class EagleProposer(Proposer):
         return lambda: filter_candidates(grown(), sequences, self._max_nodes)
 
     def _continue(self, ahead: DeviceGrowth, sequences: Sequence[DraftSequence], levels: int) -> Offer | None:
-        """Return the offer of asynchronous growth if all these sequences continue from there. Otherwise
-        discard the growth and return None.
+        """Return a function that waits for the candidates of asynchronous growth, if all these sequences
+        continue from there. Otherwise discard the growth and return None.
 
-        levels: levels of the trees that grow again if the device's verification result differs from the
+        ahead: The growth that was launched before the host had read the verification result.
+        sequences: The sequences to draft for.
+        levels: Levels of the trees that grow again if the device's verification result differs from the
             host's. The returned function finds that out, and then discards the growth.
         """
         if not (due := ahead.take([self._followed.get(sequence.id) for sequence in sequences])):
@@ -245,17 +283,22 @@ class EagleProposer(Proposer):
 
     @torch.inference_mode()
     def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
-        """See `Proposer.start_growth`.
+        """Launch the growth of the next trees before the host has read the verification result of the current
+        ones; see `Proposer.start_growth`. Return None if nothing was launched.
+
+        verification: The trees that are being verified, and their results on the device.
+        ids: Number of token ids that may be fed.
+        levels: Levels of the trees that grow.
 
         Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
         tree and its pages can be reserved. Outstanding rows are computed first.
         """
-        self._ahead = None
+        self._async_growth = None
         graphs = self._graphs
         head = self._head
         followed = [self._followed.get(tree.sequence) for tree in verification.trees]
         if graphs:
-            self._compute_due((*filter(None, followed), *self._reading()))
+            self._compute_due((*filter(None, followed), *self._prefilling()))
         if graphs is None or not all(map(self._is_known, followed, verification.trees)):
             return None
         cover = self._pages.cover_tree
@@ -265,25 +308,39 @@ class EagleProposer(Proposer):
         if len(trees) == len(pages):
             features = head.features(verification.features.to(head.device, head.dtype))
             targets = verification.targets.to(head.device)
-            self._ahead = graphs.begin_async(trees, targets, features, ids, levels)
-        return self._ahead
+            self._async_growth = graphs.begin_async(trees, targets, features, ids, levels)
+        return self._async_growth
 
     def select(
         self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
     ) -> ChosenTrees | None:
-        """See `DeviceGrowth.choose`."""
+        """Let the device select nodes of the trees that grow asynchronously; see `DeviceGrowth.choose`.
+        Return None if it cannot.
+
+        growth: What `start_growth` has returned.
+        sequences: Ids of the sequences, in the order of the trees in the next frame.
+        nodes: Maximum number of nodes per tree, root included.
+        room: Maximum number of levels that every sequence can have.
+        trust: What is added to a candidate's log-probability at each depth, [levels].
+        """
         return growth.choose(sequences, nodes, room, trust) if isinstance(growth, DeviceGrowth) else None
 
     def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
-        """Return whether the sequence's draft rows and features are complete up to this tree's root.
+        """Return whether a sequence's draft rows and features are complete up to the root of a tree. False
+        for sequences with a KV policy (a window), because pages of theirs may have been freed.
 
-        Sequences with a KV policy (a window) are excluded, because pages of theirs may have been freed.
+        followed: What is followed of the tree's sequence. None: nothing, and the result is False.
+        tree: The tree that is being verified.
         """
         known = followed is not None and followed.extended == followed.length == tree.committed
         return known and self._pages.table.policy(tree.sequence) is None
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Reserve the rows of a tree after the sequence's own rows. Return None if that is impossible."""
+        """Reserve the rows of a tree after a sequence's own rows. Return None if the sequence is not
+        followed, or no page is free.
+
+        sequence: The sequence that a tree is to grow for.
+        """
         followed = self._followed.get(sequence.id)
         if followed is None:
             return None
@@ -291,15 +348,21 @@ class EagleProposer(Proposer):
         return self._pages.reserve_tree(followed.id, followed.length, self._grown)
 
     def _start(self, sequence: DraftSequence) -> FollowedSequence:
-        """Follow a sequence that forks no other one."""
+        """Open the pages of a sequence that forks no other one, and return what is followed of it.
+
+        sequence: What the drafter knows of the sequence.
+        """
         self._pages.table.open(sequence.id, window_of(sequence.opening))
         return FollowedSequence(sequence)
 
     def _fork(self, sequence: DraftSequence) -> FollowedSequence:
-        """Share rows with the source of the fork; compute those of them that are due first.
+        """Share rows with the source of a fork, after computing those of them that are due. Return what is
+        followed of the fork.
 
-        A fork at n shares n - 1 draft rows: row n - 1 pairs feature n - 1 with token n, which differs.
-        Raises NotFound if the source is not followed up to the fork, and Overloaded if no page is free.
+        sequence: The sequence that forks.
+
+        A fork at n shares n - 1 draft rows: row n - 1 pairs feature n - 1 with token n, which differs. Raises
+        NotFound if the source is not followed up to the fork, and Overloaded if no page is free.
         """
         fork = sequence.opening.fork
         source = self._followed.get(fork.sequence) if fork else None
@@ -311,10 +374,11 @@ class EagleProposer(Proposer):
         self._pages.fork(sequence.id, fork.sequence, fork.length)
         return FollowedSequence(sequence, extended=fork.length - 1)
 
-    def _room_for(self, feature_batch: FeatureBatch) -> Sequence[int] | None:
-        """Return the slots for the features of a batch. Return None if the sequence is not followed.
+    def _feature_slots(self, feature_batch: FeatureBatch) -> Sequence[int] | None:
+        """Return the slots for the features of a batch, one per token. Return None if the sequence is not
+        followed. If no KV page is free, the sequence is dropped, and the result is None, too.
 
-        If no KV page is free, the sequence is dropped, and the result is None, too.
+        feature_batch: Committed tokens of one sequence.
         """
         if not self.follows(feature_batch.sequence):
             return None
@@ -325,21 +389,33 @@ class EagleProposer(Proposer):
             self.close(feature_batch.sequence)
             return None
 
-    def _store(self, payload: Tensor, count: int, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """Convert the given rows of the payload to features, and store these in the given slots.
+    def _store(self, fused: Tensor, num_fused: int, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """Convert fused rows of a message to features, and store these.
 
-        payload: [count, head.width]. rows, slots: equally many.
+        fused: The fused rows of the message, [num_fused, head.width].
+        num_fused: Number of tokens of the message's batches.
+        rows: Indices of the fused rows to store.
+        slots: The slot of each stored row.
+
+        Raises WireError if `fused` has another shape.
         """
         head = self._head
-        shape = tuple(payload.shape)
-        if shape != (count, head.width):
-            raise WireError(f"features are {shape}, their lessons say {(count, head.width)}")
-        picked = payload if len(rows) == count else payload[indices(rows, payload.device)]
-        self._pages.store_features(slots, head.features(picked.to(device=head.device, dtype=head.dtype)))
+        shape = tuple(fused.shape)
+        if shape != (num_fused, head.width):
+            raise WireError(
+                f"features have shape {shape}, their feature batches need {(num_fused, head.width)}"
+            )
+        chosen = fused if len(rows) == num_fused else fused[indices(rows, fused.device)]
+        self._pages.store_features(slots, head.features(chosen.to(device=head.device, dtype=head.dtype)))
 
 
 def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs | None:
-    """Capture the graphs of this head. Return None if the head or the machine has no kernels for that."""
+    """Return the captured graphs of a head. Return None if the head or the machine has no kernels for that.
+
+    head: The EAGLE head.
+    memory: Its KV pages and features.
+    shape: The largest tree.
+    """
     fused = fuse_head(head)
     if fused is None:
         return None

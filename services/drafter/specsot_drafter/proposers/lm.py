@@ -57,12 +57,14 @@ class BeamShape:
 
     @property
     def tree_shape(self) -> TreeShape:
-        """Return the shape in the form that the ring needs."""
+        """The shape in the form that the ring needs."""
         return TreeShape(len(self.widths), self.breadth, self.nodes)
 
 
 def read_small(directory: Path) -> ModelConfig:
-    """Read the config of a model that drafts.
+    """Return the config of a model that drafts.
+
+    directory: Where the model is.
 
     Raises ModelError for an unreadable config, and HeadMismatch for a model with gated delta layers.
     """
@@ -73,10 +75,12 @@ def read_small(directory: Path) -> ModelConfig:
 
 
 def beam_shape(options: DraftOptions) -> BeamShape:
-    """Return the shape that the options ask for: a chain, or a tree in which each fed node has children.
+    """Return the shape of trees: a chain, or a tree in which each fed node has children.
 
-    5 tokens, linear: breadth 1, widths (1, 1, 1, 1). 4 tokens, breadth 2, 32 nodes: widths (2, 4, 8).
-    With 10 nodes instead, level 3 may feed 10 - 2 - 4 nodes: widths (2, 4, 4).
+    options: The options of drafting: depth, breadth, nodes, mode and threshold. None stands for a default.
+
+    5 tokens, linear: breadth 1, widths (1, 1, 1, 1). 4 tokens, breadth 2, 32 nodes: widths (2, 4, 8). With 10
+    nodes instead, level 3 may feed 10 - 2 - 4 nodes: widths (2, 4, 4).
     """
     tokens = options.depth or DEFAULT_DEPTH
     if options.mode in (None, "linear"):
@@ -101,7 +105,10 @@ MAX_GRAPH_CANDIDATES = 256
 
 
 def can_capture_beam(beam: BeamShape) -> bool:
-    """Return whether trees of this shape can grow in graphs, if the model's layers can be captured."""
+    """Return whether trees of a shape can grow in graphs, if the model's layers can be captured.
+
+    beam: The shape.
+    """
     return beam.breadth * max((1, *beam.widths)) <= MAX_GRAPH_CANDIDATES
 
 
@@ -120,12 +127,12 @@ class FedTokens:
 
     @property
     def due(self) -> list[int]:
-        """Return the tokens to feed; valid after `rewind`."""
+        """The tokens to feed; valid after `rewind`."""
         return self.sequence.tokens[len(self.tokens) :]
 
     @property
     def due_rows(self) -> DueRows:
-        """Return the tokens to feed as rows of a graph, which outputs the last one."""
+        """The tokens to feed as rows of a graph, which outputs the last one; valid after `rewind`."""
         return DueRows(self.sequence.id, len(self.tokens), tuple(self.due), 1)
 
     def rewind(self) -> None:
@@ -150,7 +157,14 @@ class LanguageModelProposer(Proposer):
     def __init__(
         self, head: DecoderHead, beam: BeamShape, pages: int, page_rows: int, capture: Capture | None = None
     ) -> None:
-        """Allocate the KV pages. capture: captures graphs, for a `capturable` head; None: no graphs."""
+        """Allocate the KV pages, and capture the graphs.
+
+        head: The small model.
+        beam: The shape of the trees.
+        pages: Number of KV pages.
+        page_rows: Number of KV slots of a page.
+        capture: Captures graphs, for a `capturable` head. None: no graphs.
+        """
         self.widths = beam.widths
         self.positions = head.positions
         self._head = head
@@ -163,26 +177,48 @@ class LanguageModelProposer(Proposer):
 
     @property
     def free_pages(self) -> int:
+        """The number of KV pages that no sequence owns."""
         return self._table.free
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
+        """Return the number of tokens that must be fed before trees can grow, at least one for each sequence.
+
+        sequences: The sequences whose trees are to grow. Unknown ones count 0.
+        """
         fed = [self._fed[sequence.id] for sequence in sequences if sequence.id in self._fed]
         return sum(max(len(one.sequence.tokens) - len(one.tokens), 1) for one in fed)
 
     def open(self, sequence: DraftSequence) -> None:
-        """Follow a sequence. Nothing is computed or shared yet, as perhaps no tree will ever be requested."""
+        """Follow a sequence. Nothing is computed or shared yet, as perhaps no tree will ever be requested.
+
+        sequence: What the drafter knows of the sequence.
+        """
         self._fed[sequence.id] = FedTokens(sequence)
 
     def follows(self, sequence: int) -> bool:
+        """Return whether a sequence is open.
+
+        sequence: Id of the sequence.
+        """
         return sequence in self._fed
 
     def close(self, sequence: int) -> None:
+        """Free the pages of a sequence, and forget it. An unknown sequence is ignored.
+
+        sequence: Id of the sequence.
+        """
         self._fed.pop(sequence, None)
         self._pages.close(sequence)
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
+        """Return candidates for one tree per sequence. Return None if no sequence has free pages.
+
+        sequences: The sequences to draft for, in the order of the result.
+        levels: Number of levels to grow; a graph may grow more.
+        keep_growing: Asked before each further level if no graph is used. None: all levels grow.
+        """
         rooms = [self._reserve(sequence) for sequence in sequences]
         growing = [(sequence, ground) for sequence, ground in zip(sequences, rooms) if ground]
         if not growing:
@@ -193,21 +229,36 @@ class LanguageModelProposer(Proposer):
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
-        """Catch up and grow: in one graph if possible, otherwise level by level with a grammar guide."""
-        own, rooms = zip(*growing)
-        feds = [self._fed[sequence.id] for sequence in own]
+        """Catch up and grow: in one graph if possible, otherwise level by level with a grammar guide. Return
+        the candidates.
+
+        growing: The sequences, each with the reserved rows of its tree.
+        levels: Number of levels to grow.
+        keep: Asked before each further level how many nodes to feed. None: all levels grow.
+        """
+        draft_sequences, rooms = zip(*growing)
+        fed_sequences = [self._fed[sequence.id] for sequence in draft_sequences]
         beam = self._beam
-        if self._graphs and (offer := self._grow_by_graph(self._graphs, feds, rooms, levels)) is not None:
-            return filter_candidates(offer, own, beam.nodes - 1)
-        last = self._feed(feds)
-        guide = make_guide(self._head, own)
+        if (
+            self._graphs
+            and (offer := self._grow_by_graph(self._graphs, fed_sequences, rooms, levels)) is not None
+        ):
+            return filter_candidates(offer, draft_sequences, beam.nodes - 1)
+        last = self._feed(fed_sequences)
+        guide = make_guide(self._head, draft_sequences)
         grown = TreeGrowth(self._head, self._pages.kv, rooms, beam.breadth, guide, beam.widths, beam.floor)
-        return self._keep_chains(feds, grown.run(last, levels, keep))
+        return self._keep_chains(fed_sequences, grown.run(last, levels, keep))
 
     def _grow_by_graph(
         self, graphs: TreeGraphs, feds: Sequence[FedTokens], rooms: Sequence[TreeRoom], levels: int
     ) -> Candidates | None:
-        """Catch up and grow in one graph, without a grammar guide. Return None if no graph has room."""
+        """Catch up and grow in one graph, without a grammar guide. Return None if no graph has room.
+
+        graphs: The captured graphs.
+        feds: The sequences, with the tokens that were fed for them.
+        rooms: The reserved rows of each tree.
+        levels: Number of levels to grow; a deeper graph may be used.
+        """
         if late := [fed for fed in feds if len(fed.due) > graphs.due]:
             self._feed(late)
             for fed in late:
@@ -220,9 +271,10 @@ class LanguageModelProposer(Proposer):
         return self._keep_chains(feds, offer)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Reserve the rows of a tree after the sequence's tokens. Return None if that is impossible.
+        """Reserve the rows of a tree after a sequence's tokens. Return None if the sequence is unknown, or no
+        page is free.
 
-        A sequence that is drafted for the first time gets its pages here.
+        sequence: The sequence. If it is drafted for the first time, it gets its pages here.
         """
         fed = self._fed.get(sequence.id)
         if fed is None or not (sequence.id in self._table or self._start(fed)):
@@ -232,9 +284,10 @@ class LanguageModelProposer(Proposer):
         return self._pages.reserve_tree(sequence.id, len(sequence.tokens), sum(self.widths))
 
     def _start(self, fed: FedTokens) -> bool:
-        """Give a sequence its pages. A fork shares the forked rows; its source is fed up to there first.
-
+        """Open the pages of a sequence. A fork shares the forked rows; its source is fed up to there first.
         Return False if no page is free.
+
+        fed: The sequence, for which nothing was fed yet.
         """
         fork = fed.sequence.opening.fork
         sequence = fed.sequence.id
@@ -254,11 +307,19 @@ class LanguageModelProposer(Proposer):
         return True
 
     def _trim(self, fed: FedTokens) -> None:
-        """Free the pages that a window hides from all rows that are still to be computed."""
+        """Free the pages that a window hides from all rows that are still to be computed.
+
+        fed: The sequence, with the tokens that were fed for it.
+        """
         self._pages.trim(fed.sequence.id, fed.confirmed)
 
     def _feed_up_to(self, fed: FedTokens, stop: int) -> None:
-        """Feed the sequence's tokens up to token stop - 1, PREFILL_ROWS at a time. Raises Overloaded."""
+        """Feed a sequence's tokens, PREFILL_ROWS at a time. Nothing happens if they were fed already. Raises
+        Overloaded if no page is free.
+
+        fed: The sequence, with the tokens that were fed for it.
+        stop: Number of tokens that are to be fed in all.
+        """
         for start in range(len(fed.tokens), stop, PREFILL_ROWS):
             chunk = fed.sequence.tokens[start : min(start + PREFILL_ROWS, stop)]
             self._trim(fed)
@@ -266,17 +327,25 @@ class LanguageModelProposer(Proposer):
             self._run([(fed, chunk)])
 
     def _feed(self, feds: Sequence[FedTokens]) -> Tensor:
-        """Feed the due tokens of each sequence, the root last. Return the roots' outputs, [feds, hidden]."""
+        """Feed the due tokens of each sequence, the root last. Return the outputs at the roots, [len(feds),
+        hidden].
+
+        feds: The sequences, with the tokens that were fed for them.
+        """
         for fed in feds:
             if len(fed.due) > LONG_PROMPT_ROWS:
                 self._feed_up_to(fed, len(fed.sequence.tokens) - 1)
         return self._run([(fed, fed.due) for fed in feds])
 
     def _run(self, parts: Sequence[tuple[FedTokens, Sequence[int]]]) -> Tensor:
-        """Feed the next tokens of several sequences in one forward pass.
+        """Feed the next tokens of several sequences in one forward pass. Return the output of the last token
+        of each part, [parts, hidden].
 
-        Return the output of the last token of each part, [parts, hidden].
-        Parts [a0 a1 a2 | b0 b1] -> outputs of rows [2, 4].
+        parts: Each sequence with the tokens to feed, which are appended to its fed tokens.
+
+        For example:
+
+            # parts [a0 a1 a2 | b0 b1] -> outputs of rows [2, 4]
         """
         table = self._table
         head = self._head
@@ -305,10 +374,14 @@ class LanguageModelProposer(Proposer):
         )
 
     def _keep_chains(self, feds: Sequence[FedTokens], candidates: Candidates) -> Candidates:
-        """Count a chain's drafted tokens as fed, all but the last one, which was not fed.
+        """Count a chain's drafted tokens as fed, all but the last one, which was not fed. Return the
+        candidates unchanged.
+
+        feds: The sequences, with the tokens that were fed for them.
+        candidates: The grown trees, one per sequence.
 
         The rows of a chain already lie in the slots that its tokens have if they are accepted. The rows of a
-        tree with branches do not.
+        tree with branches do not, and nothing is counted.
         """
         if self._beam.breadth == 1:
             for fed, tokens in zip(feds, candidates.tokens.tolist()):
@@ -317,7 +390,13 @@ class LanguageModelProposer(Proposer):
 
 
 def _graphs(head: DecoderHead, pages: DraftPages, beam: BeamShape, capture: Capture) -> TreeGraphs | None:
-    """Capture the graphs for trees of this shape. Return None if its levels are too large."""
+    """Return the captured graphs for trees of a shape. Return None if its levels are too large.
+
+    head: The small model.
+    pages: Its KV pages.
+    beam: The shape of the trees.
+    capture: Captures a function as a graph.
+    """
     if not can_capture_beam(beam):
         return None
     from specsot_kernels.gpu.growing import grow

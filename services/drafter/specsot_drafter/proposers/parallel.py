@@ -25,7 +25,14 @@ class ParallelProposer(EagleProposer):
     def __init__(
         self, head: Eagle3Head, mask: DraftMask, shape: TreeShape, pages: int, page_rows: int
     ) -> None:
-        """Allocate the KV pages. mask: what is fed in place of unknown tokens. shape: see `BlockProposer`."""
+        """Allocate the KV pages.
+
+        head: The P-EAGLE head.
+        mask: What is fed in place of unknown tokens.
+        shape: The largest tree; `top_k` is the number of tokens of every place that a tree may contain.
+        pages: Number of KV pages.
+        page_rows: Number of KV slots of a page.
+        """
         super().__init__(head, shape, pages, page_rows)
         self._grown = mask.levels(shape.depth + 1) - 1
         self._mask = mask
@@ -34,7 +41,11 @@ class ParallelProposer(EagleProposer):
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
-        """Draft all levels in one pass over the due rows and the masks.
+        """Draft all levels in one pass over the due rows and the masks. Return the candidates.
+
+        growing: The sequences, each with the reserved rows of its tree.
+        levels: Maximum number of levels.
+        keep: Not called, since one pass drafts all levels.
 
         Due tokens [t4 t5] and 3 levels -> tokens [t4 t5 m m], the last 3 rows asked: t5 drafts the first
         level, each mask one more.
@@ -42,7 +53,7 @@ class ParallelProposer(EagleProposer):
         own, rooms = zip(*growing)
         levels = min(levels, self._grown + 1)
         masks = (self._mask.token,) * (levels - 1)
-        due = self._take([self._followed[sequence.id] for sequence in own])
+        due = self._take_due([self._followed[sequence.id] for sequence in own])
         asked = [one._replace(tokens=one.tokens + masks, asked=levels) for one in due[: len(own)]]
         due = [*asked, *due[len(own) :]]
         slots = [slot for room in rooms for slot in room.slots[: len(masks)]]

@@ -1,7 +1,7 @@
 """Proposes what followed the same tokens before, in the sequence itself and in those of past requests.
 
 How much a suggestion is trusted is learned from every suggestion, whether it was sent or not: afterwards it
-is compared with what the sequence wrote. The code calls a sequence a *text*.
+is compared with what the sequence wrote.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SuffixShape:
 
 
 @dataclass(slots=True)
-class _Text:
+class _FollowedTokens:
     """A sequence with its tokens as an array.
 
     sequence: What is known of the sequence.
@@ -59,71 +59,98 @@ class SuffixProposer(Proposer):
     """Proposes continuations of earlier occurrences of the last tokens. See `Proposer`."""
 
     def __init__(self, shape: SuffixShape, pages: int = 0) -> None:
-        """pages: the number of free pages to report; this proposer needs none."""
+        """Start without sequences.
+
+        shape: Size of the trees, and how many past tokens are kept.
+        pages: The number of free pages to report; this proposer needs none.
+        """
         self.widths = (1,) * (shape.levels - 1)
         self._shape = shape
         self._pages = pages
         self._past = SeenTokens(shape.past)
         # Acceptance of suggestions by the bit length of their number of matching tokens: 1, 2-3, 4-7, 8.
         self._trusts = [AcceptanceRates(shape.levels) for _ in range(MAX_MATCH.bit_length() + 1)]
-        self._texts: dict[int, _Text] = {}
+        self._followed: dict[int, _FollowedTokens] = {}
 
     @property
     def free_pages(self) -> int:
+        """The number of pages that the constructor was given; nothing is ever allocated."""
         return self._pages
 
     def follows(self, sequence: int) -> bool:
-        return sequence in self._texts
+        """Return whether a sequence is open.
+
+        sequence: Id of the sequence.
+        """
+        return sequence in self._followed
 
     def open(self, sequence: DraftSequence) -> None:
-        self._texts[sequence.id] = _Text(sequence)
+        """Follow a sequence.
+
+        sequence: What the drafter knows of the sequence.
+        """
+        self._followed[sequence.id] = _FollowedTokens(sequence)
 
     def observe(self, batch: Features) -> None:
-        """Compare the last suggestion of each sequence with what the sequence wrote."""
+        """Compare the last suggestion of each sequence with what the sequence wrote, and learn from it.
+
+        batch: The message; only its feature batches matter.
+        """
         for feature_batch in batch.feature_batches:
-            text = self._texts.get(feature_batch.sequence)
-            if text and text.suggested:
-                before, tree = text.suggested
-                right, told = tree.walk(text.sequence.tokens[before:])
+            followed = self._followed.get(feature_batch.sequence)
+            if followed and followed.suggested:
+                before, tree = followed.suggested
+                right, told = tree.walk(followed.sequence.tokens[before:])
                 self._trust(tree).record([(told, (), right)])
-                text.suggested = None
+                followed.suggested = None
 
     def close(self, sequence: int) -> None:
-        """Forget a sequence, and keep its tokens for later ones.
+        """Forget a sequence, and keep its tokens for later ones. An unknown sequence is ignored.
+
+        sequence: Id of the sequence.
 
         Tokens that a fork shares with its source are left out, as the source keeps them. Only the last
         MAX_MATCH of them are kept, so that the fork's first own tokens can be found by what precedes them.
         """
-        text = self._texts.pop(sequence, None)
-        if text and self._shape.past:
-            fork = text.sequence.opening.fork
+        followed = self._followed.pop(sequence, None)
+        if followed and self._shape.past:
+            fork = followed.sequence.opening.fork
             first = max(fork.length - MAX_MATCH, 0) if fork else 0
-            self._past.extend([*text.sequence.tokens[first:], BREAK])
+            self._past.extend([*followed.sequence.tokens[first:], BREAK])
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
         """Return the suggested trees; None if nothing was found for any sequence.
 
-        `keep_growing` is not called, since deeper levels cost nothing.
+        sequences: The sequences to draft for, in the order of the result.
+        levels: Maximum number of levels.
+        keep_growing: Not called, since deeper levels cost nothing.
         """
-        trees = [self._suggest(text, levels) for text in sequences]
+        trees = [self._suggest(followed, levels) for followed in sequences]
         return align_levels(trees) if any(tree.tokens for tree in trees) else None
 
     def _suggest(self, sequence: DraftSequence, most: int) -> SuffixTree:
-        """Return a tree of at most `most` levels; an empty one if nothing matches."""
-        text = self._texts.get(sequence.id)
+        """Return a tree for one sequence; an empty one if nothing matches, or if no level is allowed.
+
+        sequence: The sequence.
+        most: Maximum number of levels.
+        """
+        followed = self._followed.get(sequence.id)
         levels = min(most, self.max_levels(sequence))
-        if text is None or levels <= 0:
+        if followed is None or levels <= 0:
             return SuffixTree()
         shape = self._shape
-        texts = [text.update().tokens, self._past.tokens]
-        tree = grow_suffixes(texts, levels, shape.nodes, shape.places, shape.least_match)
+        token_arrays = [followed.update().tokens, self._past.tokens]
+        tree = grow_suffixes(token_arrays, levels, shape.nodes, shape.places, shape.least_match)
         if tree.tokens:
             tree.trust(self._trust(tree).by_depth())
-            text.suggested = (len(sequence.tokens), tree)
+            followed.suggested = (len(sequence.tokens), tree)
         return tree
 
     def _trust(self, tree: SuffixTree) -> AcceptanceRates:
-        """Return the acceptance rates of suggestions whose match is about as long as this tree's."""
+        """Return the acceptance rates of suggestions whose match is about as long as that of a tree.
+
+        tree: The tree; `matched` is the number of its matching tokens.
+        """
         return self._trusts[tree.matched.bit_length()]

@@ -29,23 +29,28 @@ _WORD = 2**64 - 1
 # Nodes of one depth share a key, so it is cached. The size of the cache is untuned.
 @lru_cache(4096)
 def draw_key(seed: int, ordinal: int, position: int) -> int:
-    """Return 53 random bits, as many as a float64 holds, for the token at `position` of branch `ordinal`.
+    """Return 53 random bits, as many as a float64 holds, for one token to be drawn.
 
-    The bits depend on these three numbers alone, so the drawn token depends neither on the batch nor on the
+    The bits depend on the three arguments alone, so the drawn token depends neither on the batch nor on the
     tree.
+
+    seed: Seed of the request. Any integer; its lowest 64 bits count.
+    ordinal: Number of the branch within its request, at least 0.
+    position: Position in the sequence at which the drawn token will stand, at least 0.
     """
     digest = hashlib.blake2b(_DRAW.pack(seed & _WORD, ordinal, position), digest_size=8, person=_RULE)
     return int.from_bytes(digest.digest(), "little") >> 11
 
 
-def uniform(key: int, half: int) -> float:
-    """Return a number in [0, 1) with 53 random bits, by splitmix64 (Steele 2014).
+def uniform(key: int, bit_value: int) -> float:
+    """Return a random number in [0, 1) with 53 bits, by splitmix64 (Steele 2014). Equal arguments give the
+    same number.
 
-    key: From `draw_key`.
-    half: Value of the bit of the token id that is being drawn, such as 4 for bit 2. Each bit has its own
-        number.
+    key: Random bits of the draw, from `draw_key`.
+    bit_value: Value of the bit of the token id that is being drawn, such as 4 for bit 2. Each bit has a
+        random number of its own.
     """
-    word = key + half * 0x9E3779B97F4A7C15 & _WORD
+    word = key + bit_value * 0x9E3779B97F4A7C15 & _WORD
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
     return ((word ^ word >> 31) >> 11) * 2.0**-53
@@ -60,22 +65,36 @@ class TokenCounts:
     """
 
     def __init__(self, prompt: Iterable[int] = ()) -> None:
-        """Start with the tokens of the prompt, each with a count of 0."""
+        """Start with the tokens of the prompt, each with a count of 0.
+
+        prompt: Token ids. Repeated ids count once. Empty: nothing is counted yet.
+        """
         self._counts = dict.fromkeys(prompt, 0)
 
     def add_prompt(self, tokens: Iterable[int]) -> None:
-        """Add tokens of the prompt, with a count of 0 unless they are present."""
+        """Add tokens of the prompt: each token id that is not present yet gets a count of 0; counts that
+        exist stay.
+
+        tokens: Token ids.
+        """
         for token in tokens:
             self._counts.setdefault(token, 0)
 
     def add(self, token: int) -> None:
-        """Count one generated token."""
+        """Count one generated token.
+
+        token: Id of the token.
+        """
         self._counts[token] = self._counts.get(token, 0) + 1
 
-    def counts(self, trail: Iterable[int] = ()) -> dict[int, int]:
-        """Return a copy of the counts, as if the tokens of `trail` had been generated as well."""
+    def counts(self, extra_tokens: Iterable[int] = ()) -> dict[int, int]:
+        """Return a copy of the counts by token id, as if some more tokens had been generated.
+
+        extra_tokens: Ids of the tokens to count in addition: the drafted tokens on the path to a tree node.
+            Empty: only what has been recorded counts.
+        """
         counts = self._counts.copy()
-        for token in trail:
+        for token in extra_tokens:
             counts[token] = counts.get(token, 0) + 1
         return counts
 
@@ -112,6 +131,9 @@ class DecodeState:
     place: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
+        """Derive `processed`, `greedy` and `place` from the opening, and start the grammar if there is
+        one.
+        """
         sampling = self.opening.sampling
         self.processed = sampling.penalises or bool(sampling.logit_bias)
         self.greedy = sampling.temperature <= 0 and not self.processed
@@ -120,8 +142,10 @@ class DecodeState:
             self.set_grammar(self.grammar)
 
     def set_grammar(self, grammar: Grammar) -> None:
-        """Constrain the sequence by this grammar, which also reads the tokens generated so far (in a previous
-        epoch, for example).
+        """Constrain the sequence by a grammar from now on. The grammar first reads the tokens that the
+        sequence has generated so far (in a previous epoch, for example).
+
+        grammar: The compiled grammar. If it does not allow the tokens so far, `state` becomes None.
         """
         self.grammar = grammar
         self.state = grammar.start()
@@ -131,44 +155,52 @@ class DecodeState:
 
     @property
     def failure(self) -> str | None:
-        """Why the grammar has failed, so that the sequence must end whatever its logits are. None if it has
-        not failed.
+        """The reason why the grammar has failed with an error, so that the sequence must end whatever its
+        logits are. None if it has not failed, or if there is no grammar.
         """
         return self.grammar.failure if isinstance(self.grammar, IsolatedGrammar) else None
 
     @property
     def remaining(self) -> int:
-        """How many tokens the sequence may still generate."""
+        """Number of tokens that the sequence may still generate before it reaches its limit. It is 0 or less
+        at the limit.
+        """
         return self.opening.limit - len(self.tokens)
 
-    def must_go_on(self, ahead: int = 0) -> bool:
-        """Return whether `min_tokens` forbids a stop token after `ahead` more tokens."""
-        return len(self.tokens) + ahead < self.opening.min_tokens
+    def must_go_on(self, num_ahead: int = 0) -> bool:
+        """Return whether the request's `min_tokens` forbids a stop token as the next token.
+
+        num_ahead: Number of drafted tokens that count as generated already: the depth of a tree node. 0: the
+            token after the newest one is meant.
+        """
+        return len(self.tokens) + num_ahead < self.opening.min_tokens
 
     def will_continue(self, paused: bool) -> bool:
         """Return whether the next step feeds exactly the one token that this step generates, unless that
         token ends the sequence.
 
-        This does not hold for drafted sequences with a grammar, because forced tokens may be fed with the
-        token; for sequences that ask for log-probabilities; and for drafted sequences while drafting is
-        active.
+        This is False for drafted sequences with a grammar, because forced tokens may be fed with the token;
+        for sequences that ask for log-probabilities; and for drafted sequences while drafting is active.
 
         paused: True while drafting is paused or resuming.
         """
-        asked = self.opening
+        opening = self.opening
         # Tokens that the grammar forces may be fed together with the new token.
-        forced = self.grammar is not None and asked.drafted
-        return not forced and asked.logprobs is None and (paused or not asked.drafted)
+        may_be_forced = self.grammar is not None and opening.drafted
+        return not may_be_forced and opening.logprobs is None and (paused or not opening.drafted)
 
     def write(self, tokens: tuple[int, ...]) -> End | None:
-        """Append generated tokens up to the first that ends the sequence. Return why it ends, or None.
+        """Append generated tokens up to and including the first that ends the sequence, and advance grammar
+        and counts. Return why the sequence ends. Return None if it does not end, or if there are no tokens.
+
+        tokens: Ids of the accepted tokens, in order.
 
         For example:
 
             # stop_ids (2,), write((5, 2, 9)) -> tokens grow by [5, 2], returns End.STOP
         """
-        watched = self.grammar or self.history or len(tokens) >= self.remaining
-        if not watched and set(tokens).isdisjoint(self.opening.stop_ids):
+        check_each = self.grammar or self.history or len(tokens) >= self.remaining
+        if not check_each and set(tokens).isdisjoint(self.opening.stop_ids):
             self.tokens += tokens
             return None
         for token in tokens:
@@ -180,30 +212,38 @@ class DecodeState:
         return None
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that the grammar leaves no choice about, as far as drafting them pays off: at
-        most LONGEST_FORCED_RUN, and none after the last token that may be generated. Empty without a grammar
-        or
-        a drafter.
+        """Return the ids of the next tokens that the grammar leaves no choice about, as far as drafting them
+        is profitable: at most LONGEST_FORCED_RUN, and none after the last token that may be generated. Return
+        () without a grammar or a drafter, or if the next token is not forced.
         """
         if self.grammar is None or not self.opening.drafted:
             return ()
         return self.habits.forced(self.grammar, self.state, min(self.remaining - 1, LONGEST_FORCED_RUN))
 
     def read_prompt(self, start: int, tokens: tuple[int, ...]) -> None:
-        """Read prompt tokens that were fed at position `start`.
+        """Record prompt tokens that have passed the stages. Nothing happens if there are none.
 
         After a repair, the last `opening.generated` tokens of the prompt were generated by this sequence
         itself. They count as generated.
 
+        start: Position of the first of the tokens in the sequence.
+        tokens: Their ids.
+
+        For example:
+
             # prompt 10, generated 3: read_prompt(5, 5 tokens) -> 2 belong to the prompt, 3 were generated
         """
-        given = max(self.opening.prompt - self.opening.generated - start, 0)
+        num_prompt = max(self.opening.prompt - self.opening.generated - start, 0)
         if self.history:
-            self.history.add_prompt(tokens[:given])
-        self.write(tokens[given:])
+            self.history.add_prompt(tokens[:num_prompt])
+        self.write(tokens[num_prompt:])
 
     def _end_at(self, token: int) -> End | None:
-        """Return why the sequence ends with `token`, or None. Advances the grammar."""
+        """Return why the sequence ends with its newest token, or None if it continues. The grammar, if any,
+        reads the token.
+
+        token: Id of the newest token, which `tokens` contains already.
+        """
         if token in self.opening.stop_ids:
             return End.STOP
         if self.grammar:
@@ -217,9 +257,11 @@ class DecodeState:
 
 
 def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
-    """Record the first token after a prompt and return its outcome.
+    """Record the first token after a prompt, and return the outcome of draft round 0.
 
-    target: None if the logits are not finite; the outcome is then FAILED.
+    state: What is remembered of the sequence. The token is appended to it.
+    target: Id of the target token after the prompt. None if its logits are not finite; the outcome is then
+        FAILED and has no tokens.
     """
     if target is None:
         return Outcome(state.opening.sequence, 0, (), (), End.FAILED)
@@ -230,13 +272,17 @@ def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
 def accept_tree(
     state: DecodeState, draft_round: int, tree: Tree, targets: list[int | None], draft_paused: bool = False
 ) -> Outcome:
-    """Accept the nodes along the target tokens, append their tokens and the bonus token, and return the
-    outcome.
+    """Accept the nodes along the target tokens, append their tokens and the bonus token to the sequence, and
+    return the outcome.
 
-    draft_round: Number of the draft round.
-    targets: Target token at each node. None: the node's logits are not finite, or acceptance does not reach
-        the node.
+    state: What is remembered of the sequence. It is changed.
+    draft_round: Number of the draft round to which the tree belongs.
+    tree: The verified tree: token id and parent of each node. Node 0 is the root.
+    targets: Target token id at each node. None: the node's logits are not finite, or acceptance does not
+        reach the node.
     draft_paused: True if the sequence is drafted, but drafting was paused or resuming for this frame.
+
+    For example:
 
         # tokens [a b c d], parents [0 0 1 0], targets [b c x -] -> accepted (0, 1, 2), tokens (b, c, x)
 
@@ -252,15 +298,15 @@ def accept_tree(
     if len(accepted) > 1 and targets[accepted[-1]] is None:
         accepted = accepted[:-1]
     if (bonus := targets[accepted[-1]]) is None:
-        again = not state.retried
+        first_failure = not state.retried
         state.retried = True
-        if again:
+        if first_failure:
             return Outcome(sequence, draft_round, (), (), draft_paused=draft_paused)
         return Outcome(sequence, draft_round, (0,), (), End.FAILED, draft_paused=draft_paused)
     state.retried = False
-    before = len(state.tokens)
+    num_previous = len(state.tokens)
     end = state.write((*[tree.tokens[node] for node in accepted[1:]], bonus))
-    tokens = tuple(state.tokens[before:])
+    tokens = tuple(state.tokens[num_previous:])
     forced = () if end else state.forced()
     return Outcome(
         sequence, draft_round, accepted[: len(tokens)], tokens, end, forced=forced, draft_paused=draft_paused
@@ -271,11 +317,13 @@ Masks = Sequence[np.ndarray | None]
 
 
 def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Masks:
-    """Return the allowed tokens after each node of the segment's tree, by node. A mask is None if every token
-    is allowed.
+    """Return the mask of each node of the segment's tree: bool [vocab], True for tokens that may follow the
+    node, or None if every token may. The masks are built when they are read.
 
-    A prompt chunk counts as a tree of one node, its last token. Returns () without a grammar, or if the
-    grammar does not allow the tokens so far.
+    segment: A tree, or a final prompt chunk, which counts as a tree of one node, its last token.
+    state: What is remembered of the segment's sequence, before the tree is accepted.
+
+    Return () without a grammar, or if the grammar does not allow the tokens so far.
     """
     if state.grammar is None or state.state is None:
         return ()
@@ -293,13 +341,15 @@ class TreeMasks(Masks):
     def __init__(self, grammar: Grammar, root: object, remaining: int, tree: Tree) -> None:
         """Start without masks.
 
-        root: The grammar's state after the root.
+        grammar: The grammar of the sequence.
+        root: The grammar's state after the root's token.
         remaining: Number of tokens that may follow the root.
+        tree: The tree: token id and parent of each node.
         """
         self._grammar = grammar
         self._tree = tree
         # How many tokens may follow each node.
-        self._left = [remaining - depth for depth in shape_of(tree.parents).depths]
+        self._remaining = [remaining - depth for depth in shape_of(tree.parents).depths]
         self._states: dict[int, object | None] = {0: root}
         self._masks: dict[int, np.ndarray | None] = {}
 
@@ -317,31 +367,45 @@ class TreeMasks(Masks):
             return [self[node] for node in range(*index.indices(len(self)))]
         node = range(len(self))[index]
         if node not in self._masks:
-            self._masks[node] = self._make(node)
+            self._masks[node] = self._make_mask(node)
         return self._masks[node]
 
     def allows(self, node: int, token: int) -> bool:
-        """Return whether `token` may follow a node. It does not build the node's mask."""
-        state = self._held(node)
-        return state is None or self._grammar.allows(state, token, self._left[node])
+        """Return whether a token may follow a node, without building the node's mask.
 
-    def _make(self, node: int) -> np.ndarray | None:
-        """Return the mask of a node, [vocab], or None if every token is allowed."""
-        state = self._held(node)
-        return None if state is None else self._grammar.mask(state, self._left[node])
+        node: Number of the node.
+        token: Token id.
+        """
+        state = self._constraining_state(node)
+        return state is None or self._grammar.allows(state, token, self._remaining[node])
 
-    def _held(self, node: int) -> object | None:
-        """Return the grammar's state after a node. Return None if every token is allowed: the grammar is
-        finished or does not allow the node, or no token may follow it.
+    def _make_mask(self, node: int) -> np.ndarray | None:
+        """Build the mask of a node: bool [vocab], or None if every token may follow it.
+
+        node: Number of the node.
+        """
+        state = self._constraining_state(node)
+        return None if state is None else self._grammar.mask(state, self._remaining[node])
+
+    def _constraining_state(self, node: int) -> object | None:
+        """Return the grammar's state after a node, if it constrains the next token. Return None if every
+        token is allowed: the grammar is finished, or does not allow the node itself, or no token may follow
+        the node.
+
+        node: Number of the node.
         """
         state = self._state(node)
-        over = state is None or self._left[node] < 1 or self._grammar.finished(state)
-        return None if over else state
+        unconstrained = state is None or self._remaining[node] < 1 or self._grammar.finished(state)
+        return None if unconstrained else state
 
     def _state(self, node: int) -> object | None:
-        """Return the grammar's state after a node, or None if the grammar does not allow the node."""
+        """Return the grammar's state after a node. Return None if the grammar does not allow the tokens up to
+        the node. States are cached.
+
+        node: Number of the node.
+        """
         if node not in self._states:
-            above = self._state(self._tree.parents[node])
+            parent_state = self._state(self._tree.parents[node])
             token = self._tree.tokens[node]
-            self._states[node] = None if above is None else self._grammar.advance(above, token)
+            self._states[node] = None if parent_state is None else self._grammar.advance(parent_state, token)
         return self._states[node]

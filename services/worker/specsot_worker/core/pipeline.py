@@ -11,7 +11,7 @@ decisions.
 during a number of trees, so that a slow drafter costs one timeout and not one per step. While drafting is
 paused, the drafter is not even sent the frames' features.
 
-`StepTimer` measures the seconds of steps. The code says `step` for a step.
+`StepTimer` measures the seconds of steps.
 """
 
 from __future__ import annotations
@@ -68,9 +68,12 @@ WAIT_WEIGHT = 0.2
 
 
 def place_of(opening: Opening) -> tuple[int, int]:
-    """Return the family of a sequence and its own id. Trees of a frame are sorted by this pair.
+    """Return the pair (family of a sequence, its own id). Trees of a frame are sorted by this pair.
 
-    The family is `opening.family` if set, else the source of the fork, else the sequence itself.
+    opening: What every stage knows about the sequence. The family is `opening.family` if set, else the source
+        of the fork, else the sequence itself.
+
+    For example:
 
         # sequences 8 and 9 fork prefix 3, sequence 5 does not fork -> (3, 8), (3, 9), (5, 5)
     """
@@ -79,7 +82,11 @@ def place_of(opening: Opening) -> tuple[int, int]:
 
 
 def are_in_order(openings: Iterable[Opening]) -> bool:
-    """Return whether these sequences are listed in the order that a frame's trees have."""
+    """Return whether sequences are listed in the order that a frame's trees have, which is that of
+    `place_of`. True for none or one.
+
+    openings: Openings of the sequences, in the order to check.
+    """
     places = [place_of(one) for one in openings]
     return places == sorted(places)
 
@@ -135,18 +142,24 @@ class RecentMedians:
         """Return whether any step has been recorded."""
         return bool(self._bins)
 
-    def record(self, rows: int, seconds: float) -> None:
-        """Add one step of `rows` tokens."""
-        self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_STEPS)).append((rows, seconds))
+    def record(self, num_tokens: int, seconds: float) -> None:
+        """Add one step.
+
+        num_tokens: Number of tokens of the step.
+        seconds: Seconds that the step took.
+        """
+        self._bins.setdefault(num_tokens.bit_length(), deque(maxlen=RECENT_STEPS)).append(
+            (num_tokens, seconds)
+        )
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """(median tokens, median seconds) of every bin. The median ignores single slow steps, such as those
-        of a process that has just started.
+        """(median tokens, median seconds) of every bin; [] before the first step. The median ignores single
+        slow steps, such as those of a process that has just started.
         """
         return [
-            (median(rows for rows, _ in seen), median(seconds for _, seconds in seen))
-            for seen in self._bins.values()
+            (median(rows for rows, _ in steps), median(seconds for _, seconds in steps))
+            for steps in self._bins.values()
         ]
 
 
@@ -180,50 +193,59 @@ class PipelineDepth:
         # Over how many frames the family asked about last was spread.
         self.parts = 1
 
-    def record_step(self, rows: int, seconds: Sequence[float], elapsed: float, alone: bool) -> None:
-        """Record a returned step.
+    def record_step(self, num_tokens: int, seconds: Sequence[float], elapsed: float, was_alone: bool) -> None:
+        """Record a returned step. A step without tokens, without compute time, or with another number of
+        stages is ignored.
 
-        rows: Number of tokens of the step.
-        seconds: Compute time of every stage.
+        num_tokens: Number of tokens of the step.
+        seconds: Compute seconds of every stage, in the order of the ring.
         elapsed: Seconds from launch to result. Whatever the stages did not compute counts as time of the
             hops.
-        alone: True if no other frame was in flight meanwhile. Only such steps tell the time of hops.
+        was_alone: True if no other frame was in flight meanwhile. Only such steps tell the time of hops.
         """
-        spent = sum(seconds)
-        if not rows or spent <= 0 or len(seconds) != self._stages:
+        compute_seconds = sum(seconds)
+        if not num_tokens or compute_seconds <= 0 or len(seconds) != self._stages:
             return
-        self._shares = [old + STEP_WEIGHT * (new / spent - old) for old, new in zip(self._shares, seconds)]
-        self._computed.record(rows, spent)
+        self._shares = [
+            old + STEP_WEIGHT * (new / compute_seconds - old) for old, new in zip(self._shares, seconds)
+        ]
+        self._computed.record(num_tokens, compute_seconds)
         self._compute_curve = None
-        if alone:
-            self._hop_times.record(rows, max(elapsed - spent, 0.0))
+        if was_alone:
+            self._hop_times.record(num_tokens, max(elapsed - compute_seconds, 0.0))
             self._hop_curve = None
 
     def record_gap(self, seconds: float) -> None:
-        """Record how many seconds a family stayed at stage 0 between a result and its next frame, while its
-        trees were on their way.
+        """Record how long a family stayed at stage 0 between a result and its next frame, while its trees
+        were on their way.
+
+        seconds: Length of the stay in seconds.
         """
         self._gap += STEP_WEIGHT * (seconds - self._gap)
 
-    def max_frames(self, least: int, limit: int) -> int:
-        """Return how many frames may be in flight, at least 1 and at most `limit`: the time of a step divided
-        by that of its slowest stage. With as many frames, the slowest stage is always busy.
+    def max_frames(self, default: int, max_allowed: int) -> int:
+        """Return how many frames may be in flight, at least 1: the time of a step divided by that of its
+        slowest stage. With as many frames, the slowest stage is always busy.
 
-        least: Returned, up to `limit`, until the time of hops has been measured.
+        default: Number to return until the time of hops has been measured.
+        max_allowed: Upper bound of the result, from the budget.
+
+        For example:
 
             # a step takes 12 ms, its slowest stage 4 ms -> 3 frames
         """
         if not self._hop_times:
-            return min(least, limit)
+            return min(default, max_allowed)
         step = self._step_seconds(1)
-        slowest = self._slowest_stage_seconds(1)
-        return min(max(round(step / slowest), 1), limit) if slowest else limit
+        slowest_stage = self._slowest_stage_seconds(1)
+        return min(max(round(step / slowest_stage), 1), max_allowed) if slowest_stage else max_allowed
 
-    def frames_per_family(self, rows: int, branches: int, most: int) -> int:
-        """Return over how many frames, at most `most`, a family is spread.
+    def frames_per_family(self, num_tokens: int, num_sequences: int, max_parts: int) -> int:
+        """Return over how many frames a family is spread, at least 1.
 
-        rows: Number of tokens of the whole family.
-        branches: Number of its sequences, which bounds the number of frames.
+        num_tokens: Number of tokens of the whole family.
+        num_sequences: Number of its sequences, which bounds the number of frames.
+        max_parts: Maximum number of frames. Below 1 counts as 1.
 
         The result is the smallest number of frames whose cycle time is at most 1 / (1 - MIN_GAIN) times the
         shortest cycle time. If the family is spread over more frames now, that number is kept while its cycle
@@ -232,90 +254,112 @@ class PipelineDepth:
             # cycles of 1, 2 and 4 frames: 10, 7 and 6.5 ms -> 2 frames, because 7 <= 6.5 / 0.8 < 10;
             # if 4 frames are used now: 6.5 > 0.9 * 7, so 2 frames all the same
         """
-        choices = range(1, max(min(branches, most), 1) + 1)
-        cycles = {parts: self._cycle_seconds(rows, parts) for parts in choices}
-        few = min(parts for parts in choices if (1 - MIN_GAIN) * cycles[parts] <= min(cycles.values()))
-        now = min(self.parts, choices[-1])
-        stays = now > few and cycles[now] <= (1 - MIN_GAIN / 2) * cycles[few]
-        self.parts = now if stays else few
+        choices = range(1, max(min(num_sequences, max_parts), 1) + 1)
+        cycles = {parts: self._cycle_seconds(num_tokens, parts) for parts in choices}
+        fewest = min(parts for parts in choices if (1 - MIN_GAIN) * cycles[parts] <= min(cycles.values()))
+        current = min(self.parts, choices[-1])
+        keep_current = current > fewest and cycles[current] <= (1 - MIN_GAIN / 2) * cycles[fewest]
+        self.parts = current if keep_current else fewest
         return self.parts
 
-    def chunk_rows(self, rows: int, budget: int) -> int:
-        """Return the size of a prompt's chunks with which `rows` tokens pass all stages soonest: `budget`, or
-        a fraction of it.
+    def chunk_rows(self, prompt_tokens: int, max_chunk: int) -> int:
+        """Return the size in tokens of a prompt's chunks with which the prompt passes all stages soonest. If
+        frames do not overlap, this is `max_chunk`; else `max_chunk` or a fraction of it, at least 1.
+
+        prompt_tokens: Number of prompt tokens that are still to be fed.
+        max_chunk: Maximum number of tokens of a chunk.
         """
         if not self._overlap:
-            return budget
-        sizes = [max(budget // part, 1) for part in CHUNK_DIVISORS]
-        return min(sizes, key=lambda size: (self._prefill_seconds(rows, size), -size))
+            return max_chunk
+        sizes = [max(max_chunk // part, 1) for part in CHUNK_DIVISORS]
+        return min(sizes, key=lambda size: (self._prefill_seconds(prompt_tokens, size), -size))
 
-    def prompt_rows(self, writing: int, waiting: int, room: int) -> int:
-        """Return how many prompt tokens, at most `room`, a frame carries: as many as let the frame take at
-        most MAX_PROMPT_STALL times as long as without prompts, but at least LEAST_PROMPT_ROWS.
+    def prompt_rows(self, num_decode_tokens: int, num_waiting: int, max_tokens: int) -> int:
+        """Return how many prompt tokens a frame carries: as many as let the frame take at most
+        MAX_PROMPT_STALL times as long as without prompts, but at least LEAST_PROMPT_ROWS if `max_tokens`
+        allows that.
 
-        writing: Number of tokens of the frame that belong to decoding sequences.
-        waiting: Number of sequences that wait for their prompts. They count as if they decoded already:
+        num_decode_tokens: Number of tokens of the frame that belong to decoding sequences.
+        num_waiting: Number of sequences that wait for their prompts. They count as if they decoded already:
             otherwise few decoding sequences would let few prompts in, and would remain few.
+        max_tokens: Upper bound of the result: how many tokens the frame has left.
 
         If several frames overlap, each carries only a part of the decoding sequences. The part is estimated
         as the slowest stage's share of the compute time.
 
-            # one stage, 1 ms per token, writing 4, waiting 0, room 100 -> limit 2.25 * 4 = 9 ms,
+            # one stage, 1 ms per token, 4 decode tokens, none waiting -> limit 2.25 * 4 = 9 ms, so
             # 4 + 5 tokens take 9 ms, but LEAST_PROMPT_ROWS applies -> 8 prompt tokens
         """
         share = max(self._shares) if self._overlap else 1.0
-        limit = MAX_PROMPT_STALL * self._compute_seconds((writing + waiting) * share)
-        least = min(LEAST_PROMPT_ROWS, room)
-        more = range(least + 1, room + 1)
-        beside = writing * share
-        return least + bisect_right(more, limit, key=lambda rows: self._compute_seconds(beside + rows))
-
-    def _prefill_seconds(self, rows: int, size: int) -> float:
-        """Return the seconds of a prompt of `rows` tokens in chunks of `size`: the first chunk passes all
-        stages, and every further one takes the slowest stage's time longer.
-        """
-        return self._compute_seconds(min(rows, size)) + (-(-rows // size) - 1) * self._slowest_stage_seconds(
-            min(rows, size)
+        limit = MAX_PROMPT_STALL * self._compute_seconds((num_decode_tokens + num_waiting) * share)
+        least = min(LEAST_PROMPT_ROWS, max_tokens)
+        more = range(least + 1, max_tokens + 1)
+        num_overlapped = num_decode_tokens * share
+        return least + bisect_right(
+            more, limit, key=lambda rows: self._compute_seconds(num_overlapped + rows)
         )
 
-    def _cycle_seconds(self, rows: int, parts: int) -> float:
-        """Return the seconds from one frame of a family to its next, if the family has `rows` tokens in
-        `parts` frames.
+    def _prefill_seconds(self, num_tokens: int, chunk_size: int) -> float:
+        """Return the estimated seconds of a prompt in chunks: the first chunk passes all stages, and every
+        further one takes the slowest stage's time longer.
+
+        num_tokens: Number of tokens of the prompt.
+        chunk_size: Number of tokens of a chunk.
+        """
+        return self._compute_seconds(min(num_tokens, chunk_size)) + (
+            -(-num_tokens // chunk_size) - 1
+        ) * self._slowest_stage_seconds(min(num_tokens, chunk_size))
+
+    def _cycle_seconds(self, num_tokens: int, parts: int) -> float:
+        """Return the estimated seconds from one frame of a family to its next.
+
+        num_tokens: Number of tokens of the whole family.
+        parts: Number of frames over which the family is spread.
 
         This is the longest of three times: one whole step with its gap at stage 0, the time that the family's
         frames keep the slowest stage busy, and the time that they keep a hop busy.
         """
-        each = -(-rows // parts)
-        sending = (self._hop_seconds(each) - self._hop_seconds(1)) / self._stages
-        more = self._hop_seconds(rows) - self._hop_seconds(1)
+        frame_rows = -(-num_tokens // parts)
+        sending = (self._hop_seconds(frame_rows) - self._hop_seconds(1)) / self._stages
+        extra_hop = self._hop_seconds(num_tokens) - self._hop_seconds(1)
         # Sending time counts only if it exceeds the compute time; smaller differences are noise.
-        bound = more > self._compute_seconds(rows)
-        step = self._compute_seconds(each) + self._hop_seconds(each if bound else rows) + self._gap
-        return max(step, parts * self._slowest_stage_seconds(each), parts * sending if bound else 0.0)
+        hop_bound = extra_hop > self._compute_seconds(num_tokens)
+        step = (
+            self._compute_seconds(frame_rows)
+            + self._hop_seconds(frame_rows if hop_bound else num_tokens)
+            + self._gap
+        )
+        return max(
+            step, parts * self._slowest_stage_seconds(frame_rows), parts * sending if hop_bound else 0.0
+        )
 
-    def _step_seconds(self, rows: int) -> float:
-        """Return the seconds of a step: compute and hops."""
-        return self._compute_seconds(rows) + self._hop_seconds(rows)
+    def _step_seconds(self, num_tokens: int) -> float:
+        """Return the estimated seconds of a step, compute and hops, with this number of tokens."""
+        return self._compute_seconds(num_tokens) + self._hop_seconds(num_tokens)
 
-    def _compute_seconds(self, rows: float) -> float:
-        """Return the seconds that all stages compute, one after the other."""
+    def _compute_seconds(self, num_tokens: float) -> float:
+        """Return the estimated seconds that all stages together compute a step with this number of tokens,
+        which may be a fraction.
+        """
         if self._compute_curve is None:
             self._compute_curve = self._measured.corrected(self._computed.points)
-        return self._compute_curve.at(rows)
+        return self._compute_curve.at(num_tokens)
 
-    def _slowest_stage_seconds(self, rows: int) -> float:
-        """Return the seconds that the slowest stage computes."""
-        return self._compute_seconds(rows) * max(self._shares)
+    def _slowest_stage_seconds(self, num_tokens: int) -> float:
+        """Return the estimated seconds that the slowest stage computes a step with this number of tokens."""
+        return self._compute_seconds(num_tokens) * max(self._shares)
 
-    def _hop_seconds(self, rows: int) -> float:
-        """Return the seconds that all hops of a step take together."""
+    def _hop_seconds(self, num_tokens: int) -> float:
+        """Return the estimated seconds that all hops of a step with this number of tokens take together. 0
+        until a hop has been measured.
+        """
         if self._hop_curve is None:
             # Beyond the largest number of tokens that was measured, hops count as taking no longer, because
             # the slope of two noisy points says nothing about far more tokens. Repeating the last point at
             # twice its tokens makes the curve level.
             rows_seen, seconds = max(self._hop_times.points, default=(1.0, 0.0))
             self._hop_curve = CostCurve([*self._hop_times.points, (2 * rows_seen, seconds)])
-        return self._hop_curve.at(rows)
+        return self._hop_curve.at(num_tokens)
 
 
 @dataclass(slots=True)
@@ -350,7 +394,7 @@ class DraftTimeout:
         self._timeout = timeout
         self._pause = DraftPause(PauseState.DRAFTING if present else PauseState.ABSENT)
         # Names of drafters that have sent something and are not known to be lost.
-        self._speaking = set[str]()
+        self._responsive = set[str]()
         # Misses by drafter.
         self._backoffs = dict[str, _Backoff]()
         # Number of features that were held back during the pause, and of features of sequences that the
@@ -379,42 +423,56 @@ class DraftTimeout:
         return self._pause.state is PauseState.CATCHING_UP
 
     def _backoff_of(self, drafter: str) -> _Backoff:
-        """Return the misses of this drafter. If it is the only drafter, they are stored under the name ""."""
-        return self._backoffs.setdefault(drafter if len(self._speaking) > 1 else "", _Backoff())
+        """Return the misses of a drafter, which are created if there are none. If it is the only drafter,
+        they are stored under the name "".
+
+        drafter: Name of the drafter.
+        """
+        return self._backoffs.setdefault(drafter if len(self._responsive) > 1 else "", _Backoff())
 
     def deadline(self, since: float, drafter: str | None = "") -> float:
-        """Return the time until which a sequence that has waited for `drafter` since `since` keeps waiting,
-        in seconds.
+        """Return the time in seconds until which a sequence keeps waiting for its tree. Return `since` if it
+        does not wait: drafting is paused, there is no drafter, or the drafter is not waited for after a miss.
 
-        drafter: None if the sequence's drafter is lost. Such a sequence does not wait: its deadline is
-            `since`.
+        since: Time in seconds since which the sequence has waited.
+        drafter: Name of its drafter; "" if no drafter has sent it a tree yet; None if its drafter is lost, so
+            that it does not wait.
         """
         present = self._pause.state is not PauseState.ABSENT and drafter is not None
         waits = present and not (self.paused or self._backoff_of(drafter or "").left)
         return since + self._timeout if waits else since
 
     def family_deadline(self, since: float, drafter: str | None = "") -> float:
-        """Return the time until which the other sequences of a family wait for a sequence that has waited
-        since `since`, in seconds.
+        """Return the time in seconds until which the other sequences of a family wait for one that waits for
+        its tree. It is never later than `deadline`.
+
+        since: Time in seconds since which the one sequence has waited.
+        drafter: Name of its drafter, "" or None as for `deadline`.
         """
         usual = self._timeout if self._usual_wait is None else SLOW_TREE_FACTOR * self._usual_wait
         return min(self.deadline(since, drafter), since + usual)
 
-    def record_tree(self, waited: float | None = None, drafter: str = "") -> None:
-        """Record that a tree of this drafter arrived in time. It clears the drafter's misses.
+    def record_tree(self, wait_seconds: float | None = None, drafter: str = "") -> None:
+        """Record that a tree of a drafter arrived in time. It clears the drafter's misses.
 
-        waited: Seconds that the sequence had waited. None: unknown.
+        wait_seconds: Seconds that the sequence had waited for the tree. None: unknown, so the usual wait is
+            not updated.
+        drafter: Name of the drafter.
         """
         backoff = self._backoff_of(drafter)
         backoff.trees = FIRST_BACKOFF_TREES
         backoff.left = 0
-        if waited is not None:
-            usual = waited if self._usual_wait is None else self._usual_wait
-            self._usual_wait = usual + WAIT_WEIGHT * (waited - usual)
+        if wait_seconds is not None:
+            usual = wait_seconds if self._usual_wait is None else self._usual_wait
+            self._usual_wait = usual + WAIT_WEIGHT * (wait_seconds - usual)
 
     def record_miss(self, drafter: str | None = "") -> None:
-        """Record that a sequence ran without the tree of this drafter. Nothing is recorded during a pause, or
-        if the drafter is lost (None).
+        """Record that a sequence ran without the tree of its drafter. Nothing is recorded during a pause.
+
+        drafter: Name of the drafter. "": no drafter has sent the sequence a tree yet. None: the drafter is
+            lost, and nothing is recorded.
+
+        For example:
 
             # timeouts at trees 1 and 34 -> no waiting for trees 2..33, then none for 64 trees
         """
@@ -427,36 +485,39 @@ class DraftTimeout:
         backoff.left = backoff.trees
         backoff.trees = min(backoff.trees * 2, MAX_BACKOFF_TREES)
 
-    def start_pause(self, trees: int, live: int = 1) -> None:
-        """Pause drafting, because the drafter has announced that it will draft nothing for `trees` trees.
+    def start_pause(self, num_trees: int, num_drafted: int = 1) -> None:
+        """Pause drafting, because the drafter has announced that it will draft nothing for some trees.
 
-        live: Number of sequences that it drafts for.
+        num_trees: Number of trees of all drafted sequences together after which the pause ends.
+        num_drafted: Number of sequences that the drafter drafts for.
         """
-        self._pause = self._pause.begin(trees, live)
+        self._pause = self._pause.begin(num_trees, num_drafted)
         self._unsent_rows = 0
         self.sends_backlog = False
 
-    def require_catch_up(self, rows: int) -> None:
-        """Record that a sequence continues of which the drafter must first be sent `rows` features, some with
-        every step. Trees are not waited for until it has caught up.
+    def require_catch_up(self, num_features: int) -> None:
+        """Record that a sequence continues of which the drafter must first be sent features, some with every
+        step. Trees are not waited for until it has caught up.
+
+        num_features: Number of features (one per token) that the drafter must be sent.
         """
-        self._missed_rows += rows
+        self._missed_rows += num_features
         self._catch_up_steps = MAX_CATCH_UP_STEPS
         self._pause = self._pause.on(PauseEvent.MISSED)
 
-    def record_launch(self, trees: int, rows: int, live: int = 1) -> None:
+    def record_launch(self, num_trees: int, num_tokens: int, num_drafted: int = 1) -> None:
         """Record the launch of a frame.
 
-        trees: Number of its trees that belong to drafted sequences.
-        rows: Number of its tokens.
-        live: Number of drafted sequences.
+        num_trees: Number of its trees that belong to drafted sequences.
+        num_tokens: Number of its tokens.
+        num_drafted: Number of drafted sequences.
 
         During a pause, the trees count towards its end, and the tokens towards MAX_UNSENT_ROWS, which also
         ends it. Otherwise the backlog shrinks by what can be sent with the frame.
         """
         if self.paused:
-            self._unsent_rows += rows
-            self._pause = self._pause.passed(trees, live)
+            self._unsent_rows += num_tokens
+            self._pause = self._pause.passed(num_trees, num_drafted)
             if self._unsent_rows >= MAX_UNSENT_ROWS:
                 self._pause = self._pause.end()
             self._catch_up_steps = MAX_CATCH_UP_STEPS
@@ -465,25 +526,30 @@ class DraftTimeout:
         if not self._catch_up_steps:
             self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
         # Number of features of the backlog that are sent in addition to the frame's own.
-        sent = MAX_ROWS_PER_STEP - rows
-        self._missed_rows = max(self._missed_rows - max(sent, 0), 0)
+        spare = MAX_ROWS_PER_STEP - num_tokens
+        self._missed_rows = max(self._missed_rows - max(spare, 0), 0)
         self.sends_backlog = self._unsent_rows > 0
-        self._unsent_rows = max(self._unsent_rows - max(sent, 0), 0)
+        self._unsent_rows = max(self._unsent_rows - max(spare, 0), 0)
 
-    def drafter_left(self, drafter: str = "") -> None:
-        """Record that this drafter is lost. Drafting ends if no other drafter has sent anything."""
-        self._speaking.discard(drafter)
+    def record_drafter_loss(self, drafter: str = "") -> None:
+        """Record that a drafter is lost. Drafting ends if no other drafter has sent anything.
+
+        drafter: Name of the drafter. An unknown name is ignored.
+        """
+        self._responsive.discard(drafter)
         self._backoffs.pop(drafter, None)
-        if not self._speaking:
+        if not self._responsive:
             self._pause = self._pause.on(PauseEvent.LEFT)
 
-    def drafter_spoke(self, drafter: str = "") -> None:
-        """Record a message of this drafter, which says that it has processed everything that it was sent.
+    def record_drafter_message(self, drafter: str = "") -> None:
+        """Record a message of a drafter, which says that it has processed everything that it was sent.
+
+        drafter: Name of the drafter.
 
         The drafter counts as caught up, unless features of sequences that it never saw remain to be sent. If
         there was no drafter before, drafting begins without misses or backlog.
         """
-        self._speaking.add(drafter)
+        self._responsive.add(drafter)
         if self._pause.state is PauseState.ABSENT:
             self._pause = DraftPause().on(PauseEvent.JOINED)
             self._backoffs.clear()
@@ -507,18 +573,22 @@ class StepTimer:
         self._verified: dict[int, tuple[float, bool]] = {}
 
     def step_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
-        """Record that `frame` was verified at `now` (seconds).
+        """Record that a frame was verified, and return (compute seconds of all stages, wall-clock seconds of
+        the step).
 
-        Returns (compute seconds of the stages, wall-clock seconds of the step). The wall-clock time is 0 if
-        it is unknown, which is the case for frames with prompts, for sequences that were never verified
-        before, during a pause, and for steps without trees of whose kind none was measured.
+        frame: The verified frame, with the compute seconds of its stages.
+        now: Time in seconds.
+
+        The wall-clock time is 0 if it is unknown, which is the case for frames with prompts, for sequences
+        that were never verified before, during a pause, and for steps without trees of whose kind none was
+        measured.
         """
-        before = [self._verified.get(one.sequence) for one in frame.segments]
+        previous = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
         sizes = [len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)]
-        known = [one for one in before if one is not None]
+        known = [one for one in previous if one is not None]
         computed = sum(frame.seconds)
-        if not sizes or len(sizes) < len(frame.segments) or len(known) < len(before):
+        if not sizes or len(sizes) < len(frame.segments) or len(known) < len(previous):
             return computed, 0.0
         seconds = now - max(at for at, _ in known)
         if sum(sizes) > len(sizes):
@@ -533,7 +603,12 @@ class StepTimer:
         return median(one for one, _ in steps), median(one for _, one in steps)
 
     def _note(self, frame: Frame, now: float) -> None:
-        """Record when each sequence of the frame was verified, and drop closed sequences."""
+        """Record when each sequence of a frame was verified and whether drafting was paused, and drop closed
+        sequences.
+
+        frame: The verified frame.
+        now: Time in seconds.
+        """
         self._verified |= dict.fromkeys((one.sequence for one in frame.segments), (now, frame.paused))
         for sequence in frame.closings:
             self._verified.pop(sequence, None)

@@ -76,7 +76,7 @@ class SequenceState:
     policy: Policy | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive what follows from the opening. Forked and reused tokens count as fed."""
+        """Derive `place` and `policy` from the opening. Forked and reused tokens count as fed."""
         self.place = place_of(self.opening)
         self.policy = policy_of(self.opening)
         self.fed = self.committed = self.opening.begun
@@ -99,65 +99,71 @@ class SequenceState:
         return self.draft_round in self.tree_frames.trees
 
     @property
-    def wanted_rows(self) -> int:
-        """Number of nodes of the tree that the sequence would feed now."""
+    def next_tree_size(self) -> int:
+        """Number of nodes of the tree that the sequence would feed now, before any truncation: the stored
+        tree's, or those of the root and the forced tokens.
+        """
         return 1 + len(self.forced) if self.tree is None else len(self.tree.tokens)
 
-    def next_chunk(self, rows: int) -> PromptChunk:
-        """Return the next prompt chunk of at most `rows` tokens, and count its tokens as fed and committed.
+    def next_chunk(self, max_tokens: int) -> PromptChunk:
+        """Return the next prompt chunk, and count its tokens as fed and committed. If no prompt token is
+        left, the chunk is empty.
+
+        max_tokens: Maximum number of tokens of the chunk.
 
         With pruning, a chunk ends at the next position at which pruning is due.
 
             # prompt of 10 tokens, 6 of them forked: self.prompt holds tokens 6..9.
-            # fed = 8, rows = 512 -> offset 8 - (10 - 4) = 2 -> tokens 8 and 9, final
+            # fed = 8, max_tokens = 512 -> offset 8 - (10 - 4) = 2 -> tokens 8 and 9, final
         """
         start = self.fed
         if self.opening.pruning:
-            rows = min(rows, tree_depth_limit(self.policy, start) or rows)
-        behind = start - (self.opening.prompt - len(self.prompt))
-        tokens = self.prompt[behind : behind + rows]
+            max_tokens = min(max_tokens, tree_depth_limit(self.policy, start) or max_tokens)
+        offset = start - (self.opening.prompt - len(self.prompt))
+        tokens = self.prompt[offset : offset + max_tokens]
         self.fed = self.committed = start + len(tokens)
         return PromptChunk(self.opening.sequence, start, tokens, self.prefilled)
 
-    def next_growth(self, rows: int) -> TreeSegment:
+    def next_tree_segment(self, max_nodes: int) -> TreeSegment:
         """Return the next tree segment, and mark it as in flight. The sequence must have a root.
 
         The tree is the first of these that exists: the drafter's tree, the root followed by the forced
-        tokens, the root alone. It is cut to its first `rows` nodes and to the depth that the KV policy
-        allows.
+        tokens, the root alone. It is cut to the depth that the KV policy allows and to its first nodes.
+
+        max_nodes: Maximum number of nodes, at least 1 for the root.
         """
         assert self.root is not None
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
         levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
-        tree = first_nodes(tree if levels is None else shallow(tree, levels), rows)
+        tree = first_nodes(tree if levels is None else shallow(tree, levels), max_nodes)
         scratch = self.tree_frames.launch(self.draft_round, len(tree.tokens))
-        growth = TreeSegment(
+        tree_segment = TreeSegment(
             self.opening.sequence, self.draft_round, self.committed, self.keep, tree, None, scratch
         )
         self.tree = None
         self.waiting_since = None
         self.root_only = False
-        return growth
+        return tree_segment
 
-    def mark_sent(self, unasked: bool) -> bool:
-        """Record that the newest segment is being launched.
+    def mark_sent(self, draft_paused: bool) -> bool:
+        """Record that the newest segment is being launched. Return True if the segment is a tree of a drafted
+        sequence: a pause of drafting counts such trees.
 
-        unasked: True while drafting is paused or resuming, so that no tree is asked for.
-
-        Returns True if the segment is a tree of a drafted sequence. Such trees are what a pause of drafting
-        counts.
+        draft_paused: True while drafting is paused or resuming, so that the drafter is not asked for the next
+            tree.
         """
-        self.drafter_informed = not unasked
+        self.drafter_informed = not draft_paused
         return self.opening.drafted and self.in_flight
 
-    def apply_outcome(self, outcome: Outcome, now: float, awaits: bool = True) -> None:
+    def apply_outcome(self, outcome: Outcome, now: float, awaits_drafts: bool = True) -> None:
         """Apply the result of the final prompt chunk or of the tree in flight.
 
-        now: Time in seconds.
-        awaits: False if the drafter has already answered this result, so that no tree is awaited.
+        outcome: Accepted nodes and new tokens of this sequence. An outcome without tokens accepted nothing:
+            its root is fed once more, alone.
+        now: Time in seconds at which the result arrived.
+        awaits_drafts: False if the drafter has already answered this result, so that no tree is awaited.
 
-        An outcome without tokens accepted nothing: its root is fed once more, alone. A tree that arrived
-        before this result is offered now.
+        A tree that arrived before this result is offered now.
         """
         self.tree_frames.finish(outcome.draft_round, outcome.dropped)
         self.committed += len(outcome.accepted)
@@ -167,28 +173,35 @@ class SequenceState:
         self.root_only = not outcome.tokens
         self.draft_round = outcome.draft_round + 1
         self.forced = outcome.forced
-        waits = awaits and self.opening.drafted and self.drafter_informed and not self.root_only
+        waits = awaits_drafts and self.opening.drafted and self.drafter_informed and not self.root_only
         self.waiting_since = now if waits else None
         self.returned_at = now
-        early = self.next_tree
+        early_tree = self.next_tree
         self.next_tree = None
-        if early:
-            self.offer_tree(self.draft_round, early)
+        if early_tree:
+            self.offer_tree(self.draft_round, early_tree)
 
-    def contradicts(self, draft: Draft) -> bool:
-        """True if the draft is for the next draft round, but its root is not the token that was written."""
+    def has_wrong_root(self, draft: Draft) -> bool:
+        """Return whether a draft is for the draft round that comes next, but its tree grows from another
+        token than the sequence's newest one. Return False for drafts of other rounds, and while the round's
+        tree is in flight.
+
+        draft: The tree that the drafter proposed for this sequence, with its draft round.
+        """
         return (
             draft.draft_round == self.draft_round and not self.in_flight and draft.tree.tokens[0] != self.root
         )
 
     def offer_tree(self, draft_round: int, tree: Tree) -> bool:
-        """Store a tree for draft round `draft_round`, and return whether it was stored.
+        """Store a tree for a draft round, and return whether it was stored.
+
+        draft_round: Number of the draft round for which the drafter made the tree.
+        tree: The tree: token id and parent of each node. Its node 0 is the root.
 
         Drafts and results are sent by different members, so a draft may arrive before the result that it
         builds on: a tree for round `self.draft_round + 1` is stored as `next_tree`. A tree for the current
-        round is
-        stored only if its round is not in flight, no tree is stored yet (the first one wins), the root is not
-        to be fed alone, and its root is the sequence's root.
+        round is stored only if its round is not in flight, no tree is stored yet (the first one wins), the
+        root is not to be fed alone, and its root is the sequence's root. Any other tree is dropped.
         """
         if draft_round == self.draft_round + 1:
             # The root of this round is not known yet; `apply_outcome` offers the tree again, which checks it.

@@ -66,9 +66,9 @@ class Sequencer:
     ) -> None:
         """Start an epoch without sequences.
 
-        epoch: Messages of any other epoch are dropped.
-        budget: What a frame and the ring may hold.
-        table: The page table, on which this object applies the same operations as every stage does.
+        epoch: Number of the epoch. Messages of any other epoch are dropped.
+        budget: How many tokens a frame may have, and how many frames may be in flight.
+        table: The table of KV pages, on which this object applies the same operations as every stage does.
         draft_timeout: Decides how long sequences wait for trees.
         depth: Decides how many frames are in flight and how many prompt tokens a frame carries. None: all
             that `budget` allows, and a family of sequences always shares a frame.
@@ -100,14 +100,17 @@ class Sequencer:
 
     @property
     def prompt_rows_due(self) -> int:
-        """Number of prompt tokens that the next frame could carry."""
-        return sum(self._feedable_rows(one) for one in self._sequences.values() if not one.prefilled)
+        """Number of prompt tokens that the next frame could carry, of all sequences together. 0 if no prompt
+        can be fed.
+        """
+        return sum(self._feedable_tokens(one) for one in self._sequences.values() if not one.prefilled)
 
     def apply_order(self, order: Order) -> None:
         """Apply an order of the master: open a sequence, close one, or extend a lease.
 
-        A sequence whose prompt has token ids beyond the vocabulary is rejected. Orders for sequences that
-        have ended are ignored.
+        order: The order. An opening of a sequence that exists is ignored; an opening whose prompt has token
+            ids beyond the vocabulary is rejected, see `rejections`. Orders for sequences that have ended are
+            ignored.
         """
         match order:
             case Open(opening, tokens, lease):
@@ -118,99 +121,113 @@ class Sequencer:
                 self._closings += [sequence] if kept else []
                 self._close(sequence)
             case Lease(sequence, position):
-                if live := self._sequences.get(sequence):
-                    live.lease = max(live.lease, position)
+                if state := self._sequences.get(sequence):
+                    state.lease = max(state.lease, position)
 
-    def apply_result(self, result: Result, now: float, awaits: bool = True) -> None:
-        """Apply a result: its frame is no longer in flight, and its outcomes advance their sequences. Results
-        of other epochs are dropped.
+    def apply_result(self, result: Result, now: float, awaits_drafts: bool = True) -> None:
+        """Apply a result: its frame is no longer in flight, and its outcomes advance or end their sequences.
+        Results of other epochs, and outcomes of unknown sequences, are dropped.
 
+        result: The verification result of one frame, from the last stage.
         now: Time in seconds.
-        awaits: False if the drafter has already answered this result, so that its sequences wait for no tree.
+        awaits_drafts: False if the drafter has already answered this result, so that its sequences wait for
+            no tree.
         """
         if result.epoch != self._epoch:
             return
-        flown = self._in_flight.pop(result.number, None)
-        if flown and self._depth:
-            self._depth.record_step(result.rows, result.seconds, now - flown.since, flown.alone)
+        in_flight = self._in_flight.pop(result.number, None)
+        if in_flight and self._depth:
+            self._depth.record_step(result.rows, result.seconds, now - in_flight.since, in_flight.alone)
         for outcome in result.outcomes:
-            live = self._sequences.get(outcome.sequence)
-            if live is None:
+            state = self._sequences.get(outcome.sequence)
+            if state is None:
                 continue
             if outcome.end:
                 self._close(outcome.sequence)
             else:
-                live.apply_outcome(outcome, now, awaits)
+                state.apply_outcome(outcome, now, awaits_drafts)
 
     def add_drafts(self, drafts: Drafts, now: float | None = None) -> None:
         """Store trees for their sequences. Trees that come too late, and trees of other epochs, are dropped.
 
+        drafts: The trees that one drafter proposed, by sequence and draft round, and for how many trees it
+            pauses.
         now: Time in seconds, from which the usual wait for a tree is estimated. None: nothing is estimated.
 
         A tree with invalid token ids, with the wrong root, or for an unverified root counts as a miss of its
-        drafter. While the
-        drafter still receives features that a pause held back, it answers all results that it was sent at
-        once: if it answers one sequence of a result, the other sequences that wait since that result stop
-        waiting. If the drafter pauses (`drafts.paused_trees`), no tree is asked for until the pause is over.
+        drafter. While the drafter still receives features that a pause held back, it answers all results that
+        it was sent at once: if it answers one sequence of a result, the other sequences that wait since that
+        result stop waiting. If the drafter pauses (`drafts.paused_trees`), no tree is asked for until the
+        pause is over.
         """
         if drafts.epoch != self._epoch:
             return
-        self._draft_timeout.drafter_spoke(drafts.drafter)
+        self._draft_timeout.record_drafter_message(drafts.drafter)
         # Arrival times of the results for which a tree has come.
         answered = set[float | None]()
         for draft in drafts.drafts:
-            if (live := self._sequences.get(draft.sequence)) is None:
+            if (state := self._sequences.get(draft.sequence)) is None:
                 continue
-            since = live.waiting_since
-            live.drafter = drafts.drafter
+            since = state.waiting_since
+            state.drafter = drafts.drafter
             # A tree that grows from an unverified node needs a second tree frame in flight.
             unverified = draft.parent is not None
-            if unverified or not self._valid_ids(draft.tree.tokens) or live.contradicts(draft):
-                self._stop_waiting(live, draft.draft_round)
-            elif live.offer_tree(draft.draft_round, draft.tree):
+            if unverified or not self._valid_ids(draft.tree.tokens) or state.has_wrong_root(draft):
+                self._stop_waiting(state, draft.draft_round)
+            elif state.offer_tree(draft.draft_round, draft.tree):
                 waited = None if now is None or since is None else now - since
                 self._draft_timeout.record_tree(waited, drafts.drafter)
                 answered.add(since)
-        for live in self._sequences.values() if self._draft_timeout.sends_backlog else ():
-            live.waiting_since = None if live.waiting_since in answered else live.waiting_since
+        for state in self._sequences.values() if self._draft_timeout.sends_backlog else ():
+            state.waiting_since = None if state.waiting_since in answered else state.waiting_since
         if drafts.paused_trees:
             self._draft_timeout.start_pause(drafts.paused_trees, self._drafted())
 
     def _valid_ids(self, tokens: Sequence[int]) -> bool:
         """Return whether the base model has all these token ids. Its embedding would read out of bounds for
-        others.
-        """
-        most = self._vocabulary
-        return most is None or not tokens or (min(tokens) >= 0 and max(tokens) < most)
+        others. Return True if there are no ids, or if the size of the vocabulary is unknown.
 
-    def _stop_waiting(self, live: SequenceState, draft_round: int) -> None:
-        """Stop waiting for the tree of draft round `draft_round`, because the drafter has sent an unusable
-        one, and
-        record a miss.
+        tokens: Token ids.
         """
-        if draft_round == live.draft_round and live.waiting_since is not None:
-            live.waiting_since = None
-            self._draft_timeout.record_miss(live.drafter)
+        vocab_size = self._vocabulary
+        return vocab_size is None or not tokens or (min(tokens) >= 0 and max(tokens) < vocab_size)
+
+    def _stop_waiting(self, state: SequenceState, draft_round: int) -> None:
+        """Stop waiting for a tree, because the drafter has sent an unusable one, and record a miss of the
+        drafter. Nothing happens if the sequence does not wait, or waits for another draft round.
+
+        state: The sequence.
+        draft_round: Number of the draft round for which the unusable tree was sent.
+        """
+        if draft_round == state.draft_round and state.waiting_since is not None:
+            state.waiting_since = None
+            self._draft_timeout.record_miss(state.drafter)
 
     def lose_drafter(self, drafter: str) -> None:
         """Handle the loss of a drafter: its sequences, and the sequences that no drafter has drafted for yet,
         stop waiting for trees until one arrives. If no other drafter has sent anything, no sequence waits at
         all.
+
+        drafter: Name of the lost drafter.
         """
-        self._draft_timeout.drafter_left(drafter)
-        for live in self._sequences.values():
-            if live.drafter in (drafter, ""):
-                live.drafter = None
+        self._draft_timeout.record_drafter_loss(drafter)
+        for state in self._sequences.values():
+            if state.drafter in (drafter, ""):
+                state.drafter = None
 
     def rejections(self) -> tuple[Outcome, ...]:
-        """Return the sequences that could not be opened since the last call, as outcomes for the master."""
+        """Return a FAILED outcome for every sequence that could not be opened since the last call, for the
+        master. Return () if there is none.
+        """
         rejected = tuple(self._rejected)
         self._rejected = []
         return rejected
 
     def compose(self, now: float) -> Frame | None:
-        """Return the next frame. Return None if nothing is ready, or if the maximum number of frames is in
-        flight.
+        """Return the next frame, which is then in flight. Return None if nothing is ready, or if the maximum
+        number of frames is in flight.
+
+        now: Time in seconds.
 
         With one frame at a time, also return None while a sequence waits for its tree within its family
         deadline: a frame that left without that sequence would delay it by a whole step.
@@ -219,9 +236,9 @@ class Sequencer:
         credits = self._max_in_flight()
         if len(self._in_flight) >= credits or (credits == 1 and self._waiting_families(now)):
             return None
-        growths = self._compose_trees(now, self._budget.rows - self._reserved_for_prompts())
+        growths = self._compose_trees(now, self._budget.rows - self._tokens_reserved_for_prompts())
         openings, chunks = self._compose_prompts(sum(map(rows_of, growths)))
-        closings = self._take_closings() if self._closings else ()
+        closings = self._pop_closings() if self._closings else ()
         frame = Frame(self._epoch, self._number + 1, tuple(openings), (*growths, *chunks), closings)
         return self._launch(frame, now) if frame.openings or frame.segments or closings else None
 
@@ -234,37 +251,49 @@ class Sequencer:
         """
         if len(self._in_flight) >= self._max_in_flight():
             return None
-        able = [(live.waiting_since, live.drafter) for live in self._sequences.values() if live.can_decode]
-        untils = self._draft_timeout.family_deadline, self._draft_timeout.deadline
-        due = (until(since, by) for since, by in able if since is not None for until in untils)
-        return min((one for one in due if one > self._composed), default=None)
+        waiting = [
+            (state.waiting_since, state.drafter) for state in self._sequences.values() if state.can_decode
+        ]
+        deadlines = self._draft_timeout.family_deadline, self._draft_timeout.deadline
+        times = (
+            deadline_of(since, drafter_name)
+            for since, drafter_name in waiting
+            if since is not None
+            for deadline_of in deadlines
+        )
+        return min((one for one in times if one > self._composed), default=None)
 
     def _max_in_flight(self) -> int:
-        """Return how many frames may be in flight now."""
+        """Return how many frames may be in flight now: the budget's number, or fewer if `PipelineDepth` says
+        so.
+        """
         limit = self._budget.flight
         return self._depth.max_frames(limit - 1, limit) if self._depth and limit > 1 else limit
 
-    def _take_closings(self) -> tuple[int, ...]:
-        """Return the sequences to close, and forget them.
+    def _pop_closings(self) -> tuple[int, ...]:
+        """Remove and return the ids of the sequences that the next frame closes. Return () if there are none.
 
         Closed sequences of the previous epoch are kept back while a queued sequence is still to reuse their
         KV.
         """
-        waiting = (one.opening.reused for one in self._sequences.values() if not one.opened)
-        wanted = {kept.sequence for kept in waiting if kept}
-        due = self._closings
-        self._closings = [one for one in due if one in wanted]
-        return tuple(one for one in due if one not in wanted)
+        reused_kv = (one.opening.reused for one in self._sequences.values() if not one.opened)
+        reused_sequences = {kept.sequence for kept in reused_kv if kept}
+        closings = self._closings
+        self._closings = [one for one in closings if one in reused_sequences]
+        return tuple(one for one in closings if one not in reused_sequences)
 
     def _launch(self, frame: Frame, now: float) -> Frame:
-        """Apply the closings to the page table, record the frame as in flight, and return it with the state
-        of the drafting pause.
+        """Apply the frame's closings to the page table and record the frame as in flight. Return the frame
+        with the state of the drafting pause filled in.
+
+        frame: The composed frame.
+        now: Time in seconds.
         """
         for sequence in frame.closings:
             self._table.close(sequence)
         self._number = frame.number
         segments = frame.segments
-        self._record_launch(segments, now)
+        self._record_in_flight(segments, now)
         paused = self._draft_timeout.paused
         catching_up = self._draft_timeout.catching_up
         drafted = [self._sequences[one.sequence].mark_sent(paused or catching_up) for one in segments]
@@ -272,37 +301,46 @@ class Sequencer:
         return replace(frame, paused=paused, catching_up=catching_up)
 
     def _drafted(self) -> int:
-        """Return the number of sequences that decode and have a drafter."""
-        return sum(live.opening.drafted and live.root is not None for live in self._sequences.values())
+        """Return the number of sequences that have finished their prompts and have a drafter."""
+        return sum(state.opening.drafted and state.root is not None for state in self._sequences.values())
 
-    def _record_launch(self, segments: tuple[Segment, ...], now: float) -> None:
-        """Record the frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at stage 0
-        before it.
+    def _record_in_flight(self, segments: tuple[Segment, ...], now: float) -> None:
+        """Record the newest frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at
+        stage 0 before it.
+
+        segments: The segments of the frame.
+        now: Time in seconds at which the frame is launched.
         """
-        grown = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
-        for other in self._in_flight.values():
-            other.alone = False
-        families = frozenset(live.place[0] for live in grown)
+        tree_states = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
+        for earlier in self._in_flight.values():
+            earlier.alone = False
+        families = frozenset(state.place[0] for state in tree_states)
         self._in_flight[self._number] = InFlightFrame(now, families, not self._in_flight)
-        returned = [live.returned_at for live in grown if live.returned_at is not None]
+        returned = [state.returned_at for state in tree_states if state.returned_at is not None]
         if self._depth and returned:
             self._depth.record_gap(now - max(returned))
 
     def _waiting_families(self, now: float) -> set[int]:
-        """Return the families in which a sequence waits for its tree and its family is still to wait for it.
+        """Return the ids of the families in which a sequence waits for its tree and its family is still to
+        wait for it.
+
+        now: Time in seconds.
 
         A family consists of the sequences of one request, or of the forks of one prefix.
         """
         return {
-            live.place[0]
-            for live in self._sequences.values()
-            if live.waiting_since is not None
-            and live.can_decode
-            and now < self._draft_timeout.family_deadline(live.waiting_since, live.drafter)
+            state.place[0]
+            for state in self._sequences.values()
+            if state.waiting_since is not None
+            and state.can_decode
+            and now < self._draft_timeout.family_deadline(state.waiting_since, state.drafter)
         }
 
-    def _ready(self, now: float) -> list[SequenceState]:
-        """Return the sequences whose trees the next frame carries, sorted by `place`.
+    def _ready_sequences(self, now: float) -> list[SequenceState]:
+        """Return the sequences whose trees the next frame carries, sorted by `place`. Return [] if none can
+        decode now.
+
+        now: Time in seconds.
 
         With one frame at a time: every sequence that can decode and does not wait for its tree. With several
         frames in flight: a share of each family, or all its runnable sequences if the family no longer waits
@@ -316,84 +354,106 @@ class Sequencer:
         """
         # Nothing is in flight and no family waits: `compose` has checked both.
         if self._budget.flight == 1:
-            able = [one for one in self._sequences.values() if one.can_decode and not self._waits(one, now)]
-            return sorted(able, key=lambda live: live.place)
-        held = self._waiting_families(now)
+            runnable = [
+                one
+                for one in self._sequences.values()
+                if one.can_decode and not self._waits_for_tree(one, now)
+            ]
+            return sorted(runnable, key=lambda state: state.place)
+        waiting_families = self._waiting_families(now)
         ready = list[SequenceState]()
         families = self._families()
         for family, members in families.items():
-            under_way = sum(family in flown.families for flown in self._in_flight.values())
-            parts = self._spread(members, len(families) - 1)
+            num_in_flight = sum(family in flown.families for flown in self._in_flight.values())
+            parts = self._num_frames_of(members, len(families) - 1)
             share = -(-len(members) // parts)
-            able = [live for live in members if live.can_decode and not self._waits(live, now)]
-            if under_way < parts and (len(able) >= share or family not in held):
-                ready += able[:share]
-        return sorted(ready, key=lambda live: live.place)
+            runnable = [
+                state for state in members if state.can_decode and not self._waits_for_tree(state, now)
+            ]
+            if num_in_flight < parts and (len(runnable) >= share or family not in waiting_families):
+                ready += runnable[:share]
+        return sorted(ready, key=lambda state: state.place)
 
     def _families(self) -> dict[int, list[SequenceState]]:
-        """Return the decoding sequences by family, those whose last result arrived first at the front."""
+        """Return the sequences that have finished their prompts, by family id. In each family, the sequence
+        whose last result arrived first comes first.
+        """
         families: dict[int, list[SequenceState]] = {}
-        writing = (live for live in self._sequences.values() if live.root is not None)
-        for live in sorted(writing, key=lambda live: live.returned_at or 0.0):
-            families.setdefault(live.place[0], []).append(live)
+        decoding = (state for state in self._sequences.values() if state.root is not None)
+        for state in sorted(decoding, key=lambda state: state.returned_at or 0.0):
+            families.setdefault(state.place[0], []).append(state)
         return families
 
-    def _waits(self, live: SequenceState, now: float) -> bool:
-        """Return whether the sequence still waits for its tree at time `now`."""
-        since = live.waiting_since
-        return since is not None and now < self._draft_timeout.deadline(since, live.drafter)
+    def _waits_for_tree(self, state: SequenceState, now: float) -> bool:
+        """Return whether a sequence still waits for its drafter's tree. Return False once its draft timeout
+        has passed, and if it waits for nothing.
 
-    def _spread(self, members: list[SequenceState], others: int) -> int:
-        """Return over how many frames a family of `members` is spread.
+        state: The sequence.
+        now: Time in seconds.
+        """
+        since = state.waiting_since
+        return since is not None and now < self._draft_timeout.deadline(since, state.drafter)
 
-        others: Number of other families. Their frames take precedence over splitting this family further.
+    def _num_frames_of(self, members: list[SequenceState], num_other_families: int) -> int:
+        """Return over how many frames a family is spread, at least 1. Return 1 for a single sequence, and
+        without a `PipelineDepth`.
+
+        members: The decoding sequences of the family.
+        num_other_families: Number of other families. Their frames take precedence over splitting this family
+            further.
         """
         if self._depth is None or len(members) < 2:
             return 1
-        sizes = [len(live.tree) for live in members if live.tree]
+        sizes = [len(state.tree) for state in members if state.tree]
         rows = round(len(members) * sum(sizes) / len(sizes)) if sizes else len(members)
-        return self._depth.frames_per_family(rows, len(members), max(self._budget.flight - 1 - others, 1))
+        return self._depth.frames_per_family(
+            rows, len(members), max(self._budget.flight - 1 - num_other_families, 1)
+        )
 
-    def _compose_trees(self, now: float, room: int) -> list[TreeSegment]:
-        """Return the tree segments of the next frame, with at most `room` tokens in total.
+    def _compose_trees(self, now: float, max_tokens: int) -> list[TreeSegment]:
+        """Return the tree segments of the next frame, in the order of `place`. Return [] if no sequence is
+        ready or none can have a token.
+
+        now: Time in seconds.
+        max_tokens: Maximum number of nodes of all trees together.
 
         Sequences get their tokens in the order of their turns. Each may take what the sequences after it
         leave, of which every one keeps one token for its root. If pages are short, a tree is also cut to the
         pages that its sequence can have. A sequence whose tree was not truncated moves to the end of the
         order; see the example in the class docstring.
         """
-        ready = self._ready(now)
-        grown = dict[int, TreeSegment]()
+        ready = self._ready_sequences(now)
+        segments = dict[int, TreeSegment]()
         table = self._table
-        queue = sorted(ready, key=lambda live: live.turn)
+        queue = sorted(ready, key=lambda state: state.turn)
         slots = max(self._budget.slots, 1)
-        for place, live in enumerate(queue):
-            others = len(queue) - place - 1
-            sequence = live.opening.sequence
+        for turn_index, state in enumerate(queue):
+            num_later = len(queue) - turn_index - 1
+            sequence = state.opening.sequence
             # Every later sequence keeps one token for its root. With fewer tokens than sequences, the first
             # sequences get one token each.
-            share = max(room - others, min(room, 1))
+            share = max(max_tokens - num_later, min(max_tokens, 1))
             # The table is asked only if the free pages might not hold a whole tree.
             plenty = table.free * table.page_rows >= slots
-            most = slots if plenty else min(table.reservable_rows(sequence, live.committed), slots)
-            if (rows := min(share, most)) < 1:
+            max_nodes = slots if plenty else min(table.reservable_rows(sequence, state.committed), slots)
+            if (rows := min(share, max_nodes)) < 1:
                 continue
             # The sequence's draft timeout has passed.
-            if live.waiting_since is not None and live.tree is None:
-                self._draft_timeout.record_miss(live.drafter)
-            self._free_after(sequence, live.committed)
+            if state.waiting_since is not None and state.tree is None:
+                self._draft_timeout.record_miss(state.drafter)
+            self._free_after(sequence, state.committed)
             # The tree was not truncated for lack of room in the frame, so the sequence moves to the end of
             # the order.
-            if min(live.wanted_rows, most) <= share:
+            if min(state.next_tree_size, max_nodes) <= share:
                 self._turns += 1
-                live.turn = self._turns
-            grown[sequence] = growth = live.next_growth(rows)
-            table.reserve(sequence, live.committed + len(growth.tree))
-            room -= len(growth.tree)
-        return [grown[live.opening.sequence] for live in ready if live.opening.sequence in grown]
+                state.turn = self._turns
+            segments[sequence] = segment = state.next_tree_segment(rows)
+            table.reserve(sequence, state.committed + len(segment.tree))
+            max_tokens -= len(segment.tree)
+        return [segments[state.opening.sequence] for state in ready if state.opening.sequence in segments]
 
-    def _reserved_for_prompts(self) -> int:
-        """Return how many tokens of the next frame the trees leave to prompts.
+    def _tokens_reserved_for_prompts(self) -> int:
+        """Return how many tokens of the next frame the trees leave to prompts. 0 if no prompt can be fed.
 
         With a budget of one token per frame, prompts may have that token in every second frame.
         """
@@ -401,100 +461,115 @@ class Sequencer:
         share = max(rows // PREFILL_SHARE, 1) if rows > 1 else self._number % 2
         return min(self.prompt_rows_due, share)
 
-    def _feedable_rows(self, live: SequenceState) -> int:
-        """Return how many tokens of the sequence's prompt the next frame could carry, given its source and
-        the free pages.
+    def _feedable_tokens(self, state: SequenceState) -> int:
+        """Return how many tokens of a sequence's prompt the next frame could carry, given its fork source and
+        the free pages. Return 0 if the prompt is fed, the source is not fed far enough, or pages are short.
+
+        state: The sequence.
         """
-        rows = live.opening.prompt - live.fed
+        rows = state.opening.prompt - state.fed
         if not rows:
             return 0
-        if live.opened:
-            return min(rows, max(self._table.reservable_rows(live.opening.sequence, live.fed), 0))
-        fork = live.opening.fork
+        if state.opened:
+            return min(rows, max(self._table.reservable_rows(state.opening.sequence, state.fed), 0))
+        fork = state.opening.fork
         source = self._sequences.get(fork.sequence) if fork else None
-        there = fork is None or (source is not None and source.opened and source.fed >= fork.length)
-        return rows if there and self._fits(live.opening) else 0
+        source_ready = fork is None or (source is not None and source.opened and source.fed >= fork.length)
+        return rows if source_ready and self._fits(state.opening) else 0
 
-    def _compose_prompts(self, beside: int) -> tuple[list[Opening], list[PromptChunk]]:
-        """Open the sequences that can be opened, and feed prompts in order of arrival.
+    def _compose_prompts(self, num_tree_tokens: int) -> tuple[list[Opening], list[PromptChunk]]:
+        """Open the sequences that can be opened, and feed prompts in order of arrival. Return the frame's
+        openings and prompt chunks, two lists, either of which may be empty. A sequence may be opened and fed
+        in the same frame.
 
-        beside: Number of tree tokens in the frame.
-
-        Returns the frame's openings and prompt chunks. A sequence may be opened and fed in the same frame.
+        num_tree_tokens: Number of tree nodes that the frame carries already.
         """
         openings = list[Opening]()
         chunks = list[PromptChunk]()
-        unfed = [live for live in self._sequences.values() if not (live.opened and live.prefilled)]
-        room = self._prompt_room(beside, unfed) if unfed else 0
-        every = self._sequences.items() if unfed else ()
+        unfed = [state for state in self._sequences.values() if not (state.opened and state.prefilled)]
+        max_tokens = self._max_prompt_tokens(num_tree_tokens, unfed) if unfed else 0
+        sequences = self._sequences.items() if unfed else ()
         # How far each sequence was fed by earlier frames: a fork's source must be fed that far before this
         # frame, because stages apply openings before new tokens. A sequence with reused KV is left out until
         # it was fed a token of its own, because its pages are filled in only then.
-        fed = {id: one.fed for id, one in every if one.fed > one.opening.begun or not one.opening.reused}
-        for live in unfed:
-            there = live.opened
-            if not there and not self._open(live, fed, openings):
+        fed = {id: one.fed for id, one in sequences if one.fed > one.opening.begun or not one.opening.reused}
+        for state in unfed:
+            was_open = state.opened
+            if not was_open and not self._open(state, fed, openings):
                 continue
-            sequence = live.opening.sequence
-            rows = min(room, self._chunk_rows(live), self._table.reservable_rows(sequence, live.fed))
-            if rows > 0 and not live.prefilled:
-                if there:
-                    self._free_after(sequence, live.fed)
-                chunks.append(live.next_chunk(rows))
-                self._table.reserve(sequence, live.fed)
-                room -= len(chunks[-1].tokens)
+            sequence = state.opening.sequence
+            rows = min(
+                max_tokens, self._max_chunk_tokens(state), self._table.reservable_rows(sequence, state.fed)
+            )
+            if rows > 0 and not state.prefilled:
+                if was_open:
+                    self._free_after(sequence, state.fed)
+                chunks.append(state.next_chunk(rows))
+                self._table.reserve(sequence, state.fed)
+                max_tokens -= len(chunks[-1].tokens)
         return openings, chunks
 
-    def _prompt_room(self, beside: int, unfed: Sequence[SequenceState]) -> int:
+    def _max_prompt_tokens(self, num_tree_tokens: int, unfed: Sequence[SequenceState]) -> int:
         """Return how many prompt tokens the frame may carry.
 
-        beside: Number of tree tokens in the frame.
+        num_tree_tokens: Number of tree nodes in the frame.
         unfed: Sequences that are not open, or whose prompts are not fed completely.
 
         If no sequence decodes, this is the larger budget `FrameBudget.alone`. Otherwise it is what the trees
         leave, or less if decoding sequences would stall for too long.
         """
-        writing = max(beside, sum(live.root is not None for live in self._sequences.values()))
-        room = self._budget.rows - beside if writing else self._budget.alone
-        if self._depth is None or not writing:
-            return room
-        waiting = sum(self._feedable_rows(live) > 0 for live in unfed)
-        return self._depth.prompt_rows(writing, waiting, room)
+        num_decode_tokens = max(
+            num_tree_tokens, sum(state.root is not None for state in self._sequences.values())
+        )
+        max_tokens = self._budget.rows - num_tree_tokens if num_decode_tokens else self._budget.alone
+        if self._depth is None or not num_decode_tokens:
+            return max_tokens
+        num_waiting = sum(self._feedable_tokens(state) > 0 for state in unfed)
+        return self._depth.prompt_rows(num_decode_tokens, num_waiting, max_tokens)
 
-    def _free_after(self, sequence: int, row: int) -> None:
-        """Free or prune the pages before position `row`, as every stage does before the sequence's next
-        tokens.
+    def _free_after(self, sequence: int, position: int) -> None:
+        """Free or prune pages in the page table, as every stage does before a sequence's next tokens. Nothing
+        happens for a sequence that keeps all of its KV.
+
+        sequence: Id of the sequence.
+        position: Position of the first of the next tokens. Pages before it are freed or pruned as the KV
+            policy says.
         """
         if self._table.policy(sequence):
-            self._table.trim(sequence, row)
-            self._table.prune(sequence, row)
+            self._table.trim(sequence, position)
+            self._table.prune(sequence, position)
 
-    def _chunk_rows(self, live: SequenceState) -> int:
-        """Return the maximum number of tokens of one prompt chunk: all that fit, if there is one stage."""
-        rows = self._budget.rows if live.policy else self._budget.alone
-        return self._depth.chunk_rows(live.opening.prompt - live.fed, rows) if self._depth else rows
+    def _max_chunk_tokens(self, state: SequenceState) -> int:
+        """Return the maximum number of tokens of one prompt chunk: all that fit into a frame, if there is one
+        stage; with several, the size with which the prompt passes the stages soonest.
 
-    def _open(self, live: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
-        """Open one sequence if its source is fed far enough and there are pages. Return whether it was
+        state: The sequence of the prompt.
+        """
+        rows = self._budget.rows if state.policy else self._budget.alone
+        return self._depth.chunk_rows(state.opening.prompt - state.fed, rows) if self._depth else rows
+
+    def _open(self, state: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
+        """Open one sequence if its fork source is fed far enough and there are pages. Return whether it was
         opened.
 
-        fed: By sequence, how many tokens earlier frames have fed.
-        openings: The opening is appended to this list.
+        state: The sequence, which is not open yet.
+        fed: By sequence id, how many tokens earlier frames have fed.
+        openings: The openings of the frame that is being composed. The sequence's opening is appended to it.
 
         A fork of a sequence that has ended, or of a sequence with a grammar, is rejected. So is an opening
         that the page table refuses.
         """
-        opening = live.opening
-        fork = live.opening.fork
+        opening = state.opening
+        fork = state.opening.fork
         source = self._sequences.get(fork.sequence) if fork else None
         # The last stage may hold back the segments of a sequence with a grammar until that is compiled
         # (`PendingGrammars`), and then does not know the tokens of the source yet.
-        held = source is None or source.opening.plan or source.opening.form
-        if fork and held:
+        source_unusable = source is None or source.opening.plan or source.opening.form
+        if fork and source_unusable:
             self._reject(opening.sequence)
             return False
-        there = not fork or (fork.sequence in self._table and fed.get(fork.sequence, 0) >= fork.length)
-        if not (there and self._fits(opening)):
+        source_ready = not fork or (fork.sequence in self._table and fed.get(fork.sequence, 0) >= fork.length)
+        if not (source_ready and self._fits(opening)):
             return False
         try:
             open_sequence(self._table, opening)
@@ -508,39 +583,50 @@ class Sequencer:
         openings.append(opening)
         if opening.reused and opening.drafted:
             self._draft_timeout.require_catch_up(len(opening.reused.tokens))
-        live.opened = True
+        state.opened = True
         return True
 
     def _fits(self, opening: Opening) -> bool:
-        """Return whether there are pages for the whole prompt and for one tree, less the pages shared with
-        the source.
+        """Return whether there are free pages for the whole prompt and for one tree, less the pages shared
+        with the fork source.
+
+        opening: Opening of the sequence.
         """
         shared = opening.forked // self._table.page_rows
         slots = self._budget.slots if opening.decodes else 0
         pages = self._table.pages_for(opening.prompt + slots) - shared
-        most = self._max_pages_held(opening)
-        return (pages if most is None else min(pages, most)) <= self._table.free
+        max_pages = self._max_pages_held(opening)
+        return (pages if max_pages is None else min(pages, max_pages)) <= self._table.free
 
     def _max_pages_held(self, opening: Opening) -> int | None:
-        """Return how many pages the sequence holds at most, if a KV policy such as a window bounds that;
-        otherwise None.
+        """Return how many pages the sequence holds at most, if a KV policy such as a window bounds that.
+        Return None if nothing bounds it.
+
+        opening: Opening of the sequence.
         """
         return max_held_pages(policy_of(opening), self._budget.rows, self._table.page_rows)
 
     def _reject(self, sequence: int) -> None:
-        """End a sequence that could not be opened, and keep an outcome for the master."""
+        """End a sequence that could not be opened, and keep a FAILED outcome for the master, see
+        `rejections`.
+
+        sequence: Id of the sequence.
+        """
         self._close(sequence)
         self._rejected.append(Outcome(sequence, 0, (), (), End.FAILED))
 
     def _close(self, sequence: int) -> None:
-        """Remove a sequence, and have the next frame close it if it was opened.
+        """Remove a sequence, and have the next frame close it if it was opened. An unknown sequence is
+        ignored.
+
+        sequence: Id of the sequence.
 
         If it was not opened, and was to decode from reused KV of the previous epoch, the next frame closes
         that KV instead.
         """
-        live = self._sequences.pop(sequence, None)
-        if live and live.opened:
+        state = self._sequences.pop(sequence, None)
+        if state and state.opened:
             self._closings.append(sequence)
         # No other sequence will reuse this KV.
-        elif live and live.opening.reused and live.opening.decodes:
-            self._closings.append(live.opening.reused.sequence)
+        elif state and state.opening.reused and state.opening.decodes:
+            self._closings.append(state.opening.reused.sequence)

@@ -21,7 +21,7 @@ class HasHostCopy(Protocol):
     """What a verification returns. See `VerifiedFrame`."""
 
     def on_host(self: Verified) -> Verified:
-        """Return the same, with every tensor in the host's memory."""
+        """Return the same value, with every tensor in the host's memory."""
         ...
 
 
@@ -43,9 +43,11 @@ class LaunchedFrame:
 
 
 def launch_frame(run: Callable[[Frame], Frame], frame: Frame) -> LaunchedFrame:
-    """Run a frame through a stage without waiting for the device.
+    """Run a frame through a stage without waiting for the device, and return the frame with an event that
+    completes when its hidden states are computed.
 
     run: Runs the frame. Returns it with the stage's hidden states.
+    frame: The frame as it arrived.
     """
     passed = run(frame)
     computed = None
@@ -82,7 +84,10 @@ class AsyncVerifier(Generic[Verified]):
         return self._unverified > 0
 
     def submit(self, launched: LaunchedFrame) -> None:
-        """Queue a frame for verification."""
+        """Queue a frame for verification.
+
+        launched: The frame, whose layers have been launched on the device.
+        """
         self._unverified += 1
         self._queue.put_nowait(launched)
 
@@ -90,29 +95,34 @@ class AsyncVerifier(Generic[Verified]):
         self,
         verify: Callable[..., Verified],
         launched: LaunchedFrame | None = None,
-        within: float | None = None,
+        time_limit: float | None = None,
     ) -> Verified:
-        """Run `verify` on the verification thread, with `launched.passed` if there is a frame. See
-        `Compute.run`.
+        """Run `verify` on the verification thread, and return what it returns, with tensors on the host.
+        Raises Hung if the time limit is exceeded, see `Compute.run`.
 
-        within: Seconds that it may take. None: no limit.
+        verify: Verifies one frame, or, without a frame, what was held back.
+        launched: The frame whose `passed` is given to `verify`. None: `verify` is called without arguments.
+        time_limit: Seconds that it may take. None: no limit.
         """
-        return await self._compute.run(self._verify, verify, launched, timeout_seconds=within)
+        return await self._compute.run(self._verify, verify, launched, timeout_seconds=time_limit)
 
     def close(self) -> None:
-        """Stop verifying. Later errors are ignored."""
+        """Stop verifying. Queued frames are dropped, and later errors are ignored."""
         if not self._task.cancel() and not self._task.cancelled():
             self._task.exception()
 
     async def _verify_in_order(self) -> None:
-        """Verify queued frames for ever."""
+        """Verify queued frames, one at a time, until the task is cancelled or a verification fails."""
         while True:
             await self._on_launched(await self._queue.get())
             self._unverified -= 1
 
     def _verify(self, verify: Callable[..., Verified], launched: LaunchedFrame | None) -> Verified:
-        """Verify on a CUDA stream of its own: on the stage's stream, verification would wait for the frames
-        launched after this one.
+        """Verify on a CUDA stream of its own, and return the result with tensors on the host. On the stage's
+        stream, verification would wait for the frames launched after this one.
+
+        verify: Verifies one frame, or, without a frame, what was held back.
+        launched: The frame to verify. None: `verify` is called without arguments.
 
         Tensors made on that stream must not be used on other streams, so features leave as copies on the
         host.
@@ -126,7 +136,9 @@ class AsyncVerifier(Generic[Verified]):
 
     def _side_stream(self, launched: LaunchedFrame | None) -> AbstractContextManager[object]:
         """Return a context in which tensor work runs on the verifier's stream, after the frame's hidden
-        states are computed. Without CUDA it does nothing.
+        states are computed. Without CUDA the context does nothing.
+
+        launched: The frame to verify. None: nothing is waited for.
         """
         if launched and launched.computed:
             assert launched.passed.hidden is not None

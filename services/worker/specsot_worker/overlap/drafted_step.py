@@ -40,12 +40,13 @@ class DraftedStep:
     def __init__(
         self, step: NextStep, frame: Frame, outcomes: Mapping[int, Outcome], places: Sequence[object]
     ) -> None:
-        """Predict the segments that follow `frame`.
+        """Predict the segments that follow a verified frame.
 
         step: Launches the step.
         frame: The verified frame.
-        outcomes: Of the frame, by sequence.
-        places: Of the frame's segments, see `ColocatedDrafts`.
+        outcomes: Outcomes of the frame, by sequence.
+        places: For each segment of the frame, the pair by which the next frame's trees are sorted, see
+            `place_of`.
         """
         self._step = step
         self._frame = frame
@@ -54,9 +55,9 @@ class DraftedStep:
         self.selected: DeviceTrees | None = None
 
     def launch_selected(self, handle: DraftHandle) -> None:
-        """Launch the step before results are made, if the device selects the trees.
-
-        Not if a grammar forces tokens, because the host adds those to the trees.
+        """Launch the step before results are made, if the device selects the trees, and set `selected`.
+        Nothing happens if no segments are predicted, if the drafter cannot select on the device, or if a
+        grammar forces tokens, because the host adds those to the trees.
 
         handle: The trees, which grow on the device.
         """
@@ -66,7 +67,10 @@ class DraftedStep:
             self.selected = trees
 
     def prepare(self) -> None:
-        """Prepare the step while the trees grow, with the shapes of the frame's own trees."""
+        """Prepare the step while the trees grow, with the shapes of the frame's own trees. Nothing happens if
+        no segments are predicted, or if the device has selected the trees. If preparing is refused, no step
+        is predicted any more.
+        """
         if self._segments and not self.selected:
             segments = self._frame.segments
             trees = {one.sequence: one.tree for one in segments if isinstance(one, TreeSegment)}
@@ -75,7 +79,9 @@ class DraftedStep:
                 self._segments = []
 
     def launch_or_confirm(self, drafts: Drafts) -> None:
-        """Launch the step with these drafts, or confirm it if it was launched already.
+        """Launch the step with the drafter's trees, or confirm it if it was launched already.
+
+        drafts: The trees that the drafter proposed, by sequence and draft round.
 
         Nothing happens unless there is a draft for every sequence that continues, with the expected draft
         round and root. `NextStep.state` is CONFIRMED if the step runs with these trees.
@@ -97,17 +103,20 @@ class DraftedStep:
         elif self.selected.confirmed:
             self._step.confirm(trees)
 
-    def _following(self, every: Sequence[object]) -> list[TreeSegment]:
-        """Return the roots of the next frame. Return an empty list if a segment has no outcome or no new
-        token, or if the next frame would have another order.
+    def _following(self, places_of_segments: Sequence[object]) -> list[TreeSegment]:
+        """Return the tree segments of the next frame, each with a tree of its root only. Return [] if a
+        segment has no outcome or no new token, or if the next frame would have another order. Sequences that
+        end are left out.
 
-        every: Places of the frame's segments.
+        places_of_segments: For each segment of the frame, the pair by which trees are sorted.
+
+        For example:
 
             # tree at committed 12, accepted (0, 2), tokens (x, y) -> root y at committed 14, keep (0, 2)
         """
         following = list[TreeSegment]()
         places = list[Any]()
-        for segment, place in zip(self._frame.segments, every):
+        for segment, place in zip(self._frame.segments, places_of_segments):
             outcome = self._outcomes.get(segment.sequence)
             if outcome is not None and outcome.end:
                 continue
@@ -129,18 +138,18 @@ class ColocatedDrafts:
     drafter: None if the drafter is elsewhere, or if there is none.
     """
 
-    def __init__(self, stage: OverlapsSteps | None, place: Place, quiet: Callable[[], bool]) -> None:
+    def __init__(self, stage: OverlapsSteps | None, place: Place, is_quiet: Callable[[], bool]) -> None:
         """Start without a drafter.
 
         stage: Launches steps. None if no stage can.
         place: Returns a segment's place among a frame's trees if its sequence's next tree is the drafter's,
             whatever tokens it generates; otherwise None.
-        quiet: Returns whether no message has arrived that would change the next frame.
+        is_quiet: Returns whether no message has arrived that would change the next frame.
         """
         self.drafter: ColocatedDrafter | None = None
         self._stage = stage
         self._place = place
-        self._quiet = quiet
+        self._is_quiet = is_quiet
         # The drafts that follow the frame that is being verified, if they were started before the host has
         # read the result.
         self._handle: DraftHandle | None = None
@@ -148,11 +157,11 @@ class ColocatedDrafts:
     def start(self, frame: Frame, targets: Payload) -> None:
         """Let the drafter start from a verification whose results are still on the device.
 
-        frame: The frame that is being verified.
-        targets: int32 [num_tokens] on the device, see `DeviceVerification`.
+        frame: The frame that is being verified, with its fused features.
+        targets: Target token ids of its logits, int32 [num_tokens] on the device, see `DeviceVerification`.
 
         This is done only for frames of trees followed by prompt chunks, with features, while drafting is
-        active.
+        active. Otherwise nothing happens.
         """
         self._handle = None
         if (
@@ -165,19 +174,24 @@ class ColocatedDrafts:
             return
         trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._place(one)]
         if trees and all(isinstance(one, PromptChunk) for one in frame.segments[len(trees) :]):
-            verdict = DeviceVerification(frame.epoch, tuple(trees), targets, frame.fused)
-            self._handle = self.drafter.start_drafts(verdict)
+            verification = DeviceVerification(frame.epoch, tuple(trees), targets, frame.fused)
+            self._handle = self.drafter.start_drafts(verification)
 
     def discard(self, sequence: int) -> None:
-        """Record that the host has found other target tokens for this sequence than the device."""
+        """Record that the host has found other target tokens for a sequence than the device. Nothing happens
+        if no drafts were started.
+
+        sequence: Id of the sequence.
+        """
         if self._handle:
             self._handle.discard(sequence)
 
     def predict(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedStep | None:
         """Return the step that follows a verified frame, launched already if the device selects its trees.
-        Return None if the next frame cannot be predicted.
+        Return None if the next frame cannot be predicted, or without a drafter.
 
-        outcomes: Of the frame, by sequence.
+        frame: The verified frame.
+        outcomes: Its outcomes by sequence.
         """
         step = self._stage.next_step if self._stage else None
         if not (frame.number and step and self.drafter):
@@ -186,7 +200,7 @@ class ColocatedDrafts:
         if not all(places):
             return None
         ahead = DraftedStep(step, frame, outcomes, places)
-        if self._handle and self._handle.state is OverlapState.LAUNCHED and self._quiet():
+        if self._handle and self._handle.state is OverlapState.LAUNCHED and self._is_quiet():
             ahead.launch_selected(self._handle)
         return ahead
 
@@ -199,8 +213,8 @@ class ColocatedDrafts:
         features: Messages for the drafter, in order.
         ahead: The step that follows, from `predict`. None if it cannot be predicted.
 
-        Return None if the drafter is elsewhere, if there is nothing to send it, or if it takes nothing this
-        way now.
+        Return None if the drafter is on another thread, if there are no features, or if the drafter accepts
+        none this way now; the features must then be sent to it as messages.
         """
         handle = self._handle
         self._handle = None
@@ -208,6 +222,6 @@ class ColocatedDrafts:
             return None
         handle = handle or self.drafter.start_drafts()
         drafts = handle.result(features, ahead.prepare if ahead else lambda: None) if handle else None
-        if drafts and ahead and (ahead.selected or self._quiet()):
+        if drafts and ahead and (ahead.selected or self._is_quiet()):
             ahead.launch_or_confirm(drafts[0])
         return drafts

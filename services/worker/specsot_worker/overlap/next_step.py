@@ -25,15 +25,27 @@ class Steps(Protocol):
     """Runs frames through a layer range. See `CapturedSteps`."""
 
     def run(self, rows: StepRows) -> Outputs | None:
-        """Run a frame, or return None if it does not fit."""
+        """Run a frame, and return its hidden states and fused features. Return None if it does not fit into a
+        graph.
+
+        rows: Inputs, positions, KV slots and visible KV of the frame's tokens.
+        """
         ...
 
     def fill(self, rows: StepRows) -> FilledStep | None:
-        """Write what the frame needs, but no tokens, to the device. Return None if it does not fit."""
+        """Write what the frame needs, except token ids and hidden states, to the device. Return None if it
+        does not fit into a graph.
+
+        rows: As for `run`; the entry is ignored.
+        """
         ...
 
     def launch(self, filled: FilledStep, entry: Sequence[int] | Tensor) -> Outputs:
-        """Run a frame that `fill` has prepared. entry: token ids or hidden states."""
+        """Run a frame that `fill` has prepared, and return its hidden states and fused features.
+
+        filled: What `fill` has returned.
+        entry: Token ids, or hidden states [num_tokens, hidden_size].
+        """
         ...
 
     @property
@@ -42,9 +54,12 @@ class Steps(Protocol):
         ...
 
     def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
-        """Run a prepared frame with trees that the host has not read.
+        """Run a prepared frame with trees that the host has not read, and return its hidden states and fused
+        features.
 
-        roots: Token ids of the roots, which are known.
+        filled: What `fill` has returned for a frame with trees of as many nodes.
+        roots: Token ids of the roots, which are known, one per tree.
+        trees: The trees, whose tokens and shapes are on the device.
         """
         ...
 
@@ -81,7 +96,9 @@ class SpeculativeStep(OverlappedWork):
         return sum(len(tree.tokens) for tree in self.trees)
 
     def leave_out(self, closed: Sequence[int]) -> None:
-        """Remove the sequences in `closed`, which have ended since the launch, and their outputs.
+        """Remove sequences that have ended since the launch, and their outputs. Unknown ids are ignored.
+
+        closed: Ids of the sequences that have ended.
 
         For example:
 
@@ -89,16 +106,16 @@ class SpeculativeStep(OverlappedWork):
         """
         assert self.outputs is not None
         firsts = accumulate(map(len, self.trees), initial=0)
-        every = zip(self.segments, self.trees, firsts)
-        left = [each for each in every if each[0].sequence not in closed]
-        if len(left) < len(self.segments):
-            rows = [row for _, tree, first in left for row in range(first, first + len(tree))]
-            self.segments = [one for one, _, _ in left]
-            self.trees = [tree for _, tree, _ in left]
+        placed = zip(self.segments, self.trees, firsts)
+        remaining = [each for each in placed if each[0].sequence not in closed]
+        if len(remaining) < len(self.segments):
+            rows = [row for _, tree, first in remaining for row in range(first, first + len(tree))]
+            self.segments = [one for one, _, _ in remaining]
+            self.trees = [tree for _, tree, _ in remaining]
             self.tokens = [self.tokens[row] for row in rows]
             hidden, fused = self.outputs
-            kept = indices(rows, hidden.device)
-            self.outputs = hidden[kept], None if fused is None else fused[kept]
+            kept_rows = indices(rows, hidden.device)
+            self.outputs = hidden[kept_rows], None if fused is None else fused[kept_rows]
 
     def is_for(self, frame: Frame) -> bool:
         """Return whether the step can be used for this frame.
@@ -135,8 +152,8 @@ class NextStep:
     ) -> None:
         """Start without a predicted step.
 
-        table: Page table of the stage.
-        kv: KV pages of the stage.
+        table: Page table of the stage, in which pages are reserved.
+        kv: KV pages of the stage, of which freed ones are cleared.
         steps: CUDA graphs that run the step.
         vocabulary: Number of token ids of the base model. Steps with other token ids are not launched.
         start_timer: Called when the time that a predicted step takes begins to count.
@@ -148,14 +165,14 @@ class NextStep:
         self._start_timer = start_timer
         self._step: SpeculativeStep | None = None
         # True if every segment of the newest frame is followed by a tree.
-        self._trees_follow = False
+        self._all_continue = False
         # True if the newest frame has single-node trees only, and drafting was neither paused nor resuming.
         self._single_nodes = False
         # True if the last trees had the shapes that `prepare` had expected.
         self._shapes_repeat = True
         # For sequences of a discarded step that had been launched: their number of committed tokens. The
         # launch has already moved their accepted KV down to that position.
-        self._moved: dict[int, int] = {}
+        self._moved_to: dict[int, int] = {}
 
     @property
     def state(self) -> OverlapState:
@@ -163,10 +180,12 @@ class NextStep:
         return self._step.state if self._step else OverlapState.IDLE
 
     def take(self, frame: Frame) -> SpeculativeStep | None:
-        """Return the predicted step if it is for this frame. Otherwise discard it and return None.
+        """Return the predicted step if it is for this frame; no step is predicted afterwards. Otherwise
+        discard the step, if there is one, and return None.
 
-        A returned step is PREPARED or CONFIRMED: in the first case, call `run_prepared`. No step is predicted
-        afterwards.
+        frame: The frame that has arrived or was composed.
+
+        A returned step is PREPARED or CONFIRMED: in the first case, call `run_prepared`.
         """
         step = self._step
         if step is None:
@@ -181,7 +200,10 @@ class NextStep:
         return None
 
     def without_applied_moves(self, frame: Frame) -> Frame:
-        """Return the frame without the KV moves that a discarded step has applied already.
+        """Return the frame without the KV moves that a discarded step has applied already. A frame that needs
+        no change is returned as it is.
+
+        frame: The frame that runs instead of the discarded step.
 
         A second move would copy slots that the discarded step has overwritten.
 
@@ -189,30 +211,35 @@ class NextStep:
             # segment with committed 12, keep (0, 2) -> keep (0,), which moves nothing
         """
         self._forget(frame.closings)
-        if not self._moved:
+        if not self._moved_to:
             return frame
         return replace(frame, segments=tuple(map(self._without_applied_move, frame.segments)))
 
     def predict(self, frame: Frame) -> None:
-        """Prepare the step after `frame`, which is running, if it will feed one token per sequence.
+        """Prepare the step that follows a frame, if it will feed one token per sequence; otherwise predict
+        nothing.
 
-        This is expected if all trees of the frame are single nodes and no drafter will answer: either
-        drafting is paused or resuming, or the previous frame had single-node trees as well.
+        frame: The frame that is running.
+
+        One token per sequence is expected if all trees of the frame are single nodes and no drafter will
+        answer: either drafting is paused or resuming, or the previous frame had single-node trees as well.
         """
-        before = self._single_nodes
+        had_single_nodes = self._single_nodes
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        self._trees_follow = bool(trees) and all(map(self._has_next_tree, frame.segments))
-        alone = all(len(one.tree) == 1 for one in trees)
-        unasked = frame.paused or frame.catching_up
+        self._all_continue = bool(trees) and all(map(self._has_next_tree, frame.segments))
+        single_nodes = all(len(one.tree) == 1 for one in trees)
+        draft_paused = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
-        self._single_nodes = bool(trees) and alone and not unasked
-        if alone and (before or unasked) and self._trees_follow:
+        self._single_nodes = bool(trees) and single_nodes and not draft_paused
+        if single_nodes and (had_single_nodes or draft_paused) and self._all_continue:
             self._prepare([*map(_following, frame.segments)])
 
     @torch.inference_mode()
     def launch(self, tokens: list[int]) -> bool:
-        """Launch the prepared step with these tokens, one per predicted token. Return whether it was
-        launched: there must be a prepared step with as many tokens, and the vocabulary must have them.
+        """Launch the prepared step. Return whether it was launched: there must be a prepared step with as
+        many tokens, and the vocabulary must have them.
+
+        tokens: Token ids, one per predicted segment, in their order. At least one.
 
         The step is confirmed at once, because the host knows the tokens.
         """
@@ -230,26 +257,28 @@ class NextStep:
             the previous step, preparing is left to `launch_drafts`.
         """
         self._discard()
-        if self._trees_follow and self._shapes_repeat:
+        if self._all_continue and self._shapes_repeat:
             self._prepare(segments)
-        elif self._trees_follow:
+        elif self._all_continue:
             self._step = SpeculativeStep(segments, [one.tree for one in segments])
-        return self._trees_follow
+        return self._all_continue
 
     @torch.inference_mode()
     def launch_drafts(self, trees: Sequence[Tree]) -> bool:
-        """Launch the step of the last `prepare` with these trees. Return whether it was launched.
-
-        The step is prepared again if the shapes differ from the expected ones. Return False if no step is
+        """Launch the step of the last `prepare`. Return whether it was launched: False if no step is
         predicted, if it does not fit, or if a token id is beyond the vocabulary.
+
+        trees: The drafter's trees, one per predicted segment, in their order.
+
+        The step is prepared again if the shapes differ from the expected ones.
         """
         step = self._step
         if step is None or max(max(tree.tokens) for tree in trees) >= self._vocabulary:
             return False
         self._start_timer()
-        tried = self._shapes_repeat
+        was_prepared = self._shapes_repeat
         self._shapes_repeat = all(tree.parents == one.parents for tree, one in zip(trees, step.trees))
-        if not (self._shapes_repeat and tried):
+        if not (self._shapes_repeat and was_prepared):
             segments = [replace(one, tree=tree) for one, tree in zip(step.segments, trees)]
             self._discard()
             step = self._prepare(segments)
@@ -258,8 +287,7 @@ class NextStep:
 
     @torch.inference_mode()
     def launch_selected(self, segments: Sequence[TreeSegment], trees: DeviceTrees) -> bool:
-        """Launch the step with these segments and with trees that the device selects. Return whether it was
-        launched.
+        """Launch the step with trees that the device selects. Return whether it was launched.
 
         segments: The next segments; each tree is the root alone, which is known. A sequence's first tree
             (`draft_round` 1) stays a root.
@@ -268,10 +296,10 @@ class NextStep:
         Returns False if graphs cannot take such trees, or if a window would hide part of the KV from the
         deepest trees that so many nodes can form. Call `confirm` when the host knows the trees.
 
-            # nodes 4, steps [3, 5, 1] -> chains of 4, 4 and 1 tokens are planned
+            # nodes 4, draft rounds [3, 5, 1] -> chains of 4, 4 and 1 tokens are planned
         """
         self._discard()
-        if not (self._trees_follow and self._steps.accepts_device_trees):
+        if not (self._all_continue and self._steps.accepts_device_trees):
             return False
         # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
         unknown = chain((0,) * trees.nodes)
@@ -296,12 +324,14 @@ class NextStep:
         """Record the trees that the device has selected for the launched step. Return whether the step is
         confirmed: False if no step was launched, or if the sizes differ from the planned ones. An unconfirmed
         step is discarded when the next frame arrives.
+
+        trees: The trees that the host has read, one per segment of the step, in their order.
         """
         self._start_timer()
         step = self._step
         if step is None or step.state is not OverlapState.LAUNCHED:
             return False
-        if any(len(own.tokens) != len(one.tokens) for own, one in zip(trees, step.trees)):
+        if any(len(tree.tokens) != len(planned.tokens) for tree, planned in zip(trees, step.trees)):
             return False
         step.trees = trees
         step.tokens = _tokens(trees)
@@ -311,15 +341,18 @@ class NextStep:
 
     def pause_timer(self) -> None:
         """Stop counting time for the confirmed step, whose frame does not come yet. The time counts again
-        from the frame's arrival on.
+        from the frame's arrival on. Nothing happens without a step.
         """
         if self._step:
             self._step.timed = False
 
     def run_prepared(self, step: SpeculativeStep, entry: Sequence[int] | Tensor) -> Outputs:
-        """Launch a prepared step with the inputs of its frame, and return the outputs. The step is confirmed.
+        """Launch a prepared step with the inputs of its frame, and return its hidden states and fused
+        features. The step is confirmed.
 
-        entry: Token ids or hidden states. See `CapturedSteps.launch`.
+        step: A step in the state PREPARED.
+        entry: Token ids of its tokens, or hidden states [num_tokens, hidden_size]. See
+            `CapturedSteps.launch`.
         """
         assert step.filled is not None
         step.outputs = self._steps.launch(step.filled, entry)
@@ -327,17 +360,19 @@ class NextStep:
         return step.outputs
 
     def _prepare(self, segments: Sequence[TreeSegment]) -> SpeculativeStep:
-        """Prepare a step with these segments: reserve pages, plan the frame, and fill the graphs' inputs.
+        """Prepare a step: reserve pages, plan the frame, and fill the graphs' inputs. Return the step, which
+        is the predicted one now. If pages are too few, or if no graph has room, it stays in the state IDLE.
 
-        Return the step, which is the predicted one now. If pages are too few, or if no graph has room, it
-        stays in the state IDLE.
+        segments: The predicted tree segments.
         """
         table = self._table
         step = SpeculativeStep(segments, [one.tree for one in segments])
         self._step = step
-        own = [one.sequence for one in segments]
-        wanted = map(table.missing_pages, own, [one.committed + len(one.tree.tokens) for one in segments])
-        reserved = [(sequence, pages) for sequence, pages in zip(own, wanted) if pages]
+        sequences = [one.sequence for one in segments]
+        missing = map(
+            table.missing_pages, sequences, [one.committed + len(one.tree.tokens) for one in segments]
+        )
+        reserved = [(sequence, pages) for sequence, pages in zip(sequences, missing) if pages]
         if sum(pages for _, pages in reserved) > table.free:
             return step
         step.reserved = reserved
@@ -350,8 +385,10 @@ class NextStep:
         return step
 
     def _launch(self, tokens: list[int]) -> bool:
-        """Launch the predicted step with these tokens, for which the timer has started. Return whether it was
-        launched: it must be prepared, with as many tokens.
+        """Launch the predicted step, for which the timer has started. Return whether it was launched: it must
+        be prepared, with as many tokens.
+
+        tokens: Token ids of all its trees, in frame order.
         """
         step = self._step
         if step is None or step.state is not OverlapState.PREPARED or len(tokens) != step.rows:
@@ -362,7 +399,7 @@ class NextStep:
         return True
 
     def _discard(self) -> None:
-        """Discard the predicted step, if there is one, and undo its page reservations.
+        """Discard the predicted step and undo its page reservations. Nothing happens without a step.
 
         If the step was launched, its pages are cleared, because it may have written to them; and the KV moves
         that it has applied are remembered for its sequences.
@@ -371,24 +408,31 @@ class NextStep:
         self._step = None
         if step is None:
             return
-        launched = step.on_device
-        if launched:
-            self._moved |= {one.sequence: one.committed for one in step.segments}
+        was_launched = step.on_device
+        if was_launched:
+            self._moved_to |= {one.sequence: one.committed for one in step.segments}
         if step.state is not OverlapState.IDLE:
             step.apply(OverlapEvent.DIFFERED)
         for sequence, pages in reversed(step.reserved):
             for page in self._table.unreserve(sequence, pages):
-                if launched:
+                if was_launched:
                     self._kv.clear_page(page)
 
     def _forget(self, closings: Sequence[int]) -> None:
-        """Drop what is remembered of discarded steps for these sequences, which have ended."""
+        """Drop what is remembered of discarded steps for sequences that have ended.
+
+        closings: Ids of the sequences.
+        """
         for sequence in closings:
-            self._moved.pop(sequence, None)
+            self._moved_to.pop(sequence, None)
 
     def _without_applied_move(self, segment: Segment) -> Segment:
-        """Return the segment without its moves, if a discarded step has applied them."""
-        moved = self._moved.pop(segment.sequence, None)
+        """Return the segment without its KV moves, if a discarded step has applied them; otherwise the
+        segment itself. What is remembered for its sequence is dropped.
+
+        segment: A segment of the frame that runs instead.
+        """
+        moved = self._moved_to.pop(segment.sequence, None)
         if isinstance(segment, TreeSegment) and segment.keep and segment.committed == moved:
             return replace(segment, keep=(0,))
         return segment
@@ -396,6 +440,8 @@ class NextStep:
     def _has_next_tree(self, segment: Segment) -> bool:
         """Return whether the segment's sequence has a tree in the next frame, and has no KV policy other than
         a window.
+
+        segment: A segment of the newest frame.
         """
         if not (isinstance(segment, TreeSegment) or segment.final):
             return False
@@ -404,12 +450,14 @@ class NextStep:
 
 
 def _following(segment: Segment) -> TreeSegment:
-    """Return the segment after this one, of a sequence that generates one token. The token is not known yet,
-    so 0 stands for it.
+    """Return the tree segment that follows a segment if its sequence generates one token. The token is not
+    known yet, so 0 stands for it.
+
+    segment: A tree of one node, or a final prompt chunk.
 
     For example:
 
-        # tree at committed 12 -> committed 13, keep (0,); final chunk of tokens 0..8 -> step 1, committed 9
+        # tree at committed 12 -> committed 13, keep (0,); final chunk of tokens 0..8 -> round 1, committed 9
     """
     if isinstance(segment, TreeSegment):
         # `dataclasses.replace` takes three times as long, for each sequence of each step.
@@ -418,9 +466,12 @@ def _following(segment: Segment) -> TreeSegment:
 
 
 def _is_alike(segment: Segment, predicted: TreeSegment, tree: Tree) -> bool:
-    """Return whether a frame's segment is the predicted one, apart from its tokens.
+    """Return whether a frame's segment is the predicted one, apart from its token ids.
 
-    tree: The tree of the predicted segment, as far as it is known.
+    segment: Segment of the frame that arrived.
+    predicted: The predicted segment.
+    tree: The tree of the predicted segment, as far as it is known. It replaces the tree that `predicted`
+        names.
     """
     return (
         isinstance(segment, TreeSegment)
@@ -434,5 +485,8 @@ def _is_alike(segment: Segment, predicted: TreeSegment, tree: Tree) -> bool:
 
 
 def _tokens(trees: Iterable[Tree]) -> list[int]:
-    """Return the token ids of all trees, in frame order."""
+    """Return the token ids of all trees, one tree after the other.
+
+    trees: Trees in frame order.
+    """
     return [token for tree in trees for token in tree.tokens]
