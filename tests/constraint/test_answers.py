@@ -13,6 +13,7 @@ from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import InvalidRequest
 from specsot.grammar import SpellingHabits
 from specsot.grammar.answers import AnswerAutomaton, MatcherNode, compile_form
+from specsot.grammar.reasons import UNKNOWN, reason_in
 from specsot.params import Form
 from tests.constraint.forms import FORMS, has_form, schema
 from tests.constraint.vocabularies import CROSSING, SINGLE, token_ids
@@ -285,10 +286,10 @@ def test_what_others_wear_out_is_renewed() -> None:
         (Form("json_schema", ("[" * 60000,)), "json_schema is nested too deeply"),
         (Form("json_schema", ("3",)), "json_schema must be a JSON object"),
         (Form("json_schema", ("false",)), "json_schema allows nothing"),
-        (schema({"type": "objct"}), "Invalid type: objct"),
+        (schema({"type": "objct"}), 'there is no type "objct"'),
         (schema({"$ref": "https://example.com/schema"}), "example.com"),
         (schema({"not": {}}), 'keywords that cannot be enforced: "not"'),
-        (schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable schema"),
+        (schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "no value has all of the types"),
         (Form("regex", ("(",)), "unclosed group"),
         (Form("regex", ("(a)\\1",)), "backreferences are not supported"),
         (Form("regex", ("a(?=b)",)), "look-around"),
@@ -301,6 +302,51 @@ def test_what_cannot_be_compiled_is_refused_on_one_line(form: Form, reason: str)
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
+
+
+# Words of the library, of its regular expression engine and of its source language, none of which means
+# anything to a client.
+LIBRARY_WORDS = (
+    "compile",
+    "parse error",
+    "Unsatisfiable",
+    "lookarounds",
+    "f64",
+    "Some(",
+    "%",
+    "json-schema:",
+)
+PATTERNS = ("^(?!x)[a-z]+$", "(?<=a)b", "(a)\\1", "[a-", "a{2,1}", "*a", "\\bword", "x$y", "^a^b")
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        *((schema({"type": "string", "pattern": one}), f'in "{one}"') for one in PATTERNS),
+        *((Form("regex", (one,)), f'in "{one}"') for one in PATTERNS),
+        (schema({"patternProperties": {"[": {}}}), 'in "["'),
+        (schema({"type": 3}), "type must be a string or array of strings"),
+        (schema({"$ref": "#/nope"}), 'its reference to "/nope" names nothing'),
+        (schema({"$ref": "other.json"}), '"other.json" is not part of the schema'),
+        (schema({"type": "integer", "minimum": "a"}), "minimum must be a number"),
+        (schema({"type": "string", "minLength": -1}), "minLength must be an integer >= 0"),
+        (schema({"type": "integer", "minimum": 5, "maximum": 1}), "minimum (5) is greater than maximum (1)"),
+        (schema({"enum": []}), "an enum, anyOf or oneOf is empty"),
+        (schema({"properties": {"a": 3}}), "schema must be an object or boolean"),
+        (schema({"type": "integer", "multipleOf": 0}), "multipleOf must be more than 0"),
+        (schema({"type": "number", "minimum": 1e308, "maximum": 1.5e308}), "range of numbers"),
+    ],
+)
+def test_no_word_of_the_library_reaches_a_client(form: Form, reason: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        AnswerAutomaton(SINGLE, form)
+    assert reason in str(refused.value)
+    assert not [word for word in LIBRARY_WORDS if word in str(refused.value)]
+
+
+def test_an_unknown_error_of_the_library_has_a_general_message() -> None:
+    assert reason_in("failed to compile JSON schema: lexer0 panicked") == UNKNOWN
+    assert reason_in("") == ""
 
 
 JSON = [name for name, form in FORMS.items() if form.kind.startswith("json")]

@@ -26,7 +26,6 @@ from specsot_master.http.openai_api import (
 )
 from specsot_master.http.openai_requests import num_characters
 from specsot_master.http.openai_schemas import (
-    FOREIGN_FORMS,
     ChatBody,
     Count,
     Few,
@@ -36,9 +35,10 @@ from specsot_master.http.openai_schemas import (
     TokenLimit,
     Words,
     at_most,
-    refuse_foreign_forms,
+    refuse_foreign_fields,
 )
 from specsot_master.http.schemas import CALLERS, CountedTokens, MessageObject, documented
+from specsot_master.http.unserved_fields import FOREIGN
 
 Json = dict[str, Any]
 Content = Words | Annotated[Many[Json], at_most(MAX_MESSAGES)]
@@ -126,8 +126,8 @@ def messages_routes(context: HttpContext) -> APIRouter:
     @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
     async def send(request: Request, body: MessagesBody) -> Response:
         """Answer a conversation in content blocks, as one object or as server-sent events."""
-        refuse_foreign_forms(body, "output_config.format")
-        context.unknown.check(body, _CALLER_NAMES, (*_REFUSED_FIELDS, *FOREIGN_FORMS))
+        refuse_foreign_fields(body, "output_config.format")
+        context.unknown.check(body, _CALLER_NAMES, (*_REFUSED_FIELDS, *FOREIGN))
         wanted = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
         turns, places = turns_of(body)
         with naming_turns(places):

@@ -61,7 +61,6 @@ from specsot_master.http.openai_requests import (
     writes_nothing,
 )
 from specsot_master.http.openai_schemas import (
-    UNSERVED,
     Asking,
     ChatBody,
     CompletionBody,
@@ -80,6 +79,7 @@ from specsot_master.http.openai_tools import (
 )
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
 from specsot_master.http.thinking import ThinkFirst, generate_thinking, think_first, wants_thinking
+from specsot_master.http.unserved_fields import UNSERVED
 from specsot_master.master import RequestCounter
 
 CallEvents = AsyncGenerator[tuple[int, Numbered | Thought], None]

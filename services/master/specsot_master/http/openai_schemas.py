@@ -5,7 +5,6 @@ Known fields that would change the answer but are not served are refused; see al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
@@ -31,7 +30,17 @@ from specsot.params import (
     DrafterName,
     Mode,
 )
-from specsot_master.chat_template import THINKING_OFF
+from specsot_master.http.unserved_fields import (
+    FOREIGN,
+    FORMS,
+    INSTEAD,
+    OTHER_NAMES,
+    SWITCHES,
+    UNSERVED,
+    WHOLE_TEXT,
+    WINDOWS_OF_PENALTIES,
+    unserved_in,
+)
 
 # Answers to one call (`n`). Precedent: OpenAI's API.
 MAX_ANSWERS = 128
@@ -223,12 +232,6 @@ class StructuredOutputs(Model):
     choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES)] = None
 
 
-# From the names of llama.cpp and Ollama to those of OpenAI and vLLM.
-OTHER_NAMES: Mapping[str, str] = {
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
-    "repeat_penalty": "repetition_penalty",
-}
 # Tokens. llama.cpp and Ollama read this number as no limit.
 NO_LIMIT = -1
 
@@ -400,70 +403,6 @@ class CompletionBody(Asking):
     echo: bool | None = None
 
 
-# Fields of other servers for the form or the length of an answer, with the values that change nothing and are
-# accepted. _INSTEAD names the fields to use instead.
-UNSERVED_FORMS: Mapping[str, tuple[Any, ...]] = {
-    "ebnf": ("",),
-    "grammar": ("",),
-    "guided_grammar": (),
-    "guided_json_object": (False,),
-    # These remain in a body only if it also has our own names (`_read_other_names`).
-    **dict.fromkeys(OTHER_NAMES, ()),
-    "prefix": (False, ""),
-    "structural_tag": (),
-}
-# Fields of chat completions for which other endpoints have their own names.
-FOREIGN_FORMS: Mapping[str, tuple[Any, ...]] = {
-    **UNSERVED_FORMS,
-    **dict.fromkeys(("json_schema", "regex", "response_format", "structured_outputs"), ()),
-    **dict.fromkeys(("guided_choice", "guided_json", "guided_regex"), ()),
-    "format": ("",),
-}
-_INSTEAD: Mapping[str, str] = {
-    "ebnf": "regex or json_schema",
-    "grammar": "regex or json_schema",
-    "guided_grammar": "guided_regex or guided_json",
-    "guided_json_object": "response_format",
-    **OTHER_NAMES,
-}
-
-# Fields that are known but not served, with the values that change nothing and are therefore accepted.
-UNSERVED: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "cache_salt": ("",),
-    "chat_template": (),
-    "chat_template_kwargs": ({}, *({name: off} for name, off in THINKING_OFF.items()), THINKING_OFF),
-    "continue_final_message": (False,),
-    "detokenize": (True,),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "modalities": (["text"],),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "suffix": ("",),
-    "thinking_token_budget": (0,),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    **UNSERVED_FORMS,
-}
-
-
-# From an unserved field to the field that turns it off with the value "none".
-_SWITCHES = {"functions": "function_call"}
-
-
 def refuse_unserved(body: BaseModel) -> None:
     """Raise InvalidRequest for a field that asks for something that is not served. Values that change nothing
     are accepted.
@@ -471,25 +410,40 @@ def refuse_unserved(body: BaseModel) -> None:
     body: the parsed body; `model_extra` holds its unknown fields.
     """
     given = body.model_extra or {}
-    for name, idle in UNSERVED.items():
-        value = given.get(name)
-        if value is not None and value not in idle and given.get(_SWITCHES.get(name, "")) != "none":
-            may = f', or set {_SWITCHES[name]} to "none"' if name in _SWITCHES else ""
-            instead = f"use {_INSTEAD[name]}, or " if name in _INSTEAD else ""
-            raise InvalidRequest(f"{name} is not supported: {instead}leave it out{may}", field=name)
+    for name in unserved_in(given, UNSERVED):
+        if given.get(SWITCHES.get(name, "")) == "none":
+            continue
+        may = f', or set {SWITCHES[name]} to "none"' if name in SWITCHES else ""
+        instead = f"use {INSTEAD[name]}, or " if name in INSTEAD else ""
+        raise InvalidRequest(f"{name} is not supported: {instead}leave it out{may}", field=name)
+    for name in WINDOWS_OF_PENALTIES:
+        if given.get(name) not in (None, WHOLE_TEXT) and _penalizes(body):
+            raise InvalidRequest(
+                f"{name} is not supported: penalties count the whole text; leave it out", field=name
+            )
     for n, turn in enumerate(body.messages if isinstance(body, ChatBody) else ()):
         if (turn.model_extra or {}).get("prefix"):
             field = f"messages.{n}.prefix"
             raise InvalidRequest(f"{field} is not supported: leave it out", field)
 
 
-def refuse_foreign_forms(body: BaseModel, instead: str) -> None:
-    """Raise InvalidRequest for a form's field of chat completions in a body of another API.
+def _penalizes(body: BaseModel) -> bool:
+    """Return True if a body asks for a penalty of repeated tokens.
+
+    body: the parsed body.
+    """
+    return isinstance(body, Asking) and (
+        (body.repetition_penalty or 1) != 1 or bool(body.presence_penalty or body.frequency_penalty)
+    )
+
+
+def refuse_foreign_fields(body: BaseModel, instead: str) -> None:
+    """Raise InvalidRequest for a field of chat completions, served or not, in a body of another API that has
+    no such field. Values that change nothing are accepted.
 
     body: the parsed body; `model_extra` holds its unknown fields.
     instead: the field that this API has for the form of an answer.
     """
-    for name, idle in FOREIGN_FORMS.items():
-        value = (body.model_extra or {}).get(name)
-        if value is not None and value not in idle:
-            raise InvalidRequest(f"{name} is not supported: use {instead}, or leave it out", name)
+    for name in unserved_in(body.model_extra or {}, FOREIGN):
+        use = f"use {instead}, or " if name in FORMS else ""
+        raise InvalidRequest(f"{name} is not supported: {use}leave it out", name)

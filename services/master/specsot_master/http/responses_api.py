@@ -24,7 +24,6 @@ from specsot_master.http.openai_api import (
     text_in,
 )
 from specsot_master.http.openai_schemas import (
-    FOREIGN_FORMS,
     ChatBody,
     Few,
     Many,
@@ -33,9 +32,10 @@ from specsot_master.http.openai_schemas import (
     TokenLimit,
     Words,
     at_most,
-    refuse_foreign_forms,
+    refuse_foreign_fields,
 )
 from specsot_master.http.schemas import CALLERS, ResponseObject, documented
+from specsot_master.http.unserved_fields import FOREIGN
 
 Json = dict[str, Any]
 Items = Annotated[Many[Json], at_most(MAX_MESSAGES)]
@@ -151,8 +151,8 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
                 else ""
             )
             raise InvalidRequest(f"{name} is not supported{why or ': leave it out'}", name)
-    refuse_foreign_forms(body, "text.format")
-    context.unknown.check(body, _CALLER_NAMES | _CHAT_CALLER_NAMES, (*_HARMLESS_VALUES, *FOREIGN_FORMS))
+    refuse_foreign_fields(body, "text.format")
+    context.unknown.check(body, _CALLER_NAMES | _CHAT_CALLER_NAMES, (*_HARMLESS_VALUES, *FOREIGN))
     effort = body.reasoning.effort if body.reasoning and context.text.thinking != "never" else None
     members: Json = {
         "model": body.model,

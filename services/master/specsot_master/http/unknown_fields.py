@@ -13,6 +13,7 @@ import structlog
 from pydantic import BaseModel
 
 from specsot.errors import InvalidRequest
+from specsot_master.http.unserved_fields import WINDOWS_OF_PENALTIES, WITHOUT_EFFECT
 
 log = structlog.get_logger()
 
@@ -74,6 +75,8 @@ class UnknownFields:
                 value is None
                 or name in checked_fields
                 or name in HARMLESS_FIELDS
+                or name in WITHOUT_EFFECT
+                or name in WINDOWS_OF_PENALTIES
                 or len(name) > MAX_NAME_CHARACTERS
             ):
                 continue
