@@ -108,12 +108,12 @@ async def test_who_hangs_tells_the_master_and_ends() -> None:
 
 def test_a_failpoint_names_what_when_and_perhaps_whom() -> None:
     assert (
-        read_failpoint("hang@20").act,
+        read_failpoint("hang@20").cause,
         read_failpoint("hang@20").frame,
-        read_failpoint("hang@20").whom,
+        read_failpoint("hang@20").worker_name,
     ) == (hang, 20, None)
     other = read_failpoint("10.0.0.1:50051:die@3")
-    assert (other.act, other.frame, other.whom) == (die, 3, "10.0.0.1:50051")
+    assert (other.cause, other.frame, other.worker_name) == (die, 3, "10.0.0.1:50051")
     for wrong in ("hang", "sleep@3", "hang@soon"):
         with pytest.raises(ValueError, match="hang@FRAME or die@FRAME"):
             read_failpoint(wrong)
@@ -121,7 +121,7 @@ def test_a_failpoint_names_what_when_and_perhaps_whom() -> None:
 
 def test_a_failpoint_strikes_at_its_frame_and_no_other() -> None:
     struck, fault = list[int](), read_failpoint("hang@3")
-    fault.act = lambda: struck.append(1)
+    fault.cause = lambda: struck.append(1)
     for frame in range(1, 6):
         fault.count()
         assert len(struck) == (frame >= 3)
