@@ -71,6 +71,7 @@ class DraftSequence:
     _grammar_state: GrammarState | None = None
 
     def __post_init__(self) -> None:
+        """Copy the sequence's id from the opening."""
         self.id = self.opening.sequence
 
     @property

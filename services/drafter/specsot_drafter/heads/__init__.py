@@ -153,25 +153,39 @@ class GraphHead(Protocol):
     """
 
     @property
-    def layers(self) -> int: ...
+    def layers(self) -> int:
+        """Number of layers."""
+        ...
 
     @property
-    def asks_alone(self) -> bool: ...
+    def asks_alone(self) -> bool:
+        """True if only the asked ones of the due rows take part in attention; False if all do."""
+        ...
 
     @property
-    def kv_heads(self) -> int: ...
+    def kv_heads(self) -> int:
+        """Number of KV heads of a layer."""
+        ...
 
     @property
-    def group(self) -> int: ...
+    def group(self) -> int:
+        """Number of query heads per KV head."""
+        ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where the head computes."""
+        ...
 
     @property
-    def offsets(self) -> Tensor | None: ...
+    def offsets(self) -> Tensor | None:
+        """What is added to a draft id to get the base model's id, [draft vocabulary]; None: equal ids."""
+        ...
 
     @property
-    def window(self) -> int | None: ...
+    def window(self) -> int | None:
+        """Number of positions that each row can attend to; None: all positions."""
+        ...
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
         """Run `DraftHead.forward`, but gather the features: features[origins[i]] is the feature of row i.

@@ -103,7 +103,10 @@ class Checkpoint(Weights):
         return tuple(self._names)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether there is a tensor of this uniform name."""
+        """Return whether there is a tensor.
+
+        name: Uniform name of the tensor.
+        """
         return name in self._names
 
     def published(self, name: str) -> str:
@@ -314,7 +317,10 @@ def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
 
 def _hidden(checkpoint: Checkpoint) -> int:
-    """Return the hidden size: the rows of the attention's output projection."""
+    """Return the hidden size: the rows of the attention's output projection.
+
+    checkpoint: The head.
+    """
     return _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.o_proj.weight")[0]
 
 
@@ -405,7 +411,10 @@ def read_offsets(
 
 
 def check_supported(checkpoint: Checkpoint) -> None:
-    """Raise ModelError for a config that asks for something that is not supported here."""
+    """Check that the config asks for nothing that is not supported here. Raises ModelError if it does.
+
+    checkpoint: The head.
+    """
     settings: Mapping[str, Any] = checkpoint.settings
     activation = settings.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):

@@ -325,7 +325,7 @@ def can_pack(shape: HeadShape, stretch: float) -> bool:
     """Return whether the CPU kernels support layers of these sizes when the weights are quantized.
 
     shape: Sizes of the head.
-    stretch: Factor by which the rotary embedding scales; only 1 is supported.
+    stretch: Factor by which the rotary embedding stretches queries and keys; only 1 is supported.
     """
     return stretch == 1.0 and all(
         _sizes(shape, inputs).fit_vectors for inputs in (shape.inputs, shape.hidden)

@@ -361,6 +361,8 @@ def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
 def _dynamic(head: Checkpoint) -> bool:
     """Return whether the head uses dynamic RoPE scaling.
 
+    head: The head's checkpoint.
+
     Dynamic scaling changes nothing before the head's own number of positions, and this drafter does not draft
     beyond it. So the scaling is ignored, and the positions are limited.
     """
