@@ -59,6 +59,7 @@ def main() -> int:
     """Run the drafter until it ends. Return the exit status."""
 
     def run() -> int:
+        """Run the drafter until it ends. Return the exit status."""
         own = program()
         from specsot.service.member import run_members
 

@@ -326,7 +326,11 @@ class DraftEngine:
                 lane.proposer.catch_up()
 
     def _record_outcomes(self, batch: Features) -> None:
-        """Record the verification results of this frame's trees; must run before the sequences advance."""
+        """Record the verification results of one frame's trees; must run before the sequences advance.
+        Nothing happens for a message that describes no step.
+
+        batch: The message of the last stage about the frame.
+        """
         # Without rows the message describes no step, for example because it only closes sequences.
         if not batch.fed:
             return

@@ -70,8 +70,10 @@ class DraftLoader:
     ) -> None:
         """Read the base model's config, and choose the backends; no weights are loaded yet.
 
-        name: the drafter's name in the ring. address: where peers reach the drafter; None: its name.
-        free_memory: returns the free bytes of a device; None: unknown.
+        options: Draft model, base model and device.
+        name: The drafter's name in the ring.
+        address: Where other members reach the drafter. None: by its name.
+        free_memory: Returns the free bytes of a device, or None if unknown.
         """
         self._options = options
         self._name = name
@@ -86,20 +88,25 @@ class DraftLoader:
 
     @property
     def name(self) -> str:
+        """The drafter's name in the ring."""
         return self._name
 
     @property
     def _first(self) -> DraftBackend:
+        """The backend that the options name."""
         return next(iter(self._backends.values()))
 
     @property
     def _ids(self) -> int:
-        """Return the number of token ids that all backends accept; a small model may have fewer ids."""
+        """The number of token ids that all backends accept; a small model may have fewer ids than the base
+        model.
+        """
         options = self._options
         own = self._config.vocab
         return min(own, read_config(options.draft).vocab) if options.drafts == "model" else own
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
+        """Return the slice of the head's fc for each tapped layer, by layer number. {} without a head."""
         return self._first.tap_slices()
 
     def registration(self) -> Registration:
@@ -132,6 +139,8 @@ class DraftLoader:
 
     def make_engine(self, configuration: Configuration) -> DraftEngine:
         """Return an engine for one epoch, with empty pages.
+
+        configuration: The epoch as the master has configured it.
 
         Raises ModelError if the device has too little memory for the pages and the captured graphs.
         """
@@ -170,7 +179,10 @@ class DraftLoader:
         check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 
     def _check_graphs(self, configuration: Configuration) -> None:
-        """Check, before graphs are captured, that they and the pages fit on the device. Raises ModelError."""
+        """Check, before graphs are captured, that they and the pages fit on the device. Raises ModelError.
+
+        configuration: The epoch as the master has configured it.
+        """
         options = self._options
         backend = self._first
         pages = configuration.pages * configuration.page_rows * backend.row_bytes
@@ -182,6 +194,10 @@ class DraftLoader:
         self, name: DrafterName, drafter: Proposer, configuration: Configuration
     ) -> BudgetPolicy:
         """Return the policy of one backend.
+
+        name: Name of the backend.
+        drafter: Its proposer in this epoch.
+        configuration: The epoch as the master has configured it.
 
         A backend without a model gets a tree shape of its own: one child per node, and as many levels as the
         proposer has.
@@ -202,10 +218,13 @@ def make_engine(
     curve: Curve | None = None,
     clock: Clock = time.perf_counter,
 ) -> DraftEngine:
-    """Return an engine for one epoch that drafts with this head.
+    """Return an engine for one epoch that drafts with one head.
 
-    vocabulary: see `DraftEngine`.
-    curve: (rows, seconds) of one level of growth; None: measured here unless the tree shape is fixed.
+    head: The draft head.
+    configuration: The epoch as the master has configured it.
+    vocabulary: Bytes of each token, to follow grammars with. None: grammars are ignored.
+    curve: (rows, seconds) of one level of growth. None: measured here unless the tree shape is fixed.
+    clock: Returns the time in seconds.
     """
     shape = configuration.shape
     if curve is None:
@@ -216,7 +235,13 @@ def make_engine(
 
 
 def propose_with(head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> Proposer:
-    """Return the proposer for this kind of head, with empty pages, for one epoch."""
+    """Return the proposer for a kind of head, with empty pages, for one epoch.
+
+    head: The draft head.
+    shape: The largest tree.
+    pages: Number of KV pages.
+    page_rows: Number of KV slots of a page.
+    """
     if isinstance(head, BlockHead):
         return BlockProposer(head, shape, pages, page_rows, GraphCapture() if captured_blocks(head) else None)
     if isinstance(head, Eagle3Head) and head.mask:
@@ -228,14 +253,16 @@ TOKENIZER = "tokenizer.json"
 
 
 def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> None:
-    """Raise HeadMismatch unless every token id means the same in both models.
+    """Check that every token id means the same in both models. Raises HeadMismatch if not.
+
+    base: Directory of the base model.
+    base_ids: Number of ids for which the base model has logits.
+    draft: Directory of the draft model.
+    draft_ids: Number of ids for which the draft model has logits.
 
     Equal tokenizer files are accepted at once; different files are compared token by token. If neither model
     has a tokenizer file, only the numbers of ids are compared. If only one has a file, HeadMismatch is
     raised.
-
-    base, draft: directories of the two models.
-    base_ids, draft_ids: number of ids for which each model has logits.
     """
     files = [directory / TOKENIZER for directory in (base, draft)]
     present = [file for file in files if file.exists()]
@@ -249,7 +276,11 @@ def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> 
 
 
 def _compare(base: Path, draft: Path) -> None:
-    """Compare two vocabularies token by token, as bytes. Raises HeadMismatch."""
+    """Compare two vocabularies token by token, as bytes. Raises HeadMismatch if they differ.
+
+    base: Directory of the base model.
+    draft: Directory of the draft model.
+    """
     pairs = zip_longest(read_vocabulary(base).bytes, read_vocabulary(draft).bytes)
     for token, (base_bytes, draft_bytes) in enumerate(pairs):
         _require(
@@ -260,10 +291,20 @@ def _compare(base: Path, draft: Path) -> None:
 
 
 def _digest(file: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal digits.
+
+    file: Path of the file.
+    """
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _require(holds: bool, draft: Path, reason: str) -> None:
+    """Raise HeadMismatch unless a condition holds.
+
+    holds: The condition.
+    draft: Directory of the draft model, for the message.
+    reason: Why the tokenizers differ, for the message.
+    """
     if not holds:
         raise HeadMismatch(f"{draft}: not the base's tokenizer: {reason}")
 
@@ -281,7 +322,10 @@ NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))
 
 
 def numbers_of(options: DraftModelOptions) -> torch.dtype:
-    """Return the type of the draft model's numbers, which does not depend on the base model's."""
+    """Return the type of the draft model's numbers, which does not depend on the base model's.
+
+    options: The drafter's options.
+    """
     return resolve_dtype(options.drafter_dtype, options.device, options.drafter_quantization)
 
 
@@ -293,17 +337,24 @@ class DraftBackend(ABC):
     """
 
     def __init__(self, options: DraftModelOptions, shape: TreeShape | None) -> None:
-        """Mark the tree shape as fixed if the tuner is `fixed`, which always sends whole trees."""
+        """Mark the tree shape as fixed if the tuner is `fixed`, which always sends whole trees.
+
+        options: The drafter's options.
+        shape: The largest tree. None: the ring's default.
+        """
         fixed = options.drafting.tuner == "fixed"
         self.options = options
         self.shape = replace(shape or TreeShape(), fixed=True) if fixed else shape
 
     @abstractmethod
     def make_proposer(self, configuration: Configuration) -> Proposer:
-        """Return a proposer for one epoch, with empty pages."""
+        """Return a proposer for one epoch, with empty pages.
+
+        configuration: The epoch as the master has configured it.
+        """
 
     def load(self) -> DraftHead | None:
-        """Load the model; None: this backend has none."""
+        """Load the model and return it. None: this backend has none."""
         return None
 
     @cached_property
@@ -318,22 +369,25 @@ class DraftBackend(ABC):
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of keys, values and features per position; 0 if nothing is stored."""
+        """The bytes of keys, values and features per position; 0 if nothing is stored."""
         return self.model.row_bytes if self.model else 0
 
     @property
     def head(self) -> Head | None:
-        """Return which hidden states the stages must fuse for the head; None: the model reads none."""
+        """Which hidden states the stages must fuse for the head. None: the model reads none."""
         if self.model is None or not self.model.taps:
             return None
         return Head(self.model.taps, self.model.width, name_of_model(self.options.draft))
 
     def tap_slices(self) -> dict[int, Tensor]:
-        """Return the slice of fc for each tapped layer."""
+        """Return the slice of fc for each tapped layer, by layer number. {} if there is none."""
         return self.model.tap_slices() if self.model else {}
 
     def graph_bytes(self, configuration: Configuration) -> int:
-        """Return the most bytes that the captured graphs take; 0 if there are none."""
+        """Return an upper bound of the bytes of the captured graphs; 0 if there are none.
+
+        configuration: The epoch as the master has configured it.
+        """
         if self.model is None:
             return 0
         if (blocks := captured_blocks(self.model)) is not None:
@@ -352,9 +406,14 @@ class EagleBackend(DraftBackend):
     """
 
     def __init__(self, options: DraftModelOptions) -> None:
+        """Choose the shape of the trees from the head's config.
+
+        options: The drafter's options.
+        """
         super().__init__(options, head_tree(options))
 
     def load(self) -> DraftHead:
+        """Load the head and return it."""
         options = self.options
         return load_head(
             options.draft,
@@ -368,6 +427,10 @@ class EagleBackend(DraftBackend):
         )
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
+        """Return the proposer for this kind of head, with empty pages.
+
+        configuration: The epoch as the master has configured it.
+        """
         assert self.model is not None
         shape = configuration.shape
         pages = configuration.pages
@@ -376,9 +439,10 @@ class EagleBackend(DraftBackend):
 
 
 def head_tree(options: DraftModelOptions) -> TreeShape | None:
-    """Return the largest tree of a draft head; None: the ring's default.
+    """Return the largest tree of a draft head. None: the ring's default.
 
-    A depth that the user asked for takes precedence over the depth that the head learned.
+    options: The drafter's options. A depth that the user asked for takes precedence over the depth that the
+        head learned.
     """
     wanted = options.drafting.shape()
     if options.draft_model is None or options.drafting.depth is not None:
@@ -395,10 +459,17 @@ class LanguageModelBackend(DraftBackend):
     """Drafts with a small language model that has the base model's tokenizer."""
 
     def __init__(self, options: DraftModelOptions) -> None:
+        """Choose the shape of the trees.
+
+        options: The drafter's options.
+        """
         self._beam = beam_shape(options.drafting)
         super().__init__(options, self._beam.tree_shape)
 
     def load(self) -> DraftHead:
+        """Load the small model and return it. Raises HeadMismatch if its tokens are not those of the base
+        model.
+        """
         options = self.options
         base = read_config(options.base)
         small = read_small(options.draft)
@@ -410,6 +481,10 @@ class LanguageModelBackend(DraftBackend):
         return DecoderHead(decoder, base.vocab, base.max_positions)
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
+        """Return a proposer that drafts with the small model, with empty pages.
+
+        configuration: The epoch as the master has configured it.
+        """
         assert isinstance(self.model, DecoderHead)
         pages = configuration.pages
         page_rows = configuration.page_rows
@@ -417,6 +492,10 @@ class LanguageModelBackend(DraftBackend):
         return LanguageModelProposer(self.model, self._beam, pages, page_rows, capture)
 
     def graph_bytes(self, configuration: Configuration) -> int:
+        """Return an upper bound of the bytes of the captured graphs; 0 if the model cannot be captured.
+
+        configuration: Ignored.
+        """
         small = read_config(self.options.draft)
         numbers = numbers_of(self.options)
         captured = isinstance(self.model, DecoderHead) and self.model.capturable
@@ -427,7 +506,11 @@ class SuffixBackend(DraftBackend):
     """Drafts without a model, from earlier occurrences of a sequence's last tokens."""
 
     def __init__(self, options: DraftModelOptions, past: int = 0) -> None:
-        """past: number of tokens of past requests that are kept; 0: only n-grams of the sequence itself."""
+        """Choose the shape of the trees.
+
+        options: The drafter's options.
+        past: Number of tokens of past requests that are kept. 0: only n-grams of the sequence itself.
+        """
         tokens = options.drafting.depth or (SUFFIX_TOKENS if past else NGRAM_TOKENS)
         nodes = options.drafting.nodes or SUFFIX_NODES
         self._suffixes = (
@@ -436,7 +519,10 @@ class SuffixBackend(DraftBackend):
         super().__init__(options, TreeShape(tokens - 1, 1, self._suffixes.nodes + 1))
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
-        """Return a proposer whose trees are no larger than the node slots that the ring reserves."""
+        """Return a proposer whose trees are no larger than the node slots that the ring reserves.
+
+        configuration: The epoch as the master has configured it.
+        """
         most = max(configuration.shape.nodes - 1, 1)
         own = self._suffixes
         shape = replace(own, levels=min(own.levels, most), nodes=min(own.nodes, most))
@@ -445,6 +531,8 @@ class SuffixBackend(DraftBackend):
 
 def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]:
     """Return the backends of a drafter by name; the first one is the drafter that the options name.
+
+    options: The drafter's options.
 
     `ngram` is always available, because it needs no model. Raises InvalidRequest for an unknown drafter.
     """
@@ -479,10 +567,17 @@ Grow = Callable[[int], object]
 
 @torch.inference_mode()
 def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """Measure the (rows, seconds) of one level of growth, everything included, in a fraction of a second."""
+    """Measure the (rows, seconds) of one level of growth, everything included, in a fraction of a second.
+
+    head: The draft head.
+    clock: Returns the time in seconds.
+    """
 
     def level_seconds(grow: Grow) -> float:
-        """Return the seconds of each level after the first."""
+        """Return the seconds of each level after the first.
+
+        grow: Grows trees of a given number of levels.
+        """
         one, many = (_time(grow, levels, clock) for levels in (1, MEASURED_LEVELS))
         return max(many - one, many / MEASURED_LEVELS) / (MEASURED_LEVELS - 1)
 
@@ -492,20 +587,32 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
 
 def measure_head(head: DraftHead) -> Curve:
-    """Measure the speed of a head, in the form that the head's policy needs."""
+    """Return the measured speed of a head, in the form that the head's policy needs: per level, or per block
+    for heads that draft in one pass.
+
+    head: The draft head.
+    """
     at_once = isinstance(head, BlockHead) or (isinstance(head, Eagle3Head) and head.mask)
     return measure_blocks(head) if at_once else measure_levels(head)
 
 
 @torch.inference_mode()
 def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """Measure the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing."""
+    """Measure the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing.
+
+    head: A head that drafts in one pass.
+    clock: Returns the time in seconds.
+    """
     timers = {trees: partial(_time, _blocks(head, trees), 0, clock) for trees in MEASURED_ROWS}
     return (0, 0.0), *measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
 
 
 def _blocks(head: DraftHead, trees: int) -> Grow:
-    """Return a function that drafts blocks for so many made-up sequences, each with its own context."""
+    """Return a function that drafts blocks for made-up sequences, each with its own context.
+
+    head: A head that drafts in one pass.
+    trees: Number of sequences.
+    """
     shape = TreeShape(head.block.drafts - 1) if isinstance(head, BlockHead) else TreeShape()
     page_rows = CONTEXT_ROWS + MOST_BLOCK
     proposer = propose_with(head, shape, trees, page_rows)
@@ -520,6 +627,12 @@ def _blocks(head: DraftHead, trees: int) -> Grow:
 
 
 def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
+    """Return the seconds that growing trees takes.
+
+    grow: Grows trees of a given number of levels.
+    levels: The number of levels.
+    clock: Returns the time in seconds.
+    """
     began = clock()
     grow(levels)
     return clock() - began
@@ -528,7 +641,8 @@ def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
 def _grower(head: DraftHead, rows: int) -> Grow:
     """Return a function that grows trees, each after its own context.
 
-    rows: rows of a level over all trees.
+    head: The draft head.
+    rows: Number of rows of a level over all trees.
     """
     trees, top_k = _shape(rows)
     page_rows = CONTEXT_ROWS + MEASURED_LEVELS * top_k
@@ -539,13 +653,21 @@ def _grower(head: DraftHead, rows: int) -> Grow:
 
 
 def _room_of(tree: int, page_rows: int) -> TreeRoom:
-    """Return the room of a measured tree, which has a page of its own."""
+    """Return the reserved rows of a measured tree, which has a page of its own.
+
+    tree: Number of the tree.
+    page_rows: Number of KV slots of a page.
+    """
     first = tree * page_rows
     return TreeRoom(CONTEXT_ROWS, (tree,), range(first + CONTEXT_ROWS, first + page_rows), CONTEXT_ROWS)
 
 
 def _graphs(head: DraftHead, rows: int) -> Grow | None:
-    """Return what `_grower` returns, with captured graphs; None if this head cannot be captured."""
+    """Return a function that grows trees in captured graphs. None if this head cannot be captured.
+
+    head: The draft head.
+    rows: Number of rows of a level over all trees.
+    """
     fused = graph_head(head)
     (trees, top_k) = _shape(rows)
     if fused is None:
@@ -559,6 +681,12 @@ def _graphs(head: DraftHead, rows: int) -> Grow | None:
 
 
 def _graph_input(pages: DraftPages, tree: int, top_k: int) -> GraphInput:
+    """Return what a measured tree grows from, after opening its sequence.
+
+    pages: The KV pages of the head.
+    tree: Number of the tree.
+    top_k: Number of children of every node.
+    """
     pages.table.open(tree)
     ground = pages.reserve_tree(tree, CONTEXT_ROWS, MEASURED_LEVELS * top_k)
     assert ground is not None, "a page of its own"
@@ -566,6 +694,9 @@ def _graph_input(pages: DraftPages, tree: int, top_k: int) -> GraphInput:
 
 
 def _shape(rows: int) -> tuple[int, int]:
-    """Return the number of trees, and the nodes per level of each, for so many rows: 16 -> 4 trees of 4."""
+    """Return the number of trees, and the nodes per level of each: 16 -> 4 trees of 4.
+
+    rows: Number of rows of a level over all trees.
+    """
     top_k = min(rows, 4)
     return rows // top_k, top_k

@@ -36,6 +36,7 @@ class DraftMemory:
 
     @property
     def weights(self) -> int:
+        """Bytes of all weights that the drafter holds."""
         return self.own + self.borrowed
 
 
@@ -50,10 +51,14 @@ def eagle_memory(
 ) -> DraftMemory:
     """Return the memory of a draft head.
 
-    base, config: weights and config of the base model.
-    held: the form in which weights are held.
-    tree: the largest tree.
+    head: The head's checkpoint.
+    base: Weights of the base model.
+    config: Config of the base model.
+    held: The form in which weights are held.
+    tree: The largest tree.
     kernels: True if the device has GPU kernels, so that graphs are captured.
+    overrides: Settings that replace those of the head's config.
+
     Raises HeadMismatch or ModelError if head and base model do not fit together.
     """
     shape = read_shape(head, config)
@@ -75,7 +80,14 @@ def eagle_memory(
 def model_memory(
     files: Weights, config: ModelConfig, held: WeightForm, beam: BeamShape, kernels: bool
 ) -> DraftMemory:
-    """Return the memory of a small language model that drafts. held, kernels: see `eagle_memory`."""
+    """Return the memory of a small language model that drafts.
+
+    files: Weights of the model.
+    config: Its config.
+    held: The form in which weights are held.
+    beam: The shape of its trees.
+    kernels: True if the device has GPU kernels, so that graphs are captured.
+    """
     kv_itemsize = row_itemsize(config, held.itemsize, held.packed)
     row = 2 * config.layers * config.kv_heads * config.head_dim * kv_itemsize
     kind = held.quantization
@@ -85,7 +97,12 @@ def model_memory(
 
 
 def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int:
-    """Return an upper bound of the bytes of a small model's graphs; 0 if its trees cannot be captured."""
+    """Return an upper bound of the bytes of a small model's graphs; 0 if its trees cannot be captured.
+
+    config: Config of the model.
+    itemsize: Bytes of one number of the computation.
+    beam: The shape of its trees.
+    """
     if not can_capture_beam(beam):
         return 0
     heads = config.heads, config.kv_heads, config.head_dim
@@ -96,6 +113,12 @@ def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int
 
 
 def _fused(head: Checkpoint, config: ModelConfig, overrides: Overrides) -> Head:
+    """Return what the stages fuse for a head: the tapped layers, and the columns of a fused row.
+
+    head: The head's checkpoint.
+    config: Config of the base model.
+    overrides: Settings that replace those of the head's config.
+    """
     if kind_of(head) == "eagle1" or not head.settings.get("use_aux_hidden_state", True):
         return Head((config.layers,), config.hidden)
     taps = taps_of(head, config.layers, overrides)

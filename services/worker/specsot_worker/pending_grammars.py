@@ -19,6 +19,7 @@ class PendingGrammars:
     """
 
     def __init__(self) -> None:
+        """Start without grammars and segments."""
         self._compiling: dict[int, Future[Grammar]] = {}
         self._held: list[Frame] = []
 
@@ -81,6 +82,8 @@ def _sequence(part: Frame) -> int:
 
 def _split_frame(frame: Frame) -> list[Frame]:
     """Return a frame for every segment, with the segment's hidden states and number 0: no step belongs to it.
+
+    frame: A frame that has passed every layer.
 
     For example:
 

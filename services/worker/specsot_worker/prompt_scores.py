@@ -77,7 +77,10 @@ class PromptScores:
         return tuple(score.logprobs) if score else ()
 
     def forget(self, sequence: int) -> None:
-        """Drop the scores of a sequence that has closed. An unknown sequence is ignored."""
+        """Drop the scores of a sequence that has closed. An unknown sequence is ignored.
+
+        sequence: Id of the sequence.
+        """
         self._scores.pop(sequence, None)
 
     def _extend(self, score: _Score, tokens: tuple[int, ...], hidden: torch.Tensor) -> None:

@@ -113,7 +113,9 @@ class RoundedRowsLink(RingLink):
         await self._link.send(_rounded(message))
 
     async def close(self) -> bool | None:
-        """Close the link. Return False if messages were lost, or if that is unknown (see `Link.close`)."""
+        """Close the link. Return False if messages did not arrive, or if that is unknown (see
+        `Link.close`).
+        """
         return await self._link.close()
 
 

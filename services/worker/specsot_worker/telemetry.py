@@ -36,6 +36,11 @@ class WorkerTelemetry(WorkerObserver):
         self._every = every
 
         def histogram(name: str, about: str) -> Histogram:
+            """Return a registered histogram of seconds.
+
+            name: Its name after the common prefix.
+            about: Its help text.
+            """
             return Histogram(f"specsot:worker_{name}", about, buckets=STEP_BUCKETS, registry=registry)
 
         self._frames = Counter("specsot:worker_frames", "Frames computed here", registry=registry)

@@ -128,19 +128,19 @@ def merge_trees(
         # Maps the number of a node in the other tree to its number in the result; 0 is the root.
         places = {0: 0}
         open_to = np.isfinite(values[row])
-        for step in np.flatnonzero(np.isfinite(other_values[row])).tolist():
-            parent = places[int(others.parents[row, step])]
+        for column in np.flatnonzero(np.isfinite(other_values[row])).tolist():
+            parent = places[int(others.parents[row, column])]
             alike = (
                 open_to
                 & (candidates.parents[row] == parent)
-                & (candidates.tokens[row] == others.tokens[row, step])
+                & (candidates.tokens[row] == others.tokens[row, column])
             )
             shared = np.flatnonzero(alike)
-            number = int(shared[0]) if len(shared) else num_own + step
-            joined[row, number] = max(joined[row, number], other_values[row, step])
+            number = int(shared[0]) if len(shared) else num_own + column
+            joined[row, number] = max(joined[row, number], other_values[row, column])
             if number >= num_own:
                 parents[row, number] = parent
-            places[step + 1] = number + 1
+            places[column + 1] = number + 1
     tokens = np.concatenate((candidates.tokens, others.tokens), 1)
     scores = np.concatenate((candidates.scores, nothing), 1)
     return Candidates(tokens, scores, parents, np.concatenate((candidates.depths, others.depths))), joined

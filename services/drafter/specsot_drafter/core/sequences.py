@@ -76,6 +76,7 @@ class DraftSequence:
     _num_read: int = 0
 
     def __post_init__(self) -> None:
+        """Copy the sequence's id from the opening."""
         self.id = self.opening.sequence
 
     @property

@@ -64,54 +64,79 @@ class DraftHead(ABC):
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one position: its keys and values, and its feature."""
+        """The bytes of one position: its keys and values, and its feature if the head reads features."""
         feature = self.hidden if self.taps else 0
         return self.make_kv(1, 1).bytes + feature * self.dtype.itemsize
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
-        """Return empty KV pages for the head's layers."""
+        """Return empty KV pages for the head's layers.
+
+        pages: Number of pages.
+        page_rows: Number of slots of a page.
+        """
         heads = self.kv_heads, self.head_dim
         return KVPages(self.layers, pages, page_rows, *heads, self.dtype, self.device)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
-        """Return the attention plan of one forward pass over these spans. See `plan_attention`."""
+        """Return the attention plan of one forward pass. See `plan_attention`.
+
+        spans: For each sequence, its query rows and the KV that they see.
+        page_rows: Number of slots of a KV page.
+        """
         return plan_attention(spans, page_rows, self.group, "batched", self.dtype, self.device)
 
     def tap_slices(self) -> dict[int, Tensor]:
-        """Return the matrix of each tap, [width, base width]: a fused row is the sum of matrix @ state."""
+        """Return the matrix of each tap, [width, base width], by layer: a fused row is the sum of matrix @
+        state. {} for a head that reads no features.
+        """
         return {}
 
     def features(self, fused: Tensor) -> Tensor:
-        """Convert fused rows, [rows, width], to features as `forward` takes them, [rows, hidden]."""
+        """Convert fused rows to features as `forward` takes them, [rows, hidden].
+
+        fused: Sums over the taps, as they arrive from the stages, [rows, width].
+        """
         return fused
 
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """Run one forward pass: write the KV of all rows, and return the outputs of the asked rows.
+        """Run one forward pass: write the KV of all rows, and return the outputs of the asked rows, [asked,
+        hidden]. An output is the head's prediction of the next feature.
 
-        An output is the head's prediction of the next feature.
-        tokens: [rows]. features: [rows, hidden], each of the position before its token. Returns [asked,
-        hidden].
+        tokens: Token ids, [rows].
+        features: For each row, the feature of the position before its token, [rows, hidden].
+        rows: Positions, slots and attention of the rows.
         """
 
     @abstractmethod
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return the logits of the outputs of `forward`: [rows, hidden] to [rows, draft vocabulary]."""
+        """Return the logits of outputs, [rows, draft vocabulary].
+
+        outputs: Outputs of `forward`, [rows, hidden].
+        """
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """Return the log-probabilities of the outputs of `forward`, fp32 [rows, draft vocabulary]."""
+        """Return the log-probabilities of outputs, fp32 [rows, draft vocabulary].
+
+        outputs: Outputs of `forward`, [rows, hidden].
+        """
         return torch.log_softmax(self.logits(outputs).float(), dim=-1)
 
     def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
-        """Return the `count` likeliest tokens of each row: log-probabilities and ids, both [rows, count].
+        """Return the likeliest tokens of each row: log-probabilities and ids, both [rows, count], best first.
+        The ids are those of the base model. Return None if no kernel computes logits and selection together;
+        the caller then uses `log_probs`.
 
-        The tokens are ordered best first, and the ids are those of the base model. Return None if no kernel
-        computes logits and selection together; the caller then uses `log_probs`.
+        outputs: Outputs of `forward`, [rows, hidden].
+        count: Number of tokens per row.
         """
         return None
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Convert ids of the draft vocabulary to ids of the base model; a tensor of any shape."""
+        """Convert ids of the draft vocabulary to ids of the base model.
+
+        ids: Draft ids, a tensor of any shape.
+        """
         return ids
 
 
@@ -128,30 +153,54 @@ class GraphHead(Protocol):
     """
 
     @property
-    def layers(self) -> int: ...
+    def layers(self) -> int:
+        """Number of layers."""
+        ...
 
     @property
-    def asks_alone(self) -> bool: ...
+    def asks_alone(self) -> bool:
+        """True if only the asked ones of the due rows take part in attention; False if all do."""
+        ...
 
     @property
-    def kv_heads(self) -> int: ...
+    def kv_heads(self) -> int:
+        """Number of KV heads of a layer."""
+        ...
 
     @property
-    def group(self) -> int: ...
+    def group(self) -> int:
+        """Number of query heads per KV head."""
+        ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where the head computes."""
+        ...
 
     @property
-    def offsets(self) -> Tensor | None: ...
+    def offsets(self) -> Tensor | None:
+        """What is added to a draft id to get the base model's id, [draft vocabulary]; None: equal ids."""
+        ...
 
     @property
-    def window(self) -> int | None: ...
+    def window(self) -> int | None:
+        """Number of positions that each row can attend to; None: all positions."""
+        ...
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
-        """Run `DraftHead.forward`, with features[origins[i]] as the feature of row i."""
+        """Run `DraftHead.forward`, but gather the features: features[origins[i]] is the feature of row i.
+        Return the outputs of the asked rows, [asked, hidden].
+
+        tokens: Token ids, [rows].
+        features: Features from which those of the rows are gathered, [n, hidden].
+        origins: Index into `features` for each row, [rows].
+        rows: Positions, slots and attention of the rows. Rows with negative slots are not written.
+        """
         ...
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """See `DraftHead.logits`."""
+        """Return the logits of outputs, [rows, draft vocabulary].
+
+        outputs: Outputs of `step`, [rows, hidden].
+        """
         ...

@@ -53,6 +53,13 @@ class Checkpoint(Weights):
     """
 
     def __init__(self, published: Weights, fields: Mapping[str, Any], directory: Path, source: Path) -> None:
+        """Rename the tensors and flatten the config.
+
+        published: The tensors under their published names.
+        fields: The fields of the config.
+        directory: Where the head is, for messages.
+        source: Where the config is, for messages.
+        """
         self.directory = directory
         self.source = source
         self.settings = flatten(fields, source)
@@ -64,7 +71,9 @@ class Checkpoint(Weights):
     def open(cls, directory: Path, allow_pickle_bin: bool = False) -> Checkpoint:
         """Open the head in a directory. Matrices that `quantization_config` describes are dequantized.
 
-        allow_pickle_bin: see `WeightFiles`.
+        directory: Where the head is.
+        allow_pickle_bin: True if pickled weight files may be read, see `WeightFiles`.
+
         Raises ModelError for a format of quantization that is not supported.
         """
         source = require_model_directory(directory) / "config.json"
@@ -76,38 +85,70 @@ class Checkpoint(Weights):
 
     @classmethod
     def held(cls, tensors: Mapping[str, Tensor], fields: Mapping[str, Any], owner: str) -> Checkpoint:
-        """Wrap a head that is in memory under its published names. owner: its name in messages."""
+        """Wrap a head that is in memory.
+
+        tensors: The tensors by their published names.
+        fields: The fields of its config.
+        owner: Its name in messages.
+        """
         return cls(HeldWeights(tensors, owner), fields, Path(owner), Path(owner))
 
     @property
     def decodes(self) -> bool:
-        """Return whether the files hold quantized matrices, which are dequantized when they are read."""
+        """True if the files hold quantized matrices, which are dequantized when they are read."""
         return isinstance(self._published, PublishedWeights)
 
     def names(self) -> tuple[str, ...]:
+        """Return the uniform names of all tensors."""
         return tuple(self._names)
 
     def __contains__(self, name: str) -> bool:
+        """Return whether there is a tensor.
+
+        name: Uniform name of the tensor.
+        """
         return name in self._names
 
     def published(self, name: str) -> str:
-        """Return the name that the file gives to a tensor, or would give to it if the file had it."""
+        """Return the name that the file gives to a tensor, or would give to it if the file had it.
+
+        name: Uniform name of the tensor.
+        """
         known = self._names.get(f"{FIRST}{PROBE}")
         if name in self._names or known is None or not name.startswith(FIRST):
             return self._names.get(name, name)
         return known.removesuffix(PROBE) + name.removeprefix(FIRST)
 
     def where(self, name: str) -> str:
+        """Return the place of a tensor, for messages: the head's directory.
+
+        name: Uniform name of the tensor.
+        """
         return str(self.directory)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor. Raises ModelError if there is none.
+
+        name: Uniform name of the tensor.
+        """
         return self._published.shape(self.published(name))
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Load a tensor. Raises ModelError if there is none.
+
+        name: Uniform name of the tensor.
+        dtype: Type to which it is converted.
+        device: Where it is loaded to.
+        """
         return self._published.tensor(self.published(name), dtype, device)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise HeadMismatch if a tensor has another shape, and ModelError if there is no such tensor."""
+        """Check the shape of a tensor. Raises HeadMismatch if it has another shape, and ModelError if there
+        is no such tensor.
+
+        name: Uniform name of the tensor.
+        shape: The shape that this base model and head need.
+        """
         found = self.shape(name)
         if found != shape:
             raise HeadMismatch(
@@ -116,10 +157,14 @@ class Checkpoint(Weights):
             )
 
     def flag(self, name: str) -> bool:
-        """Return the value of a boolean field; False if it is absent."""
+        """Return the value of a boolean field of the config; False if it is absent.
+
+        name: Name of the field.
+        """
         return Fields(self.source, self.settings).flag(name)
 
     def _count_layers(self) -> int:
+        """Return the number of consecutive layers, from the first, for which there are tensors."""
         layers = 0
         while f"layers.{layers}.{PROBE}" in self._names:
             layers += 1
@@ -129,8 +174,11 @@ class Checkpoint(Weights):
 def flatten(fields: Mapping[str, Any], source: Path) -> dict[str, Any]:
     """Return the fields of a config as one level. Nested fields override outer ones; nulls are dropped.
 
-    {"a": 1, "eagle_config": {"a": 2, "b": null}} -> {"a": 2}
-    Raises ModelError if a nested part is not an object. source: the config's path, for messages.
+    fields: The fields of the config.
+    source: The config's path, for messages.
+
+    {"a": 1, "eagle_config": {"a": 2, "b": null}} -> {"a": 2}. Raises ModelError if a nested part is not an
+    object.
     """
     flat = {name: value for name, value in fields.items() if value is not None}
     for part in NESTED:
@@ -144,8 +192,11 @@ def flatten(fields: Mapping[str, Any], source: Path) -> dict[str, Any]:
 def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
     """Map the uniform name of each tensor to its published name.
 
-    "model.midlayer.mlp.up_proj.weight" is found as "layers.0.mlp.up_proj.weight".
-    Raises ModelError if two tensors have the same uniform name.
+    names: Published names.
+    directory: Where the head is, for messages.
+
+    "model.midlayer.mlp.up_proj.weight" is found as "layers.0.mlp.up_proj.weight". Raises ModelError if two
+    tensors have the same uniform name.
     """
     found: dict[str, str] = {}
     for published in names:
@@ -197,9 +248,11 @@ class HeadShape:
 def kind_of(checkpoint: Checkpoint) -> Kind:
     """Return the family of a head, by its tensors.
 
+    checkpoint: The head.
+
     The first layer of EAGLE-3 norms the feature, and reads it together with the token's embedding. The layers
-    of DFlash read no feature; one norm outside the layers serves all of them.
-    Raises ModelError if the tensors are those of no draft head.
+    of DFlash read no feature; one norm outside the layers serves all of them. Raises ModelError if the
+    tensors are those of no draft head.
     """
     if checkpoint.layers == 0:
         raise ModelError(
@@ -222,6 +275,9 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
 def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
     """Return the sizes of a head, after checking every tensor of its decoder layers and its vocabulary.
 
+    checkpoint: The head.
+    base: Config of the base model.
+
     Raises HeadMismatch, with both shapes, if tensors do not fit each other or the base model, and ModelError
     if a tensor is missing.
     """
@@ -234,6 +290,9 @@ def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
 def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
     """Return the sizes that the tensors and the number of heads in the config imply, unchecked by layer.
+
+    checkpoint: The head.
+    base: Config of the base model.
 
     Raises HeadMismatch if the number of heads does not divide the projections.
     """
@@ -258,12 +317,19 @@ def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
 
 def _hidden(checkpoint: Checkpoint) -> int:
-    """Return the hidden size: the rows of the attention's output projection."""
+    """Return the hidden size: the rows of the attention's output projection.
+
+    checkpoint: The head.
+    """
     return _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.o_proj.weight")[0]
 
 
 def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
-    """Return the rows and columns of a tensor. Raises HeadMismatch if it is no matrix, or empty."""
+    """Return the rows and columns of a tensor. Raises HeadMismatch if it is no matrix, or empty.
+
+    checkpoint: The head.
+    name: Uniform name of the tensor.
+    """
     found = checkpoint.shape(name)
     if len(found) != 2 or 0 in found:
         name = checkpoint.published(name)
@@ -273,6 +339,9 @@ def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
 
 def _vocabulary(checkpoint: Checkpoint, base: ModelConfig) -> int:
     """Return the number of ids that the head can draft: rows of its lm_head or d2t, else all of the base's.
+
+    checkpoint: The head.
+    base: Config of the base model.
 
     Raises ModelError if the head has neither, and its config names a draft vocabulary of another size.
     """
@@ -290,7 +359,11 @@ def _vocabulary(checkpoint: Checkpoint, base: ModelConfig) -> int:
 
 
 def _layer_shapes(shape: HeadShape, layer: int) -> Mapping[str, tuple[int, ...]]:
-    """Return the names and shapes of the tensors that a decoder layer must have."""
+    """Return the shapes of the tensors that a decoder layer must have, by name within the layer.
+
+    shape: Sizes of the head.
+    layer: Number of the layer. The first one has other inputs, and no norm of its own before them.
+    """
     hidden = shape.hidden
     keys = shape.kv_heads * shape.head_dim
     queries = shape.heads * shape.head_dim
@@ -313,6 +386,11 @@ def read_offsets(
 ) -> torch.Tensor | None:
     """Return d2t, [draft vocabulary]: base id = draft id + d2t[draft id]. None: the ids are the base's own.
 
+    checkpoint: The head.
+    shape: Its sizes.
+    base: Config of the base model.
+    device: Where the offsets are loaded to.
+
     A head that drafts the whole vocabulary needs no map; if it has a map, the map is ignored, as in the
     reference. Raises HeadMismatch if the map names an id that the base model does not have, and ModelError if
     two draft ids have the same base id.
@@ -333,7 +411,10 @@ def read_offsets(
 
 
 def check_supported(checkpoint: Checkpoint) -> None:
-    """Raise ModelError for a config that asks for something that is not supported here."""
+    """Check that the config asks for nothing that is not supported here. Raises ModelError if it does.
+
+    checkpoint: The head.
+    """
     settings: Mapping[str, Any] = checkpoint.settings
     activation = settings.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):

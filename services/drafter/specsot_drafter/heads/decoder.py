@@ -19,9 +19,11 @@ class DecoderHead(DraftHead):
     asks_alone = False
 
     def __init__(self, decoder: Decoder, vocabulary: int, positions: int) -> None:
-        """vocabulary, positions: those of the base model; the head drafts no higher id and no later position.
+        """Wrap a model.
 
-        decoder: the model's layers, all of them.
+        decoder: The model's layers, all of them.
+        vocabulary: Number of token ids of the base model; the head drafts no higher id.
+        positions: Number of positions of the base model; the head drafts no later position.
         """
         config = decoder.config
         self.hidden = config.hidden
@@ -36,28 +38,54 @@ class DecoderHead(DraftHead):
 
     @property
     def capturable(self) -> bool:
-        """Return whether the layers can be captured in graphs on this machine.
-
-        Models with attention windows cannot: a graph does not compute where the window of a grown row begins.
+        """True if the layers can be captured in graphs on this machine. Models with attention windows cannot:
+        a graph does not compute where the window of a grown row begins.
         """
         return self._decoder.capturable and not self._decoder.config.windowed
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
+        """Return empty KV pages for the model's layers.
+
+        pages: Number of pages.
+        page_rows: Number of slots of a page.
+        """
         return self._decoder.make_kv(pages, page_rows)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
+        """Return the attention plan of one forward pass.
+
+        spans: For each sequence, its query rows and the KV that they see.
+        page_rows: Number of slots of a KV page.
+        """
         return self._decoder.plan(spans, page_rows, "batched")
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
-        """See `GraphHead`."""
+        """Run `forward`; see `GraphHead.step`.
+
+        tokens: Token ids, [rows].
+        features: Ignored.
+        origins: Ignored.
+        rows: Positions, slots and attention of the rows.
+        """
         return self.forward(tokens, features, rows)
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """See `DraftHead.forward`; the plan must have a query row for every row, not only for asked rows."""
+        """Run one forward pass, and return the outputs of the asked rows, [asked, hidden]; see
+        `DraftHead.forward`.
+
+        tokens: Token ids, [rows].
+        features: Ignored.
+        rows: Positions, slots and attention. The plan must have a query row for every row, not only for asked
+            rows.
+        """
         assert rows.plan is not None
         embedded = self._decoder.embed(tokens)
         hidden, _ = self._decoder.forward(embedded, rows.positions, rows.slots, rows.plan, rows.kv)
         return hidden if rows.asked is None else hidden[rows.asked]
 
     def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of the ids that can be drafted, [rows, draft vocabulary].
+
+        outputs: Outputs of `forward`, [rows, hidden].
+        """
         return self._decoder.logits(outputs)[:, : self.draft_vocab]

@@ -54,15 +54,19 @@ class BlockPlan:
 
     @property
     def drafts(self) -> int:
+        """Number of tokens that one block drafts."""
         return self.rows - self.first
 
 
 def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
-    """Read the layout of a block from a head's config.
+    """Return the layout of a block, from a head's config.
+
+    head: The head's checkpoint.
+    vocabulary: Number of token ids of the base model.
 
     If the config does not name the direction of attention, layers without a window are bidirectional and
-    layers with a window are causal, as in vLLM.
-    Raises ModelError for a bad block size, and HeadMismatch for a mask id that the base model does not have.
+    layers with a window are causal, as in vLLM. Raises ModelError for a bad block size, and HeadMismatch for
+    a mask id that the base model does not have.
     """
     rows = head.settings.get("block_size")
     if not isinstance(rows, int) or not 2 <= rows <= MOST_BLOCK:
@@ -77,6 +81,9 @@ def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
 def mask_of(head: Checkpoint, vocabulary: int) -> int:
     """Return the token id of rows whose token is unknown.
 
+    head: The head's checkpoint.
+    vocabulary: Number of token ids of the base model.
+
     Raises HeadMismatch if the config names none, or one that is not below `vocabulary`.
     """
     mask = next((head.settings[name] for name in MASKS if name in head.settings), None)
@@ -86,10 +93,12 @@ def mask_of(head: Checkpoint, vocabulary: int) -> int:
 
 
 def depth_of(head: Checkpoint) -> int | None:
-    """Return the number of tokens that a P-EAGLE head learned to draft in one pass; None: not in its config.
+    """Return the number of tokens that a P-EAGLE head learned to draft in one pass. None: not in its config.
 
-    The field is `para_depths`, or `speculative_tokens` of a proposal method in vLLM's speculators.
-    Raises ModelError if the field is not a count.
+    head: The head's checkpoint.
+
+    The field is `para_depths`, or `speculative_tokens` of a proposal method in vLLM's speculators. Raises
+    ModelError if the field is not a count.
     """
     config = head.settings.get("speculators_config")
     proposals = config.get("proposal_methods") if isinstance(config, dict) else None
@@ -100,6 +109,8 @@ def depth_of(head: Checkpoint) -> int | None:
 
 def block_taps(head: Checkpoint) -> list[Any]:
     """Return the layers of the base model whose inputs are fused.
+
+    head: The head's checkpoint.
 
     Speculators names these layers; z-lab names the layers before them: outputs of [1, 9] -> inputs of [2,
     10]. Raises HeadMismatch if z-lab's field is not a list of layer numbers.
@@ -136,31 +147,59 @@ class BlockHead(EagleHead):
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one position's keys and values; features are converted to these on arrival."""
+        """The bytes of one position's keys and values; features are converted to these on arrival."""
         return self.make_kv(1, 1).bytes
 
     def features(self, fused: Tensor) -> Tensor:
+        """Convert fused rows to normed features, [rows, hidden].
+
+        fused: Sums over the taps, [rows, width].
+        """
         return self.context_norm(super().features(fused))
 
     def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
-        """Limit a block to a window. All rows reach back as far as the first one, as in training."""
+        """Yield the spans of a block in layers with a window. All rows reach back as far as the first one, as
+        in training.
+
+        span: The rows of the block.
+        window: Number of positions before the block that are visible.
+        """
         seen = tuple((2 << row) - 1 for row in range(span.rows)) if self.block.near else span.seen
         nothing = (0,) * span.rows
         since = (max(span.base - window, 0),) * span.rows
         yield replace(span, visible=seen, sight=VisibleColumns(nothing, since, nothing))
 
     def remember(self, features: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Store keys and values of committed tokens in all layers. features: [rows, hidden]."""
+        """Store keys and values of committed tokens in all layers.
+
+        features: Features of the tokens, [rows, hidden].
+        positions: Position of each token, [rows].
+        slots: KV slot of each token, [rows].
+        kv: The KV pages.
+        """
         for layer in self.decoder.layers:
             layer.remember(features, positions, slots, kv)
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """Run the rows of blocks. Return normed outputs, [rows, hidden]; `features` is ignored."""
+        """Run the rows of blocks. Return normed outputs, [rows, hidden].
+
+        tokens: Token ids, the mask included, [rows].
+        features: Ignored.
+        rows: Positions, slots and attention of the rows.
+        """
         x = look_up(self.table, tokens)
         return self.norm(self.decoder.forward(self.input_norm(x), x, rows))
 
     def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of outputs, [rows, draft vocabulary].
+
+        outputs: Outputs of `forward`, [rows, hidden].
+        """
         return self.lm_head(outputs)
 
     def to_target(self, ids: Tensor) -> Tensor:
+        """Convert ids of the draft vocabulary to ids of the base model.
+
+        ids: Draft ids, a tensor of any shape.
+        """
         return ids if self.offsets is None else ids + self.offsets[ids]

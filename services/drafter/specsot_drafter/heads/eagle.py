@@ -62,7 +62,10 @@ class DraftMask:
     depth: int | None = None
 
     def levels(self, most: int) -> int:
-        """Return the levels of a tree that may have at most `most`, bounded by what the head learned."""
+        """Return the levels of a tree, bounded by what the head learned.
+
+        most: Maximum number of levels.
+        """
         return most if self.depth is None else min(most, self.depth)
 
 
@@ -86,6 +89,7 @@ class EagleHead(DraftHead):
     decoder: HeadLayers
 
     def __post_init__(self) -> None:
+        """Derive the fields of `DraftHead` from shape, fusion and table."""
         shape = self.shape
         fusion = self.fusion
         table = self.table
@@ -100,13 +104,21 @@ class EagleHead(DraftHead):
         self.dtype, self.device = table.dtype, table.device  # pyrefly: ignore[read-only]
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
+        """Return empty KV pages for the head's layers. With packed layers the KV has the type of the CPU
+        kernels.
+
+        pages: Number of pages.
+        page_rows: Number of slots of a page.
+        """
         numbers = ROWS_IN if self.decoder.packed else self.dtype
         return KVPages(self.layers, pages, page_rows, self.kv_heads, self.head_dim, numbers, self.device)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
-        """See `DraftHead.plan`.
+        """Return the attention plan of one forward pass. With a window, the plan also has a part for the
+        layers that have the window.
 
-        With a window, the plan also has a part for the layers that have the window.
+        spans: For each sequence, its query rows and the KV that they see.
+        page_rows: Number of slots of a KV page.
         """
         packed = self.decoder.packed
         window = self.decoder.window
@@ -118,13 +130,22 @@ class EagleHead(DraftHead):
         return replace(whole, sliding=make(near, page_rows))
 
     def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
-        """Yield the spans that layers with a window of so many rows attend to."""
+        """Yield the spans that layers with a window attend to.
+
+        span: Query rows of one sequence and the KV that they see without a window.
+        window: Number of positions that a row attends to, itself included.
+        """
         return look_back(span, window)
 
     def tap_slices(self) -> dict[int, Tensor]:
+        """Return the matrix of each tap, [width, base width], by layer."""
         return self.fusion.slices()
 
     def features(self, fused: Tensor) -> Tensor:
+        """Convert fused rows to features, [rows, hidden].
+
+        fused: Sums over the taps, [rows, width].
+        """
         return self.fusion.features(fused)
 
 
@@ -148,7 +169,13 @@ class Eagle1Head(EagleHead):
     input_norm: Norm | None = None
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """See `DraftHead.forward`."""
+        """Run one forward pass, and return the outputs of the asked rows, [asked, hidden]; see
+        `DraftHead.forward`.
+
+        tokens: Token ids, [rows].
+        features: Feature of the position before each token, [rows, hidden].
+        rows: Positions, slots and attention of the rows.
+        """
         embedded = look_up(self.table, tokens)
         if self.token_norm is not None:
             embedded = self.token_norm(embedded)
@@ -159,7 +186,11 @@ class Eagle1Head(EagleHead):
         return self.decoder.forward(inputs, mixed, rows)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return [rows, vocabulary] logits. An output predicts a normed state, so there is no norm here."""
+        """Return the logits of outputs, [rows, vocabulary]. An output predicts a normed state, so there is no
+        norm here.
+
+        outputs: Outputs of `forward`, [rows, hidden].
+        """
         return self.lm_head(outputs)
 
 
@@ -189,7 +220,13 @@ class Eagle3Head(EagleHead):
     mask: DraftMask | None = None
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """See `DraftHead.forward`."""
+        """Run one forward pass, and return the outputs of the asked rows, [asked, hidden]; see
+        `DraftHead.forward`.
+
+        tokens: Token ids, [rows].
+        features: Feature of the position before each token, [rows, hidden].
+        rows: Positions, slots and attention of the rows.
+        """
         normed = self.feature_norm(features)
         inputs = torch.cat((self.token_norm(look_up(self.table, tokens)), normed), 1)
         residual = normed if self.norm_before_residual else features
@@ -197,17 +234,31 @@ class Eagle3Head(EagleHead):
         return self.norm(outputs) if self.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """See `DraftHead.logits`. The norm is applied here unless the outputs are normed already."""
+        """Return the logits of outputs, [rows, draft vocabulary]. The norm is applied here unless the outputs
+        are normed already.
+
+        outputs: Outputs of `forward`, [rows, hidden].
+        """
         return self.lm_head(outputs if self.norm_output else self.norm(outputs))
 
     def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+        """Return log-probabilities and base ids of the likeliest tokens of each row, [rows, count] each, best
+        first. None if no CPU kernel computes logits and selection together.
+
+        outputs: Outputs of `forward`, [rows, hidden].
+        count: Number of tokens per row.
+        """
         norm = None if self.norm_output else self.norm
         return best_tokens(self.lm_head, norm, outputs, count, self.offsets)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Convert draft ids to ids of the base model: id + offsets[id], as the tensor d2t defines them.
 
-        offsets [0 0 5], draft ids [0 2] -> base ids [0 7]
+        ids: Draft ids, a tensor of any shape.
+
+        For example:
+
+            # offsets [0 0 5], draft ids [0 2] -> base ids [0 7]
         """
         return ids if self.offsets is None else ids + self.offsets[ids]
 
@@ -218,6 +269,14 @@ class HeadLayers:
     def __init__(
         self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, window: HeadWindow | None = None
     ) -> None:
+        """Load all layers.
+
+        fetch: Loads the head's tensors.
+        shape: Sizes of the head.
+        rotary: The rotary embedding.
+        eps: Epsilon of the norms.
+        window: The attention window of some layers. None: no layer has one.
+        """
         self.layers = [HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers)]
         self.first, *rest = self.layers
         norms = (
@@ -232,10 +291,11 @@ class HeadLayers:
             self.layers[index].near = True
 
     def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
-        """Run all layers and return [asked, hidden].
+        """Run all layers and return the outputs of the asked rows, [asked, hidden].
 
-        inputs: [rows, inputs of the first layer]. residual: [rows, hidden], to which the updates of the first
-        layer are added. rows: see `DraftHead.forward`.
+        inputs: What the first layer reads, [rows, columns of the first layer].
+        residual: What the updates of the first layer are added to, [rows, hidden].
+        rows: Positions, slots and attention of the rows.
         """
         x = self.first.forward(inputs, residual, rows)
         for norm, layer in self.rest:
@@ -244,7 +304,11 @@ class HeadLayers:
 
 
 def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | None:
-    """Return the layers in the form of the CPU kernels; None if these kernels do not support the layers."""
+    """Return the layers in the form of the CPU kernels. None if these kernels do not support the layers.
+
+    layers: All layers of the head.
+    dtype: Type of the head's numbers.
+    """
     first = layers[0]
     shape = layers[0].shape
     plain = dtype == torch.float32 and can_pack(shape, first.rotary.stretch)
@@ -258,13 +322,22 @@ def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | Non
 
 
 def can_pack(shape: HeadShape, stretch: float) -> bool:
-    """Return whether the CPU kernels support layers of these sizes when the weights are quantized."""
+    """Return whether the CPU kernels support layers of these sizes when the weights are quantized.
+
+    shape: Sizes of the head.
+    stretch: Factor by which the rotary embedding stretches queries and keys; only 1 is supported.
+    """
     return stretch == 1.0 and all(
         _sizes(shape, inputs).fit_vectors for inputs in (shape.inputs, shape.hidden)
     )
 
 
 def _sizes(shape: HeadShape, inputs: int) -> LayerSizes:
+    """Return the sizes of a layer as the CPU kernels need them.
+
+    shape: Sizes of the head.
+    inputs: Columns that the layer's projections read.
+    """
     return LayerSizes(inputs, shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim)
 
 
@@ -279,6 +352,14 @@ class HeadLayer:
     near = False
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, index: int) -> None:
+        """Load one layer.
+
+        fetch: Loads the head's tensors.
+        shape: Sizes of the head.
+        rotary: The rotary embedding.
+        eps: Epsilon of the norms.
+        index: Number of the layer in the head.
+        """
         prefix = f"layers.{index}"
         self._index = index
         self.shape = shape
@@ -295,9 +376,12 @@ class HeadLayer:
         self.down = _fuse(fetch, f"{prefix}.mlp", ("down_proj",), (hidden, inner))
 
     def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
-        """Write the keys and values of all rows, and return the residual with both updates.
+        """Write the keys and values of all rows, and return the residual with both updates, [asked, hidden].
+        Only asked rows take part in attention and MLP.
 
-        Only asked rows take part in attention and MLP; the result is [asked, hidden].
+        inputs: What the projections read, [rows, columns].
+        residual: What the updates are added to, [rows, hidden].
+        rows: Positions, slots and attention. Without a plan, the residual is returned unchanged.
         """
         kv = rows.kv
         asked = rows.asked
@@ -321,6 +405,11 @@ class HeadLayer:
     def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:
         """Return the rotated queries, [rows, kv_heads, group, head_dim]; write keys and values to the slots.
 
+        inputs: What the projections read, [rows, columns].
+        positions: Position of each row, [rows].
+        slots: KV slot of each row, [rows].
+        kv: The KV pages.
+
         Columns of one product: [queries of all heads | keys of all KV heads | values of all KV heads].
         """
         heads = self.shape.heads
@@ -336,7 +425,10 @@ class HeadLayer:
     def remember(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
         """Write the keys and values of rows, without computing outputs.
 
-        inputs: [rows, columns that this layer reads]. positions, slots: LongTensor [rows].
+        inputs: What the projections read, [rows, columns].
+        positions: Position of each row, LongTensor [rows].
+        slots: KV slot of each row, LongTensor [rows].
+        kv: The KV pages.
         """
         if self.packed:
             self.packed.store_kv(inputs, self._index, positions, slots, kv)
@@ -351,16 +443,35 @@ class HeadLayer:
 
 
 def fetch_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm:
+    """Load a norm. Raises ModelError if the head does not have it.
+
+    fetch: Loads the head's tensors.
+    name: Name of the norm, without `.weight`.
+    size: Number of columns.
+    eps: Epsilon of the norm.
+    """
     return Norm(fetch(f"{name}.weight", (size,)), eps)
 
 
 def find_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm | None:
-    """Load a norm; None if the head does not have it."""
+    """Load a norm. Return None if the head does not have it.
+
+    fetch: Loads the head's tensors.
+    name: Name of the norm, without `.weight`.
+    size: Number of columns.
+    eps: Epsilon of the norm.
+    """
     return fetch_norm(fetch, name, size, eps) if f"{name}.weight" in fetch else None
 
 
 def _fuse(fetch: Fetch, prefix: str, parts: tuple[str, ...], shape: tuple[int, int]) -> Linear:
-    """Load projections of one shape as one matrix product, with biases if there are any."""
+    """Load projections of one shape as one matrix product, with biases if there are any.
+
+    fetch: Loads the head's tensors.
+    prefix: Beginning of the tensors' names.
+    parts: Names of the projections, whose rows are put one after the other.
+    shape: Rows and columns of each projection.
+    """
     names = [f"{prefix}.{part}" for part in parts]
     return fuse_projections(fetch, names, shape, any(f"{name}.bias" in fetch for name in names))
 
@@ -368,7 +479,12 @@ def _fuse(fetch: Fetch, prefix: str, parts: tuple[str, ...], shape: tuple[int, i
 def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tuple[Linear, Linear]:
     """Load two products: queries, keys and values together, and keys and values alone.
 
-    The second one is for rows whose outputs are not needed. The rows are ordered as `rotate` expects.
+    fetch: Loads the head's tensors.
+    prefix: Beginning of the tensors' names.
+    shape: Sizes of the head.
+    index: Number of the layer. The first layer has other inputs.
+
+    The second product is for rows whose outputs are not needed. The rows are ordered as `rotate` expects.
     """
     columns = shape.hidden if index else shape.inputs
     biased = f"{prefix}.q_proj.bias" in fetch
@@ -381,7 +497,14 @@ def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tup
 
 
 def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shape: HeadShape) -> list[Tensor]:
-    """Load weights or biases of q, k and v; the rows of q and k are interleaved for `rotate`."""
+    """Load weights or biases of q, k and v, in this order; the rows of q and k are interleaved for `rotate`.
+
+    fetch: Loads the head's tensors.
+    prefix: Beginning of the tensors' names.
+    kind: "weight" or "bias".
+    columns: (columns,) of a weight; () for a bias.
+    shape: Sizes of the head.
+    """
     dim = shape.head_dim
     pairs = shape.kv_heads
     rows = {"q_proj": shape.heads, "k_proj": pairs, "v_proj": pairs}
@@ -403,11 +526,16 @@ class Fusion(Protocol):
     width: int
 
     def slices(self) -> dict[int, Tensor]:
-        """Return the matrix of each tap, [width, base width], by which a stage multiplies the tap's state."""
+        """Return the matrix of each tap, [width, base width], by layer. A stage multiplies the tap's state by
+        it.
+        """
         ...
 
     def features(self, fused: Tensor) -> Tensor:
-        """Convert the sum over the taps, [rows, width], to features, [rows, hidden]."""
+        """Convert fused rows to features, [rows, hidden].
+
+        fused: Sums over the taps, [rows, width].
+        """
         ...
 
 
@@ -418,8 +546,10 @@ class SummedTaps:
     """
 
     def __init__(self, taps: tuple[int, ...], weight: Tensor, bias: Tensor | None) -> None:
-        """weight: [hidden, taps * base width]; its column blocks are the slices.
+        """Split fc into slices.
 
+        taps: Layers whose inputs are read, ascending.
+        weight: fc, [hidden, taps * base width]; its column blocks are the slices.
         bias: [hidden], or None for an fc without bias.
         """
         self.taps = taps
@@ -428,9 +558,14 @@ class SummedTaps:
         self._bias = bias
 
     def slices(self) -> dict[int, Tensor]:
+        """Return the column block of fc of each tap, [hidden, base width], by layer."""
         return {tap: part.contiguous() for tap, part in zip(self.taps, self._parts)}
 
     def features(self, fused: Tensor) -> Tensor:
+        """Return the fused rows with the bias added, [rows, hidden].
+
+        fused: Sums over the taps, [rows, hidden].
+        """
         return fused if self._bias is None else fused + self._bias
 
 
@@ -443,7 +578,13 @@ class ConcatenatedTaps:
     def __init__(
         self, taps: tuple[int, ...], norms: Sequence[Normalise], fc: Linear, dtype: torch.dtype
     ) -> None:
-        """norms: one norm over all states together, or one norm per state. dtype: type of the slices."""
+        """Keep norms and fc.
+
+        taps: Layers whose inputs are read, ascending.
+        norms: One norm over all states together, or one norm per state.
+        fc: From all states side by side to a feature.
+        dtype: Type of the slices.
+        """
         self.taps = taps
         self.width = fc.shape[1]
         self._norms = norms
@@ -451,9 +592,14 @@ class ConcatenatedTaps:
         self._dtype = dtype
 
     def slices(self) -> dict[int, Tensor]:
+        """Return matrices that place each tap's state in columns of its own, by layer."""
         return identity_slices(self.taps, self.width // len(self.taps), self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:
+        """Norm the states and apply fc: [rows, hidden].
+
+        fused: The states of all taps side by side, [rows, width].
+        """
         parts = fused.chunk(len(self._norms), dim=1)
         return self._fc(torch.cat([norm(part) for norm, part in zip(self._norms, parts)], dim=1))
 
@@ -462,20 +608,36 @@ class FinalHidden:
     """Uses the base model's last hidden state alone, after the last norm, as the base's lm_head reads it."""
 
     def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
+        """Keep the norm.
+
+        layers: Number of layers of the base model; as a tap it stands for the output of the last layer.
+        hidden: Columns of a hidden state.
+        norm: The base model's last norm.
+        dtype: Type of the slice.
+        """
         self.taps: tuple[int, ...] = (layers,)
         self.width = hidden
         self._norm = norm
         self._dtype = dtype
 
     def slices(self) -> dict[int, Tensor]:
+        """Return the identity matrix for the only tap."""
         return identity_slices(self.taps, self.width, self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:
+        """Return the normed hidden states, [rows, hidden].
+
+        fused: The base model's last hidden states, [rows, hidden].
+        """
         return self._norm(fused)
 
 
 def identity_slices(taps: tuple[int, ...], width: int, dtype: torch.dtype) -> dict[int, Tensor]:
-    """Return slices that place each tap's state in columns of its own: [taps * width, width] per tap.
+    """Return matrices that place each tap's state in columns of its own: [taps * width, width] per tap.
+
+    taps: The layers.
+    width: Columns of a state.
+    dtype: Type of the matrices.
 
     2 taps, width 2: the first slice is [[1 0] [0 1] [0 0] [0 0]], so the sum of slice @ state is [l, m].
     """
@@ -493,13 +655,14 @@ def choose_taps(
 ) -> tuple[int, ...]:
     """Return the taps, ascending: those wanted, else those of the config, else the reference's defaults.
 
-    A tap is a layer whose input is read. If the smallest number in the config is 1, the config names layers
-    whose outputs are read, and each number is increased by one: [1, 15, 28] -> (2, 16, 29).
+    head: The head's checkpoint.
+    layers: Number of layers of the base model.
+    wanted: Taps that the user named. None: none.
+    given: Taps that the config names in another field, always as inputs. None: the usual field is read.
 
-    layers: number of layers of the base model.
-    wanted: taps that the user named; None: none.
-    given: taps that the config names in another field, always as inputs; None: read the usual field.
-    Raises InvalidRequest for impossible wanted taps, and HeadMismatch for impossible taps of the config.
+    A tap is a layer whose input is read. If the smallest number in the config is 1, the config names layers
+    whose outputs are read, and each number is increased by one: [1, 15, 28] -> (2, 16, 29). Raises
+    InvalidRequest for impossible wanted taps, and HeadMismatch for impossible taps of the config.
     """
     if wanted is not None:
         if complaint := _complaint(wanted, layers):
@@ -517,7 +680,13 @@ def choose_taps(
 
 
 def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
-    """Return the taps of the reference: 32 layers -> (2, 16, 29). Raises HeadMismatch for too few layers."""
+    """Return the taps of the reference: 32 layers -> (2, 16, 29).
+
+    head: The head's checkpoint, for messages.
+    layers: Number of layers of the base model.
+
+    Raises HeadMismatch for too few layers.
+    """
     if layers < MIN_LAYERS:
         raise HeadMismatch(
             f"{head.directory}: EAGLE-3 taps three layers, the base has only {layers} layers; "
@@ -527,7 +696,11 @@ def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
 
 
 def _complaint(taps: tuple[int, ...], layers: int) -> str | None:
-    """Return what is wrong with these taps of a model of so many layers; None: nothing."""
+    """Return what is wrong with taps, as the end of a message. None: nothing.
+
+    taps: Layers whose inputs are to be read.
+    layers: Number of layers of the base model.
+    """
     if not taps or list(taps) != sorted(set(taps)):
         return f"must be different layers in ascending order, got {list(taps)}"
     if taps[0] < 0 or taps[-1] > layers:

@@ -25,6 +25,10 @@ class FusedHead:
     asks_alone = True
 
     def __init__(self, head: Eagle3Head) -> None:
+        """Prepare the kernels.
+
+        head: A head for which `fuse_head` has found kernels.
+        """
         from specsot_kernels.gpu.rows import Turning
 
         shape = head.shape
@@ -49,15 +53,23 @@ class FusedHead:
 
     @property
     def kv_heads(self) -> int:
+        """Number of KV heads."""
         return self.shape.kv_heads
 
     @property
     def group(self) -> int:
-        """Return the number of query heads per KV head."""
+        """Number of query heads per KV head."""
         return self.shape.heads // self.shape.kv_heads
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
-        """See `GraphHead.step`."""
+        """Run one forward pass in fused kernels, and return the outputs of the asked rows, [asked, hidden];
+        see `GraphHead.step`.
+
+        tokens: Token ids, [rows].
+        features: Features from which those of the rows are gathered, [n, hidden].
+        origins: Index into `features` for each row, [rows].
+        rows: Positions, slots and attention of the rows.
+        """
         from specsot_kernels.gpu.rows import join_rows, norm_rows
 
         head = self.head
@@ -81,6 +93,10 @@ class FusedHead:
         return norm_rows(hidden, head.norm.weight, head.norm.eps) if head.norm_output else hidden
 
     def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of outputs, [rows, draft vocabulary].
+
+        outputs: Outputs of `step`, [rows, hidden].
+        """
         norm = self.head.norm
         if self.head.norm_output:
             return self._lm_head(outputs)
@@ -88,14 +104,20 @@ class FusedHead:
 
 
 def graph_head(head: DraftHead) -> GraphHead | None:
-    """Return the head in a form that runs in graphs. Return None if the head or the machine cannot."""
+    """Return a head in a form that runs in graphs. Return None if the head or the machine cannot.
+
+    head: Any draft head.
+    """
     if isinstance(head, DecoderHead):
         return head if head.capturable else None
     return fuse_head(head)
 
 
 def fuse_head(head: DraftHead) -> FusedHead | None:
-    """Return the head in fused kernels. Return None if the head or the machine has no kernels for that."""
+    """Return a head in fused kernels. Return None if the head or the machine has no kernels for that.
+
+    head: Any draft head.
+    """
     if head.device.type != "cuda" or find_spec("triton") is None or not can_fuse(head):
         return None
     assert isinstance(head, Eagle3Head)
@@ -105,13 +127,21 @@ def fuse_head(head: DraftHead) -> FusedHead | None:
 
 
 def _product(linear: Linear) -> CapturedProduct:
+    """Return the matrix product in a form that can be captured.
+
+    linear: The weights, for which `captured_product` must find a kernel.
+    """
     product = captured_product(linear)
     assert product is not None, "see fuse_head"
     return product
 
 
 def can_fuse(head: DraftHead) -> bool:
-    """Return whether the head has the published form of EAGLE-3: one layer, no mask, no such biases."""
+    """Return whether a head has the published form of EAGLE-3: one layer, no mask, no bias in the attention
+    output or the MLP.
+
+    head: Any draft head.
+    """
     if not isinstance(head, Eagle3Head) or head.layers > 1 or head.mask:
         return False
     layer = head.decoder.first

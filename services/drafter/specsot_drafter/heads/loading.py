@@ -70,14 +70,18 @@ def load_head(
     quantization: Quantization | None = None,
 ) -> EagleHead:
     """Load an EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE or DFlash head in any published layout, for its base model.
-
     A head's own embeddings take precedence over the base model's.
 
-    directory, base_directory: where the head and the base model are.
-    allow_pickle_bin, allow_pickle_base: see `WeightFiles`, for the head and for the base model.
-    overrides: settings that replace those of the head's config.
-    quantization: the format in which matrices are held, an lm_head of the base model included; the slices of
-    fc are not quantized.
+    directory: Where the head is.
+    base_directory: Where the base model is.
+    dtype: Type of the head's numbers.
+    device: Where the head computes.
+    allow_pickle_bin: True if pickled weight files of the head may be read, see `WeightFiles`.
+    allow_pickle_base: The same for the base model.
+    overrides: Settings that replace those of the head's config.
+    quantization: The format in which matrices are held, an lm_head of the base model included; the slices of
+        fc are not quantized. None: not quantized.
+
     Raises ModelError for an unusable directory, HeadMismatch with both shapes if the head does not fit the
     base model, and InvalidRequest for an impossible override.
     """
@@ -98,7 +102,12 @@ def fit_head(
 ) -> EagleHead:
     """Load a head like `load_head`, from files or from memory, with only the edges of the base model.
 
-    base: the base model's embeddings, last norm and lm_head.
+    head: The head's checkpoint.
+    base: The base model's embeddings, last norm and lm_head.
+    dtype: Type of the head's numbers.
+    device: Where the head computes.
+    overrides: Settings that replace those of the head's config.
+    quantization: The format in which matrices are held. None: not quantized.
     """
     check_supported(head)
     fetch = Fetch(head, dtype, device, quantization)
@@ -214,15 +223,19 @@ class _HeadLoader:
         return FinalHidden(self.config.layers, hidden, self.base.final_norm(), self.fetch.dtype)
 
     def _fc(self, states: int) -> tuple[Tensor, Tensor | None]:
-        """Return fc's weight, [hidden, states * base hidden], and its bias; None: it has no bias."""
+        """Return fc's weight, [hidden, states * base hidden], and its bias; None: it has no bias.
+
+        states: Number of hidden states of the base model that are fused.
+        """
         weight = self.fetch("fc.weight", (self.shape.hidden, states * self.config.hidden))
         return weight, self.fetch("fc.bias", weight.shape[:1]) if "fc.bias" in self.fetch else None
 
     def _mask(self, fusion: Fusion) -> DraftMask | None:
         """Return the mask of a P-EAGLE head; None for other heads.
 
-        The mask's hidden states are fused to a feature here, once. Raises HeadMismatch if their number of
-        columns is not that of fc.
+        fusion: How states of the base model become features. The mask's hidden states are fused here, once.
+
+        Raises HeadMismatch if their number of columns is not that of fc.
         """
         if MASK not in self.fetch:
             return None
@@ -237,7 +250,10 @@ class _HeadLoader:
         return DraftMask(token, fusion.features(fused[None])[0], depth_of(self.head))
 
     def _fusion_norms(self, states: int) -> list[Norm]:
-        """Return the norms before fc: one over all states together, one for each state, or none."""
+        """Return the norms before fc: one over all states together, one for each state, or [].
+
+        states: Number of hidden states of the base model that are fused.
+        """
         joint, each = fusion_norms(self.head)
         if joint and each:
             raise ModelError(f"{self.head.directory}: norm_before_fc and fc_norm exclude each other")
@@ -326,11 +342,16 @@ class _HeadLoader:
 
     @property
     def _eps(self) -> float:
+        """The epsilon of the head's norms."""
         return Fields(self.head.source, self.head.settings).number("rms_norm_eps", EPS)
 
 
 def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
-    """Return the head's RoPE settings, never the base model's; theta is 10000 if the config names none."""
+    """Return the head's RoPE settings, never the base model's; theta is 10000 if the config names none.
+
+    head: The head's checkpoint.
+    overrides: Settings that replace those of the config.
+    """
     settings = {"rope_theta": head.settings.get("rope_theta")} if _dynamic(head) else head.settings
     rope = read_rope(settings, head.source)
     theta = overrides.rope_theta
@@ -340,6 +361,8 @@ def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
 def _dynamic(head: Checkpoint) -> bool:
     """Return whether the head uses dynamic RoPE scaling.
 
+    head: The head's checkpoint.
+
     Dynamic scaling changes nothing before the head's own number of positions, and this drafter does not draft
     beyond it. So the scaling is ignored, and the positions are limited.
     """
@@ -348,19 +371,31 @@ def _dynamic(head: Checkpoint) -> bool:
 
 
 def taps_of(head: Checkpoint, layers: int, overrides: Overrides) -> tuple[int, ...]:
-    """Return the layers of the base model that the head reads; see `choose_taps`. layers: of the base."""
+    """Return the layers of the base model that the head reads; see `choose_taps`.
+
+    head: The head's checkpoint.
+    layers: Number of layers of the base model.
+    overrides: Settings that replace those of the config.
+    """
     named = block_taps(head) if kind_of(head) == "dflash" else None
     return choose_taps(head, layers, overrides.aux_layers, named)
 
 
 def fusion_norms(head: Checkpoint) -> tuple[bool, bool]:
-    """Return whether there is one norm over all states before fc, and whether there is one per state."""
+    """Return whether there is one norm over all states before fc, and whether there is one per state.
+
+    head: The head's checkpoint.
+    """
     joint = head.flag("norm_before_fc") or "input_norm.weight" in head
     return joint, head.flag("fc_norm") or "fc_norm.0.weight" in head
 
 
 def _compare(own: Tensor, base: Table, directory: Path) -> None:
     """Log a warning if the head's embeddings differ from the base model's.
+
+    own: The head's embeddings, [vocabulary, hidden].
+    base: The base model's.
+    directory: Where the head is, for the message.
 
     Some heads were published with untrained embeddings; such heads draft, but badly.
     """

@@ -362,7 +362,11 @@ class TreeMasks(Masks):
     @overload
     def __getitem__(self, index: slice) -> Masks: ...
     def __getitem__(self, index: int | slice) -> np.ndarray | Masks | None:
-        """Return the mask of a node, or the masks of a slice of nodes."""
+        """Return the mask of a node, bool [vocab], or None if every token may follow it. For a slice, return
+        the list of the masks. A mask is built when it is first read.
+
+        index: Number of a node, or a slice of node numbers. Negative numbers count from the end.
+        """
         if isinstance(index, slice):
             return [self[node] for node in range(*index.indices(len(self)))]
         node = range(len(self))[index]

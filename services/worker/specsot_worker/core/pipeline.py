@@ -136,6 +136,7 @@ class RecentMedians:
     """
 
     def __init__(self) -> None:
+        """Start without steps."""
         self._bins: dict[int, deque[tuple[int, float]]] = {}
 
     def __bool__(self) -> bool:
@@ -567,6 +568,7 @@ class StepTimer:
     """
 
     def __init__(self) -> None:
+        """Start without steps."""
         # Compute seconds and wall-clock seconds of steps without trees, by their number of sequences.
         self._plain: dict[int, deque[tuple[float, float]]] = {}
         # By sequence, when its last frame was verified, and whether drafting was paused for that frame.

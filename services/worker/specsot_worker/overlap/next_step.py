@@ -118,11 +118,14 @@ class SpeculativeStep(OverlappedWork):
             self.outputs = hidden[kept_rows], None if fused is None else fused[kept_rows]
 
     def is_for(self, frame: Frame) -> bool:
-        """Return whether the step can be used for this frame.
+        """Return whether the step can be used for a frame. Return False for a step that could not be
+        prepared.
+
+        frame: The frame that has arrived or was composed.
 
         The frame must have no openings, and the predicted segments with the same kept nodes and tree shapes.
         If the step was launched, it must be confirmed and its tokens must be those of the frame. Closings are
-        allowed. Return False for a step that could not be prepared.
+        allowed.
         """
         if self.state not in (OverlapState.PREPARED, OverlapState.CONFIRMED):
             return False
