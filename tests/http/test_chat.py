@@ -182,12 +182,12 @@ async def test_nulls_and_unknown_names_are_tolerated(house: Served) -> None:
 async def test_what_nobody_knows_is_named_in_the_log_once(house: Served) -> None:
     """What says nothing about an answer is not; nor is anything refused beside what it resembles."""
     idle = {"prediction": {"type": "content", "content": "x"}, "safety_identifier": "a", "store": False}
-    odd = {"top_a": 0.5, "models": ["demo"], "model": "demo", "min_keep": None}
+    odd = {"flavour": 0.5, "models": ["demo"], "model": "demo", "min_keep": None}
     with capture_logs() as lines:
         for _ in range(2):
             await house.post("/v1/chat/completions", {"messages": WHAT, **idle, **odd})
     told = [line["field"] for line in lines if line["event"] == "unknown field ignored"]
-    assert told == ["top_a", "models"]
+    assert told == ["flavour", "models"]
 
 
 @pytest.mark.parametrize(

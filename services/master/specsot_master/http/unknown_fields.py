@@ -13,12 +13,16 @@ import structlog
 from pydantic import BaseModel
 
 from specsot.errors import InvalidRequest
-from specsot_master.http.unserved_fields import WINDOWS_OF_PENALTIES, WITHOUT_EFFECT
+from specsot_master.http.unserved_fields import (
+    MAX_CHECKED_FIELDS,
+    WINDOWS_OF_PENALTIES,
+    WITHOUT_EFFECT,
+)
 
 log = structlog.get_logger()
 
-# Unknown fields of one body that are checked, and names that are logged. A body may hold millions.
-MAX_CHECKED_FIELDS = 64
+# Names that one server logs.
+MAX_LOGGED_NAMES = 64
 # Characters. Longer names are ignored.
 MAX_NAME_CHARACTERS = 64
 # Letters. A known name must have at least so many for a missing or additional letter to count as a
@@ -83,7 +87,7 @@ class UnknownFields:
             meant = meant_names.get(name) or next((one for one in known if is_slip(name, one)), None)
             if meant and meant not in body.model_fields_set:
                 raise InvalidRequest(f"{name} is not known here: did you mean {meant}?", name)
-            if name not in self._named and len(self._named) < MAX_CHECKED_FIELDS:
+            if name not in self._named and len(self._named) < MAX_LOGGED_NAMES:
                 self._named.add(name)
                 log.warning("unknown field ignored", field=name)
 

@@ -7,9 +7,13 @@ the request schemas of OpenAI, vLLM, SGLang, llama.cpp, Ollama and text-generati
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from specsot_master.chat_template import THINKING_OFF
+
+# Unknown fields of one body that are checked one by one. A body may hold millions.
+MAX_CHECKED_FIELDS = 64
 
 # From the names of fields to their values that change nothing and are accepted.
 Idle = Mapping[str, tuple[Any, ...]]
@@ -24,6 +28,7 @@ OTHER_NAMES: Mapping[str, str] = {
 # Older vLLM named everything about the form of an answer with this prefix. The body's schema has the three
 # such fields that are served; any other name with it is refused.
 _GUIDED = "guided_"
+_PREFIX = len(_GUIDED)
 
 # Fields for the form of an answer, or for its length.
 _UNSERVED_FORMS: Idle = {
@@ -205,6 +210,6 @@ def unserved_in(extra: Mapping[str, Any], unserved: Idle) -> Iterator[str]:
         value = extra.get(name)
         if value is not None and value not in idle:
             yield name
-    for name, value in extra.items():
-        if name.startswith(_GUIDED) and name not in unserved and value is not None:
+    for name, value in islice(extra.items(), MAX_CHECKED_FIELDS):
+        if name[:_PREFIX] == _GUIDED and name not in unserved and value is not None:
             yield name
