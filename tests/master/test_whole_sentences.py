@@ -13,7 +13,7 @@ from specsot.core.skeleton import Point
 from specsot.events import Reason
 from specsot_master.core.limits import BudgetShares
 from specsot_master.core.plans.branches import PlanBranches
-from specsot_master.core.plans.sentences import SentenceBuffer, SoftEnd, ends_sentence
+from specsot_master.core.plans.sentences import SentenceBuffer, ends_sentence
 from specsot_master.core.plans.text_pieces import TextPiece
 
 POINT = Point(1, 100, "Light")
@@ -31,11 +31,11 @@ def pieces(words: Sequence[str]) -> list[TextPiece]:
 
 
 def write(made: PlanBranches, words: Sequence[str], reason: Reason, together: int = 1) -> str:
-    """The text of a branch that ends for `reason` after these tokens, which arrive so many at once."""
+    """The text of a branch whose sequence ends for `reason` after these tokens, so many of them at once."""
     tokens = pieces(words)
     groups = [tokens[at : at + together] for at in range(0, len(tokens), together)]
     shown = "".join(made.write(1, group) for group in groups) + made.flush(1, reason)
-    made.end(1, reason)
+    made.end(1, made[1].settle_reason(reason))
     assert shown == made[1].answer.text
     return shown
 
@@ -88,61 +88,80 @@ def aimed(aim: int, budget: int = 400) -> PlanBranches:
     return made
 
 
-LONG = [*WORDS, *[" It", " goes", " on", " and", " on", " again", "."] * 9]
+@pytest.mark.parametrize(
+    ("aim", "share", "soft", "hard"), [(60, 400, 51, 90), (60, 70, 35, 70), (80, 400, 68, 120)]
+)
+def test_a_branch_may_end_at_85_percent_of_its_aim_and_has_at_most_half_as_much_again(
+    aim: int, share: int, soft: int, hard: int
+) -> None:
+    branch = aimed(aim, share)[1]
+    assert (branch.soft_limit, branch.budget) == (soft, hard)
+
+
+def test_a_branch_without_an_aim_may_have_its_whole_share() -> None:
+    branch = branches(400)[1]
+    assert (branch.soft_limit, branch.budget) == (340, 400)
+
+
+def test_a_branch_that_cannot_leave_its_last_sentence_out_may_have_its_whole_share() -> None:
+    shares = BudgetShares((POINT,), {1: 3}, {1: 400})
+    branch = PlanBranches(shares, (), 8, False, None, holds_sentences=False, aim=60)[1]
+    assert (branch.soft_limit, branch.budget) == (51, 400)
+
+
+def test_the_closing_may_end_after_its_first_sentence() -> None:
+    shares = BudgetShares((POINT, Point(2, 50, "")), {1: 3}, {1: 90, 2: 90})
+    for aim in (None, 30):
+        made = PlanBranches(shares, (), 8, False, None, holds_sentences=True, aim=aim, closing=2)
+        assert made[2].soft_limit == 1
 
 
 @pytest.mark.parametrize("together", [1, 3, 100])
-def test_a_branch_ends_softly_after_the_sentence_that_reaches_its_aim(together: int) -> None:
-    made = aimed(20)
-    tokens = pieces(LONG)
-    for at in range(0, len(tokens), together):
-        if not made[1].stopped:
-            made.write(1, tokens[at : at + together])
-    assert made[1].stopped
-    assert made[1].answer.text == "".join(LONG[:23])
-    made.flush(1, Reason.STOP)
-    assert made.written == 23, "tokens after the end are not counted"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Steps to take now:\n- Do this first. Then do that too.",
-        "1. Do this first now. Then do that too.",
-        "```\na. B. C. D. E. F.",
-        "| a. | B. | C. | D. |",
-        "Use tools, e.g. a hammer, i.e. a heavy one, etc. or so",
-    ],
-)
-def test_no_branch_ends_softly_in_a_list_in_code_in_a_table_or_at_an_abbreviation(text: str) -> None:
-    end = SoftEnd(after=1, limit=1000)
-    assert not any(end.ends_before(piece) for piece in pieces(re.findall(r"\s?\w+|\s|.", text)))
-
-
-def test_at_its_longest_a_branch_ends_before_its_unfinished_sentence() -> None:
+def test_at_its_longest_a_branch_leaves_its_unfinished_sentence_out_and_lacks_nothing(together: int) -> None:
     made = aimed(6)
-    made.write(1, pieces(WORDS[:8]))
-    assert not made[1].stopped
-    made.write(1, pieces([" and", " more"]))
-    assert made[1].stopped
-    assert made[1].answer.text == "Light is fast."
+    assert write(made, [*WORDS[:8], " and"], Reason.LENGTH, together) == "Light is fast."
+    assert (made[1].reason, made[1].mark) == (Reason.STOP, "")
     assert made.written == 9, "tokens that are left out were written, too"
 
 
-def test_a_branch_without_a_whole_sentence_goes_on_to_its_first_one() -> None:
+def test_at_its_longest_a_branch_was_cut_if_its_code_is_not_closed() -> None:
+    made = aimed(4)
+    write(made, ["It is", ".", "\n", "```", "\n", "light"], Reason.LENGTH)
+    assert made[1].reason is Reason.LENGTH
+
+
+def test_at_its_longest_a_branch_without_a_whole_sentence_is_cut() -> None:
+    made = aimed(4)
+    assert write(made, ["Light", *[" and"] * 5], Reason.LENGTH) == "Light and and and and and"
+    assert (made[1].reason, made[1].mark) == (Reason.LENGTH, "…")
+
+
+def test_a_branch_whose_share_is_below_its_longest_was_cut_by_the_client() -> None:
+    made = aimed(6, budget=8)
+    assert write(made, WORDS[:8], Reason.LENGTH) == "Light is fast."
+    assert made[1].reason is Reason.LENGTH
+
+
+def test_a_branch_that_the_client_ends_before_its_longest_was_cut_by_the_client() -> None:
     made = aimed(6)
-    made.write(1, pieces(["Light", *[" and", " light"] * 9, ".", " It"]))
+    assert write(made, WORDS[:4], Reason.LENGTH) == "Light is fast."
+    assert made[1].reason is Reason.LENGTH
+
+
+@pytest.mark.parametrize("aim", [None, 60])
+def test_a_branch_ends_before_the_heading_of_the_next_point(aim: int | None) -> None:
+    shares = BudgetShares((POINT,), {1: 3}, {1: 90})
+    made = PlanBranches(shares, (), 8, False, None, holds_sentences=True, aim=aim)
+    made.open(1)
+    made.write(1, pieces(["Light", ".", "\n\n", "##", " 2", ". Deep"]))
     assert made[1].stopped
-    assert made[1].answer.text == "Light" + " and light" * 9 + "."
+    assert made[1].answer.text == "Light."
 
 
-def test_the_closing_is_one_sentence() -> None:
-    shares = BudgetShares((POINT, Point(2, 50, "")), {1: 3}, {1: 90, 2: 90})
-    made = PlanBranches(shares, (), 8, False, None, holds_sentences=True, aim=30, closing=2)
-    made.open(2)
-    made.write(2, pieces(WORDS))
-    assert made[2].stopped
-    assert made[2].answer.text == "Light is fast."
+def test_a_line_of_code_is_no_heading() -> None:
+    made = branches(90)
+    code = ["```", "\n", "# Light", "\n", "```", "\n", "It is", "."]
+    assert write(made, code, Reason.STOP) == "".join(code)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ class OpenBranch:
     budget: the most tokens that the branch may decode.
     introduction: the text before the first point, which all branches read; "" if there is none.
     excluded: tokens that the branch must not write, as its text would begin like an earlier branch's.
+    soft_limit: the tokens from which on the branch ends after a sentence, an item or a block; None if only
+        an end token or the budget ends it.
     """
 
     point: Point
@@ -59,6 +61,7 @@ class OpenBranch:
     budget: int
     introduction: str = ""
     excluded: tuple[int, ...] = ()
+    soft_limit: int | None = None
 
     @property
     def closing(self) -> bool:

@@ -39,21 +39,40 @@ POLISHED_TOKENS = 4 * POINT_TOKENS
 # Tokens. The fewest for the text of a branch, about one sentence. Points that would get less are left out.
 # Untuned.
 MIN_BRANCH_TOKENS = 24
-# Fraction of a long branch's limit from which on the branch ends after a sentence. Untuned.
+# Fraction of a long branch's limit, or of its aim, from which on the branch ends after a sentence. Given by
+# the aim of the feature; untuned.
 SOFT_END_FROM: Final = 0.85
+# Fraction of a branch's aim that the branch has at most. Given by the aim of the feature.
+LONGEST_BRANCH: Final = 1.5
 # Tokens. Room for a sentence that was begun before the soft limit. The longest sentence of 46 branches by
 # Qwen2.5-Coder-1.5B, in four languages, has 35 tokens.
 SENTENCE_TOKENS: Final = 40
 
 
-def soft_limit(limit: int) -> int:
+def soft_limit(limit: int, aim: int | None = None) -> int:
     """Return the number of tokens from which on a branch ends after a sentence, an item or a block.
 
     A sentence has room between the soft and the hard limit, unless that leaves less than half of the branch:
 
         limit 400 -> 340 (85 %)    limit 100 -> 60 (a sentence before the end)    limit 50 -> 25 (half)
+        limit 400, aim 60 -> 51 (85 % of the aim)
+
+    limit: the most tokens that the client's limit leaves to the branch.
+    aim: how many tokens the branch should have, about; None for as many as the model writes.
     """
-    return max(min(int(SOFT_END_FROM * limit), limit - SENTENCE_TOKENS), limit // 2)
+    soft = max(min(int(SOFT_END_FROM * limit), limit - SENTENCE_TOKENS), limit // 2)
+    return soft if aim is None else min(soft, int(SOFT_END_FROM * aim))
+
+
+def hard_limit(limit: int, aim: int | None) -> int:
+    """Return the most tokens that a branch may decode.
+
+        limit 400 -> 400    limit 400, aim 60 -> 90    limit 70, aim 60 -> 70
+
+    limit: the most tokens that the client's limit leaves to the branch.
+    aim: how many tokens the branch should have, about; None for as many as the model writes.
+    """
+    return limit if aim is None else min(limit, int(LONGEST_BRANCH * aim))
 
 
 def prompt_characters(ask: Ask) -> int:

@@ -530,12 +530,6 @@ class RequestState:
         tag = self.prompt.tags.thread_end if threads else self.prompt.tags.outlines_end
         return replace(self.ask, stop_token_ids=(tag,))
 
-    def ends_softly(self, order: commands.Open) -> bool:
-        """Return whether the sequence that `order` opens ends after a sentence, once it is nearly as long as
-        its limit. A branch of a plan does, unless the model ends its branches by a tag.
-        """
-        return isinstance(order, commands.OpenBranch) and self.prompt.tags is None
-
     def shares(self, turn: PromptTurn) -> int:
         """Return how many first tokens of a prompt are forked from the request's prefix; 0 if the request has
         none in the ring.

@@ -12,7 +12,7 @@ from specsot.core.soft_end import SoftEnd
 from specsot.errors import WireError
 from specsot.events import Candidate, TokenLogprobs
 from specsot.params import Ask, HeadImportance, HeadWindows, Window
-from specsot_master.core.limits import least_of, soft_limit
+from specsot_master.core.limits import least_of
 from specsot_master.core.plans.text_pieces import TextPiece
 
 
@@ -59,7 +59,7 @@ class SequenceFactory:
         limit: int,
         rules: PlanRules | None = None,
         trace: str | None = None,
-        soft: bool = False,
+        soft_limit: int | None = None,
     ) -> Opening:
         """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id.
 
@@ -71,11 +71,13 @@ class SequenceFactory:
         seed: the request's sampling seed.
         ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
             `min_tokens`.
-        soft: whether the sequence ends after a sentence, once it is nearly as long as its limit. It does not
-            if the client wants a form, or wants the model's end tokens ignored.
+        soft_limit: the tokens from which on the sequence ends after a sentence; None for no soft end. There
+            is none either if the client wants a form, or wants the model's end tokens ignored.
         """
         ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
         least = least_of(ask, limit) if ordinal else ask.min_tokens
+        bound = bool(rules or ask.form or ask.ignore_eos or not self._end_ids)
+        soft = None if bound or soft_limit is None else SoftEnd(soft_limit, self._end_ids[0])
         return Opening(
             sequence=next(self._ids),
             prompt=prompt_length,
@@ -95,12 +97,8 @@ class SequenceFactory:
             importance=self._importance if ask.head_aware and ask.pruning else None,
             min_tokens=min(least, limit),
             prompt_logprobs=ask.prompt_logprobs,
-            soft_end=self._soft_end(limit) if soft and not (rules or ask.form or ask.ignore_eos) else None,
+            soft_end=soft,
         )
-
-    def _soft_end(self, limit: int) -> SoftEnd | None:
-        """Return the soft end of a sequence with this limit, or None if the model has no end token."""
-        return SoftEnd(soft_limit(limit), self._end_ids[0]) if self._end_ids else None
 
     def again(self, opening: Opening, num_written: int) -> Opening:
         """Return the opening of the same sequence under a new id, for a ring that does not have its KV.

@@ -16,6 +16,7 @@ from specsot.params import Window
 from specsot.tasks import start
 from specsot.tracing import followed
 from specsot_master.core.commands import Open as OpenOrder
+from specsot_master.core.commands import OpenBranch
 from specsot_master.core.inputs import OrderUnsent, RingLost
 from specsot_master.core.plans.prompts import PromptTurn
 from specsot_master.core.request import Home, RequestState, is_drafted
@@ -216,7 +217,7 @@ class RingTables:
             limit=limit,
             rules=rules,
             trace=followed(request.trace),
-            soft=request.ends_softly(order),
+            soft_limit=order.soft_limit if isinstance(order, OpenBranch) else None,
         )
         ask = request.ask
         log = TokenLog(opening, turn.tokens)

@@ -9,24 +9,18 @@ from typing import Final
 
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
-from specsot_master.core.limits import BudgetShares
+from specsot_master.core.limits import BudgetShares, hard_limit, soft_limit
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
 from specsot_master.core.plans.openings import MAX_REWRITES, BranchOpening
-from specsot_master.core.plans.sentences import SentenceBuffer, SoftEnd, ends_sentence
+from specsot_master.core.plans.sentences import NextHeading, SentenceBuffer, ends_sentence
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
 CUT_MARK = "…"  # Ends the text of a branch that a limit cut within a sentence.
 # Fraction of a branch's budget. Text after it is shown in whole sentences and lines, so that a sentence which
 # the limit interrupts can be left out. Untuned: few sentences of a branch are longer than half of its budget.
 SENTENCES_FROM: Final = 0.5
-# Fraction of a branch's aim. After it the branch ends at the end of a sentence. Given by the aim of the
-# feature; untuned.
-SOFT_END_FROM: Final = 0.85
-# Fraction of a branch's aim. Then the branch ends before its unfinished sentence. Given by the aim of the
-# feature.
-LONGEST_BRANCH: Final = 1.5
 # Reasons after which the text of a branch can be used by the branches that need it.
 _COMPLETE = (Reason.STOP, Reason.LENGTH)
 
@@ -78,8 +72,9 @@ class PlanBranch:
     holds_sentences: True if the later part of the text is shown in whole sentences and lines only; see
         `hold`.
     left_out: the tokens of the sentence that the limit interrupted, which is not shown.
-    soft_end: where the branch ends at a sentence although it could be longer; None to end only at its budget.
-    softly_ended: True once `soft_end` has ended the branch.
+    soft_limit: the tokens from which on the branch ends after a sentence. The last stage ends it.
+    shortened: True if the budget is less than what the client's limit leaves to the branch.
+    next_heading: finds where the branch begins the heading of the next point, before which it ends.
     opening: the branch's first words until they are settled.
     discarded: the tokens of beginnings that were discarded.
     """
@@ -94,9 +89,10 @@ class PlanBranch:
     least: int = 0
     holds_sentences: bool = False
     left_out: int = 0
-    soft_end: SoftEnd | None = None
+    soft_limit: int | None = None
+    shortened: bool = False
+    next_heading: NextHeading = field(default_factory=NextHeading)
     opening: BranchOpening = field(default_factory=lambda: BranchOpening(settled=True))
-    softly_ended: bool = False
     discarded: int = 0
     # Tokens that arrived so far, shown or held.
     _received: int = 0
@@ -106,11 +102,11 @@ class PlanBranch:
     @property
     def stopped(self) -> bool:
         """True once something other than the sequence itself has ended the text."""
-        return self.softly_ended or self.answer.stopped
+        return self.next_heading.found or self.answer.stopped
 
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order. A sentence that continues in the later part of
-        the budget is held back until it is complete. Pieces after the soft end are dropped.
+        the budget is held back until it is complete. Pieces from the next point's heading on are dropped.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -120,18 +116,11 @@ class PlanBranch:
         """
         shown: list[TextPiece] = []
         for piece in pieces:
-            if self.soft_end and self.soft_end.ends_before(piece):
-                self.softly_ended = True
+            if self.holds_sentences and self.next_heading.begins_with(piece):
                 break
             self._received += 1
-            limit = min(self.soft_end.limit, self.budget) if self.soft_end else self.budget
-            late = self.holds_sentences and self._received > SENTENCES_FROM * limit
+            late = self.holds_sentences and self._received > SENTENCES_FROM * self.budget
             shown += self._buffer.add(piece, late)
-            overlong = self.soft_end is not None and self._received >= self.soft_end.limit
-            if self.soft_end and overlong and self._buffer.whole and not self.soft_end.fenced:
-                self.softly_ended = True
-                self.left_out = len(self._buffer.take())
-                break
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
@@ -145,6 +134,20 @@ class PlanBranch:
             self.left_out = len(held)
             return []
         return held
+
+    def settle_reason(self, reason: Reason) -> Reason:
+        """Return why a branch is over whose sequence ended for `reason`, once `release` was called.
+
+        A branch that has used up a budget below its share, and whose text ends with a whole sentence, is as
+        long as it should be, and no limit of the client has cut it. Code that was not closed was cut:
+
+            aim 60, share 400, budget 90; 90 tokens, the last 5 left out -> STOP instead of LENGTH
+
+        reason: why the sequence ended.
+        """
+        full = self.shortened and self._received >= self.budget
+        whole = self._buffer.whole and not self.next_heading.fenced
+        return Reason.STOP if reason is Reason.LENGTH and full and whole else reason
 
     @property
     def live(self) -> bool:
@@ -205,7 +208,7 @@ class PlanBranches:
     ) -> None:
         """Create the branches of a plan, none of them opened.
 
-        shares: the points that are written, and how the tokens are divided.
+        shares: the points that are written, and how the client's tokens are divided.
         stops: the client's stop strings.
         max_parallel: the most branches that may run at the same time.
         cut: True if a limit has cut the plan itself, so that the answer is incomplete in any case.
@@ -215,11 +218,15 @@ class PlanBranches:
         holds_sentences: True if the later part of each branch is shown in whole sentences and lines only.
         introduction: the text before the first point, which was sent to the client already.
         closing: the id of the branch that writes the closing paragraph, or None.
-        aim: how many tokens each branch should have, about; None for as many as the model writes.
+        aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
+            ends after its first sentence.
         """
         stops = (*stops, END)
         points = shares.points
-        budgets = shares.budgets
+        # A branch whose unfinished sentence cannot be left out is not shortened: that would cut the sentence.
+        longest = {
+            id: hard_limit(share, aim if holds_sentences else None) for id, share in shares.budgets.items()
+        }
         self.points = points
         self._headings = shares.headings
         self._cut = cut
@@ -232,22 +239,16 @@ class PlanBranches:
         self._branches = {
             p.id: PlanBranch(
                 p,
-                budgets[p.id],
+                longest[p.id],
                 AnswerText(stops, True, loops, shown),
-                least=least(budgets[p.id]),
+                least=least(longest[p.id]),
                 holds_sentences=holds_sentences,
-                soft_end=self._soft_end_of(p, aim) if holds_sentences else None,
+                soft_limit=1 if p.id == closing else soft_limit(shares.budgets[p.id], aim),
+                shortened=longest[p.id] < shares.budgets[p.id],
                 opening=BranchOpening(settled=aim is None),
             )
             for p in points
         }
-
-    def _soft_end_of(self, point: Point, aim: int | None) -> SoftEnd:
-        """Return where the branch of `point` ends softly; the closing ends after its first sentence."""
-        if aim is None:
-            return SoftEnd()
-        after = 1 if point.id == self.closing else SOFT_END_FROM * aim
-        return SoftEnd(after, LONGEST_BRANCH * aim)
 
     def __getitem__(self, id: int) -> PlanBranch:
         """Return the branch of the point with this id. Raises KeyError if the plan has no such point."""

@@ -281,11 +281,10 @@ class RequestPlan:
         """
         assert self._branches is not None
         branches = self._branches
-        budget = branches[point.id].budget
-        excluded = branches[point.id].opening.excluded
+        branch = branches[point.id]
         return OpenBranch(
-            *(point, branches.planned, branches.parents(point), budget),
-            *(branches.introduction, excluded),
+            *(point, branches.planned, branches.parents(point), branch.budget),
+            *(branches.introduction, branch.opening.excluded, branch.soft_limit),
         )
 
     def open_branch(self, point: Point) -> list[Command]:
@@ -537,8 +536,10 @@ class RequestPlan:
     def _aim_of(
         self, points: Sequence[Point], headings: Mapping[int, int], closing: int | None
     ) -> int | None:
-        """Return how many tokens each point should have; None if the plan has no aim."""
-        if self._answer_tokens is None:
+        """Return how many tokens each point should have. None if the plan has no aim, or if the client wants
+        the model's end tokens ignored: then each branch writes all of its share.
+        """
+        if self._answer_tokens is None or self._ask.ignore_eos:
             return None
         others = sum(headings.values()) + len(self._solo.tokens) + (CLOSING_AIM if closing else 0)
         return aim_of(self._answer_tokens, len(points), others)
@@ -740,7 +741,7 @@ class RequestPlan:
         if branches is None or not branches[id].live:
             return []
         told = self._branch_events(id, branches.flush(id, reason), 0, over=True)
-        for one in (id, *branches.end(id, reason)):
+        for one in (id, *branches.end(id, branches[id].settle_reason(reason))):
             delta = branches.merge.finish(one, branches[one].mark)
             told += [self._finished_branch_event(one), *self._merged_events(delta)]
         return [*told, *self._end_branches(branches, now)] if branches.over else told

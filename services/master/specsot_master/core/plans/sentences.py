@@ -1,10 +1,8 @@
-"""Where sentences end while text arrives piece by piece, and a buffer that releases whole sentences only."""
+"""Where sentences end and headings begin in text that arrives piece by piece, and a buffer of sentences."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from math import inf
 from typing import Final
 
 from specsot_master.core.plans.text_pieces import TextPiece
@@ -12,10 +10,6 @@ from specsot_master.core.plans.text_pieces import TextPiece
 ENDS: Final = (".", "!", "?", "。", "！", "？", "\n")
 # Characters. The end of a text that tells whether the text ends a sentence.
 TAIL_CHARACTERS: Final = 16
-# What follows a sentence that has ended: white space, unless a word in small letters follows ("e.g. this").
-_NEXT_SENTENCE = re.compile(r"\s*\Z|\s+[^\sa-zäöüßáéíóúñ]|\n")
-# The beginnings of lines that belong together with other lines: items of lists, tables, quotations.
-_LINE_OF_MANY = re.compile(r"\s*(?:[-*+•>|]|\d{1,3}[.)、])")
 
 
 def ends_sentence(text: str) -> bool:
@@ -66,39 +60,30 @@ class SentenceBuffer:
 
 
 @dataclass(slots=True)
-class SoftEnd:
-    """Finds where a text may end softly: after the first sentence that ends once enough tokens were written.
+class NextHeading:
+    """Finds where the text of a point begins a heading, which would be the next point's. A line of code
+    between fences may begin with "#".
 
-    after: the tokens after which the text ends at the next end of a sentence.
-    limit: the tokens after which the text ends before its unfinished sentence, if it has a whole one.
+    found: True once a heading has begun.
     fenced: True while the text is code between fences.
-
-    A text does not end softly within a list, a table or code, or after an abbreviation.
     """
 
-    after: float = inf
-    limit: float = inf
+    found: bool = False
     fenced: bool = False
-    _tokens: int = 0
+    _begun: bool = False
     _line: str = ""
 
-    def ends_before(self, piece: TextPiece) -> bool:
-        """Return True if the text ends before this piece, which is one token. Otherwise add the piece.
+    def begins_with(self, piece: TextPiece) -> bool:
+        """Return True if this piece, which is one token, begins a heading. Otherwise add the piece.
 
-        A text also ends before a line that begins with a heading: the next point's.
+        "It is.", "\\n\\n", "##", " 2" one after the other -> False, False, True, True
         """
-        if self._tokens and not (self.fenced or self._line.strip()) and piece.text.lstrip().startswith("#"):
+        at_line = self._begun and not self.fenced and not self._line.strip()
+        self.found = self.found or (at_line and piece.text.lstrip().startswith("#"))
+        if self.found:
             return True
-        if self._tokens >= self.after and self._is_complete() and _NEXT_SENTENCE.match(piece.text):
-            return True
-        self._tokens += piece.token is not None
-        *lines, last = (self._line + piece.text).split("\n")
+        self._begun = True
+        *lines, self._line = (self._line + piece.text).split("\n")
         for line in lines:
             self.fenced ^= line.lstrip().startswith(("```", "~~~"))
-        self._line = last
         return False
-
-    def _is_complete(self) -> bool:
-        """Return True if a sentence of ordinary text has ended here."""
-        apart = self.fenced or _LINE_OF_MANY.match(self._line) is not None
-        return not apart and not self._line.isspace() and ends_sentence(self._line)
