@@ -284,7 +284,7 @@ class SlowReceiver:
     def __init__(self) -> None:
         self.messages: list[bytes] = []
 
-    def hear(self, data: bytes) -> None:
+    def receive_bytes(self, data: bytes) -> None:
         self.messages.append(data)
         end = time.perf_counter() + 0.002
         while time.perf_counter() < end:
