@@ -242,7 +242,7 @@ def test_what_nobody_reads_is_refused_in_one_line(config: Any, message: str, tmp
         (
             "bnb-int8",
             "model.layers.1.mlp.up_proj.SCB",
-            "model.layers.1.mlp.up_proj.weight is torch.int8, and",
+            "model.layers.1.mlp.up_proj.weight is torch.int8, but",
         ),
     ],
 )

@@ -70,7 +70,7 @@ def test_tokens_and_members_do_not_share_a_endpoint(
     monkeypatch.delenv("SPECSOT_TOKEN")
     (tmp_path / "tokens").write_text("\n")
     told = ("--token-file", str(tmp_path / "tokens"))
-    refused(read_master, (*MASTER, *told), "tokens: no token in it", capsys)
+    refused(read_master, (*MASTER, *told), "tokens: it has no token", capsys)
 
 
 @pytest.mark.parametrize("read", [read_worker, read_drafter])
@@ -81,8 +81,8 @@ def test_tokens_and_members_do_not_share_a_endpoint(
             ("--listen", OUT),
             f"--listen {OUT} is open to other machines: give --tls-cert, --tls-key and --tls-ca",
         ),
-        (("--listen", OUT, *PAPERS), "--tls-cert, --tls-key and --tls-ca go together"),
-        (("--tls-ca", "a"), "--tls-cert, --tls-key and --tls-ca go together"),
+        (("--listen", OUT, *PAPERS), "--tls-cert, --tls-key and --tls-ca must be given together, because members verify each other"),
+        (("--tls-ca", "a"), "--tls-cert, --tls-key and --tls-ca must be given together, because members verify each other"),
     ],
 )
 def test_a_member_says_what_is_missing(

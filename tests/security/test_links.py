@@ -75,7 +75,7 @@ async def test_nobody_speaks_out_of_its_role(authority: Authority) -> None:
 async def test_nobody_says_hello_as_the_master(authority: Authority) -> None:
     inbox = Inbox()
     async with listening(authority.issue("worker"), inbox) as address:
-        with pytest.raises(Refused, match="no peer is named master"):
+        with pytest.raises(Refused, match="a peer must not have the name master"):
             await GrpcDialer("master", tls=authority.issue("drafter")).dial(address, 1)
     assert inbox.take() is None
 

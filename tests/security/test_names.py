@@ -83,7 +83,7 @@ async def test_a_endpoint_for_everybody_is_guarded_too_and_has_the_names_that_it
 def test_what_is_no_name_is_refused(names: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_config(["--model", "m", "--http-names", names])
-    assert "is no host's name" in capsys.readouterr().err
+    assert "is not a host name" in capsys.readouterr().err
 
 
 async def test_with_tokens_the_name_does_not_matter(demo_model: Path) -> None:

@@ -22,7 +22,7 @@ from tests.security.tls_files import Authority
 @pytest.mark.parametrize("address", ["10.0.0.7:1", "fleet.example:1", "fleet.example", "0.0.0.0:1"])
 async def test_a_token_does_not_leave_the_machine_in_the_clear(address: str) -> None:
     with pytest.raises(
-        InvalidRequest, match=f"a token would travel to {address} in the clear: give --tls-ca"
+        InvalidRequest, match=f"the token would be sent to {address} unencrypted: give --tls-ca"
     ):
         await connect(address, token="secret")
 
