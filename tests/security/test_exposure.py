@@ -81,8 +81,14 @@ def test_tokens_and_members_do_not_share_a_endpoint(
             ("--listen", OUT),
             f"--listen {OUT} is open to other machines: give --tls-cert, --tls-key and --tls-ca",
         ),
-        (("--listen", OUT, *PAPERS), "--tls-cert, --tls-key and --tls-ca must be given together, because members verify each other"),
-        (("--tls-ca", "a"), "--tls-cert, --tls-key and --tls-ca must be given together, because members verify each other"),
+        (
+            ("--listen", OUT, *PAPERS),
+            "--tls-cert, --tls-key and --tls-ca must be given together, because members verify each other",
+        ),
+        (
+            ("--tls-ca", "a"),
+            "--tls-cert, --tls-key and --tls-ca must be given together, because members verify each other",
+        ),
     ],
 )
 def test_a_member_says_what_is_missing(
