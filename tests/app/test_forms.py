@@ -124,7 +124,7 @@ def test_keywords_become_one_form() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--regex", "("], "constraint: regex: invalid regex"),
+        (["--regex", "("], "constraint: regex: a pattern cannot be used"),
         (["--json-schema", "no/such/file"], "neither a schema nor a file to read"),
         pytest.param(["--json-schema", "{"], "json_schema is not JSON", marks=pytest.mark.full),
         (["--choice", ""], "constraint: choice must not be empty"),

@@ -70,7 +70,7 @@ async def missed_by_its_silence(fleet, frozen, said, undisturbed):
     assert events[-1].event.text == undisturbed
     assert (await fleet.info()).epoch == epoch + 1
     await until_said(said, "member lost name=worker-1 reason='silent for")
-    loaded = await until_said(said, r"^worker.* fits ", before, count=2)
+    loaded = await until_said(said, r"^worker.* memory checked ", before, count=2)
     assert ["weights='0 B'" in line for line in loaded] == [True, True]
 
 

@@ -23,7 +23,7 @@ async def work(leaving):
     print("loading", flush=True)
     await load
 
-run_service("a service", work, within=0.1)
+run_service("a service", work, leave_seconds=0.1)
 """
 
 

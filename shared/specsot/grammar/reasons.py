@@ -16,6 +16,8 @@ UNKNOWN = "a part of it is invalid, or cannot be enforced"
 # Characters. Bounds how much of a form is repeated in a message.
 _MAX_REASON = 300
 
+# What the library writes in place of a message, for example if no token is allowed at the beginning.
+_NO_MESSAGE = "<non-verbose/>"
 # Where the library's excerpt of its own source begins.
 _EXCERPT = re.compile(r"\n\s+\d+ \| ")
 
@@ -63,13 +65,13 @@ _MESSAGES = tuple(
 
 
 def reason_in(error: str) -> str:
-    """Return what is wrong with a form, on one line; "" for no error.
+    """Return what is wrong with a form, on one line; "" for no error, or for an error without a message.
 
     error: the library's error, which may have several lines.
     """
-    if not error:
+    sentence = _EXCERPT.split(error)[0].replace(_NO_MESSAGE, "")
+    if not sentence.strip():
         return ""
-    sentence = _EXCERPT.split(error)[0]
     for pattern, message in _MESSAGES:
         if found := pattern.search(sentence):
             line = " ".join(found.expand(message).split())
