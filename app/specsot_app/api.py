@@ -106,7 +106,7 @@ class SpecSoT:
 
     @classmethod
     def connect(cls, master: str, tls_ca: str | Path | None = None, token: str | None = None) -> SpecSoT:
-        """Return the model behind a master that is already running. Nothing is sent yet.
+        """Return the model of a master that is already running. Nothing is sent to the master yet.
 
         master: its address, host:port.
         tls_ca: PEM file with the CA that verifies the master's certificate; None connects without TLS.

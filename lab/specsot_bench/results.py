@@ -86,12 +86,12 @@ def named(rows: Sequence[Row], *keys: str) -> list[Row]:
     rows: figures by name. keys: those that tell the rows apart; a row that lacks one leaves it out.
     """
     return [
-        {"name": ", ".join(_error_text(key, row[key]) for key in keys if key in row)} | dict(row)
+        {"name": ", ".join(_label_of(key, row[key]) for key in keys if key in row)} | dict(row)
         for row in rows
     ]
 
 
-def _error_text(key: str, value: object) -> str:
+def _label_of(key: str, value: object) -> str:
     """Return one part of a row's name: a string as it is, ("rows", 4) -> "rows 4"."""
     return value if isinstance(value, str) else f"{key} {value}"
 

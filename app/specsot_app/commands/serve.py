@@ -270,8 +270,8 @@ async def run_fleet(
 def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
     """Return the context in which the join server runs, with which other machines join.
 
-    options: of the fleet, whose flags for workers are passed on as far as all workers share them. serving:
-        with certificates and the address of the members' server.
+    options: the fleet's options, whose flags for workers are passed on as far as all workers share them.
+    serving: the addresses of the services; it has certificates and the address of the members' server.
     """
     from specsot_app.core.device_map import address_of
     from specsot_app.fleet.joining import PORT, SHARED, open_join_server

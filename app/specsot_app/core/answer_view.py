@@ -387,19 +387,19 @@ def summary(
     if view.finished is None:
         return "the answer did not end"
     measured = view.finished.statistics
-    compared = [beside(other_end, comparing_command)] if other_end else []
+    compared = [comparison_line(other_end, comparing_command)] if other_end else []
     time = seconds_and_tokens(measured) if other_end else in_seconds(measured)
     way = [measured.decision] if measured.decision else []
     ending = [*polished(measured), *unusual_end(view, view.finished)]
     return "; ".join([time, *way, *compared, *work(measured, drafter), *ending])
 
 
-def beside(other: Finished, comparing_command: str) -> str:
+def comparison_line(other: Finished, comparing_command: str) -> str:
     """Return the comparison with the same question answered the other way; a plan that failed is named as no
     comparison.
 
-    other: the last event of the other answer. comparing_command: the command that asked for it, such as
-        "/compare".
+    other: the last event of the other answer.
+    comparing_command: the command that asked for the other answer, such as "/compare".
     """
     if has_no_plan(other):
         return f"nothing to compare by {comparing_command}: {NO_PLAN}"
@@ -473,7 +473,8 @@ def work(statistics: Statistics, drafter: bool) -> list[str]:
 def unusual_end(view: View, finished: Finished) -> list[str]:
     """Return one text that says why the answer ended, or no text if the model ended it.
 
-    view: the state after the last event, whose branches are counted by their ends. finished: the last event.
+    view: the state after the last event, whose branches are counted by their ends.
+    finished: the last event.
     """
     if finished.reason is Reason.STOP:
         return []

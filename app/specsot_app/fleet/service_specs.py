@@ -250,14 +250,20 @@ def master_of(
 ) -> Service:
     """Return the master's service.
 
-    options: of the fleet. models: the directories to load. stages: workers of each ring. port, http_port: of
-        the master; http_port None: no HTTP. serving: addresses, TLS files and flags. stages_take_turns: the
-        stages compute one after the other, so that one frame is in flight; see `take_turns`.
+    options: the fleet's options.
+    models: the directories to load.
+    stages: number of workers of each ring.
+    port: the master's gRPC port.
+    http_port: the master's HTTP port; None for no HTTP.
+    serving: addresses, TLS files and flags of the services.
+    stages_take_turns: True if the stages compute one after the other, so that one frame is in flight; see
+        `take_turns`.
     """
     flags = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
     flags += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
     flags += ("--served-model-name", public_name(options))
-    flags += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))
+    tuner = "fixed" if options.tree == "fixed" else "measured"
+    flags += flags_of(branch_layout=options.layout, tuner=tuner, listen=serving.listens(port))
     flags += flags_of(http=None if http_port is None else serving.listens(http_port))
     flags += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)
     flags += flags_of(plan_style=options.plan_style, max_in_flight=1 if stages_take_turns else None)

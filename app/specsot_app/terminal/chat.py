@@ -42,7 +42,7 @@ Enter sends; Alt-Enter begins another line, and what is pasted keeps its lines""
 
 
 # Column of HELP in which a command's explanation begins.
-COUNT_TOKENS_FROM = 23
+HELP_COLUMN = 23
 # Temperature of another answer if temperature 0 would repeat the first. Precedent: the web page uses the
 # same.
 FRESH = 0.7
@@ -51,10 +51,10 @@ FRESH = 0.7
 def wrapped_help(help_text: str, columns: int) -> str:
     """Return HELP wrapped between words to a terminal's width; explanations that continue are indented.
 
-    help_text: lines, of which those with "/" in front have an explanation from column COUNT_TOKENS_FROM on.
+    help_text: lines, of which those with "/" in front have an explanation from column HELP_COLUMN on.
         columns: the width.
     """
-    indent = " " * min(COUNT_TOKENS_FROM, columns // 2)
+    indent = " " * min(HELP_COLUMN, columns // 2)
     lines = ((line, indent if line.startswith("/") else "") for line in help_text.splitlines())
     return "\n".join(
         textwrap.fill(line, columns, subsequent_indent=indent_next) for line, indent_next in lines

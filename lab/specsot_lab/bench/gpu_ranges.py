@@ -95,13 +95,13 @@ async def lanes_apart(spread: Spread) -> AsyncGenerator[Lanes]:
         heard = asyncio.Queue[Any]()  # results that come back to stage 0, and all that it tells the master
         inbox = await stack.enter_async_context(_member(spread, 0, Overheard(heard), heard))
         for way in ways:
-            await _error_text(way, "open")
+            await _receive_word(way, "open")
         for way in ways:
             way.send("go")
         await LocalLink("master", inbox).send(spread.configuration(0))
         assert isinstance(ready := await heard.get(), Ready), ready
         for way in ways:
-            await _error_text(way, "ready")
+            await _receive_word(way, "ready")
         try:
             yield Lanes(LocalLink("lanes", inbox), heard)
         finally:
@@ -125,8 +125,12 @@ def _end(process: BaseProcess) -> None:
     process.kill()
 
 
-async def _error_text(way: Connection, what: str) -> None:
-    """Wait for a message of a process; fail unless it is this one. way: the connection. what: the message."""
+async def _receive_word(way: Connection, what: str) -> None:
+    """Wait for a message of a process. Raises AssertionError unless it is the expected one.
+
+    way: the connection to the process.
+    what: the expected message.
+    """
     said = await asyncio.to_thread(way.recv)
     assert said == what, said
 
@@ -142,11 +146,11 @@ async def _live(spread: Spread, number: int, way: Connection) -> None:
     heard = asyncio.Queue[Any]()
     async with _member(spread, number, Inbox(), heard) as inbox:
         way.send("open")
-        await _error_text(way, "go")
+        await _receive_word(way, "go")
         await LocalLink("master", inbox).send(spread.configuration(number))
         ready = await heard.get()
         way.send("ready" if isinstance(ready, Ready) else str(ready))
-        await _error_text(way, "leave")
+        await _receive_word(way, "leave")
 
 
 @asynccontextmanager

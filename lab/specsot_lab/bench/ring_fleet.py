@@ -426,7 +426,7 @@ async def _settle(
     make = site.drafter
     address = f"127.0.0.1:{endpoint.port}"
     if name != "drafter":
-        address = await _move_to_namespace(hosts, endpoint.port, stack)
+        address = await _open_proxy(hosts, endpoint.port, stack)
         make = partial(_with_watch, site.worker, hosts.probes[-1])
     assert make is not None
     dialer = GrpcDialer(name, inbox)
@@ -443,7 +443,7 @@ async def _settle(
     return member
 
 
-async def _move_to_namespace(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
+async def _open_proxy(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
     """Return the address of a proxy before the worker at this port, through which all others reach the
     worker. stack: closes the proxy.
     """

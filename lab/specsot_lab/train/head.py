@@ -102,7 +102,7 @@ class LearningHead(nn.Module):
         self.sizes = sizes
         self.fc = nn.Linear(sizes.states, sizes.hidden, bias=False)
         self.midlayer = _Layer(sizes)
-        self.layers = nn.ModuleDict({str(index): _UncompiledLayer(sizes) for index in range(1, num_layers)})
+        self.layers = nn.ModuleDict({str(index): _FurtherLayer(sizes) for index in range(1, num_layers)})
         self.norm = RmsNorm(sizes.hidden, sizes.eps)
         self.embed_proj = self.lm_proj = self.lm_head = None
         if sizes.is_narrow:
@@ -190,7 +190,7 @@ class _Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class _UncompiledLayer(nn.Module):
+class _FurtherLayer(nn.Module):
     """A further layer of a P-EAGLE head. sizes: of the head."""
 
     def __init__(self, sizes: HeadSizes) -> None:

@@ -79,7 +79,7 @@ def rows_of(path: Path, text: Text, length: int, group: int) -> Iterator[Row]:
     if _kind(path) == ROWS_KIND:
         yield from (Row(row.tokens, row.learned, group + row.group) for row in load(path))
         return
-    for row_group, content in enumerate(_each(path, _error_text), group):
+    for row_group, content in enumerate(_each(path, _text_of_item), group):
         if isinstance(content, str):
             yield from _windows(text.encode_bare(content), length, row_group)
         elif content:
@@ -120,7 +120,7 @@ def _windows(tokens: Sequence[int], length: int, group: int) -> Iterator[Row]:
         yield row_of([(tokens[first : first + length], True)], group)
 
 
-def _error_text(item: Item) -> str | list[Message]:
+def _text_of_item(item: Item) -> str | list[Message]:
     """Return the text of an item, or its conversation; an empty list if it has neither."""
     return item if isinstance(item, str) else _string(item, "text") or _messages(item) or _answered(item)
 
