@@ -59,7 +59,7 @@ TRACES = [
     *(Trace(machine, "calm", live) for machine in ("gpu", "h100") for live in (1, 8, 64)),
     *(Trace("h100", "calm", live, head) for live in (1, 8, 64) for head in (1.0, 0.7, 0.5, 0.2)),
     *(Trace("small", "calm", 4, head) for head in (1.0, 0.5)),
-    *(Trace("h200", "calm", live, head) for live in (1, 8, 64) for head in (1.0, 0.5)),
+    *(Trace("h200", "device", live, head) for live in (1, 8, 64) for head in (0.85, 0.75, 0.5)),
 ]
 
 
@@ -88,7 +88,8 @@ def seconds(one: Trace, make: Make) -> list[float]:
     for number, texts in enumerate(_groups(one)):
         turning = replay(policy, one.noise, number, one.live, machine=one.machine)
         if one.head is not None:
-            turning.noise, turning.row_hop = (1.0,), 5e-6
+            turning.row_hop = 5e-6
+            turning.noise = (1.0,) if one.noise == "calm" else turning.noise
         turning.texts = texts
         turning.at = [23 * (row // len(trace().texts)) % len(text) for row, text in enumerate(texts)]
         if before:

@@ -4,7 +4,8 @@
 of
 MT-bench, 4 of instructions, 4 of GSM8K, 4 of HumanEval), for every token the best candidates of a tree of
 width 4: per candidate a letter for its parent and whether it was right, and one for its log-probability.
-`calm`, `noisy` and `loaded` hold what steps really took, in times of the curve, one after another.
+`calm`, `noisy`, `loaded` and `device` (on an H200) hold what steps really took, in times of the curve, one
+after another.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from specsot_drafter.core.selection import (
     depth_masses,
     limit_depths,
 )
+from specsot_drafter.speculator import IDLE_REST_STEPS
 
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
 DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
@@ -57,6 +59,8 @@ class Machine:
     text that are not caught up with when it begins; row: seconds of one. graphs: all levels grow at once.
     switch: what the first plain step behind drafts takes more, and the first with drafts behind plain ones.
     waits: plain steps behind a rest until there are drafts. deciding: what choosing anew takes.
+    host: seconds that the host takes besides all that, by the number of sequences: of a step without drafts,
+    and of one with drafts.
     """
 
     step: Curve
@@ -73,6 +77,7 @@ class Machine:
     switch: tuple[float, float] = (0.0, 0.0)
     waits: int = 0
     deciding: float = 0.0
+    host: tuple[Curve, Curve] = ((), ())
 
 
 # As told and as steps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
@@ -173,14 +178,19 @@ CARD_STEP: Curve = ((1, 0.85e-3), (2, 1.9e-3), (64, 2.05e-3))
 CARD = Machine(CARD_STEP, NEAR_LEVELS[0], (SMALL_STEP, NEAR_LEVELS[1]), 0.1e-3, 0.37e-3, 0.3e-3, 4e-3,
                graphs=True, switch=(1.3e-3, 3.1e-3), waits=2, deciding=1e-3)  # fmt: skip
 
-# A small model as the drafter of a larger one, both on one H200, as served on 2026-11-28: steps of 1.6, 2.3
-# and 6.3 ms with 1, 8 and 64 sequences; with chains of three 5.6, 12.7 and 52, of which the levels are
-# inferred. Prompts of 360 tokens are new to the drafter, which takes 3.5 us for each of them on that device.
-H200_STEP: Curve = ((1, 1.1e-3), (4, 1.2e-3), (8, 1.8e-3), (32, 3.2e-3), (64, 5.8e-3), (256, 14e-3))
-H200_LEVEL: Curve = ((1, 1.3e-3), (8, 2.9e-3), (64, 12e-3))
-H200 = Machine(
-    H200_STEP, H200_LEVEL, (H200_STEP, H200_LEVEL), 0.1e-3, 0.5e-3, 0.2e-3, 0.0, 0.0, 360, 3.5e-6, True
+# Qwen2.5-Coder-1.5B in bf16 with its bundled head on an H200, recorded on 2026-11-28 while every setting
+# answered in turns: a step without drafts takes 1.65, 1.95 and 5.0 ms with 1, 8 and 64 sequences, a step with
+# trees of 24 nodes 2.5 and 3.5 ms with 1 and 8, and one of 512 nodes 9 ms with 64. The device computes 256
+# rows in 2.9 ms; the rest is the host's, whose part grows with the sequences, not with the rows.
+H200_STEP: Curve = ((1, 1.66e-3), (2, 1.99e-3), (8, 1.99e-3), (16, 2.1e-3), (32, 2.29e-3), (64, 2.44e-3),
+                    (128, 2.57e-3), (256, 2.91e-3), (512, 3.9e-3))  # fmt: skip
+H200_LEVEL: Curve = ((1, 0.04e-3), (4, 0.05e-3), (16, 0.06e-3), (64, 0.07e-3))
+H200_HOST: tuple[Curve, Curve] = (
+    ((1, 0.0), (8, 0.0), (64, 2.6e-3)),
+    ((1, 0.1e-3), (8, 0.75e-3), (64, 5.0e-3)),
 )
+H200 = Machine(H200_STEP, H200_LEVEL, (H200_STEP, H200_LEVEL), 0.05e-3, 0.0, 0.1e-3, 0.0, 0.0, 100, 4e-6, True,
+               switch=(1e-3, 1.1e-3), waits=2, deciding=0.5e-3, host=H200_HOST)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +208,7 @@ def trace() -> Trace:
     bf16 = Machine(curves[0], curves[1], (curves[0], curves[1]))
     machines = {"bf16": bf16, "int8": INT8, "int4": INT4, "vnni8": VNNI8, "vnni4": VNNI4, "calm4": CALM4}
     machines |= {"gpu": GPU, "h100": H100, "small": SMALL, "near": NEAR, "card": CARD, "h200": H200}
-    return Trace(machines, {name: told[name] for name in ("calm", "noisy", "loaded")}, texts)
+    return Trace(machines, {name: told[name] for name in ("calm", "noisy", "loaded", "device")}, texts)
 
 
 def _offer(line: str) -> Offer:
@@ -287,6 +297,8 @@ class Replay:
     row_hop: float
     step: CostCurve = field(init=False)
     level: CostCurve = field(init=False)
+    # Seconds of the host by sequences: of a step without drafts, and of one with drafts.
+    host: tuple[CostCurve, CostCurve] = field(init=False)
     seconds: float = 0.0
     tokens: int = 0
     steps: int = 0
@@ -306,6 +318,8 @@ class Replay:
         self.at = [23 * (text // len(trace().texts)) % len(one) for text, one in enumerate(self.texts)]
         self.due = [self.machine.prompt] * len(self.texts)
         self.step, self.level = CostCurve(self.machine.step), CostCurve(self.machine.level)
+        without, drafted = self.machine.host
+        self.host = CostCurve(without), CostCurve(drafted)
         self._hopes = self.policy is not None and self.policy.start_sequences()
         self._drafts = self.policy is not None and not self.policy.adaptive
 
@@ -325,17 +339,18 @@ class Replay:
         """Until each text has so many more; returns the seconds that took."""
         before, until = self.seconds, self.tokens + tokens * len(self.texts)
         while self.tokens < until:
-            self._turn()
+            # A tree has no more levels than its sequence may still have tokens, without the root's.
+            self._turn(min(len(LAYOUT), (until - self.tokens - 1) // len(self.texts)))
         return self.seconds - before
 
-    def _turn(self) -> None:
+    def _turn(self, most: int) -> None:
         live, factor = len(self.texts), self.noise[self.steps % len(self.noise)]
         self.steps += 1
         levels = few = 0
         if self.policy and not self.paused:
             few = self.policy.limit_sequences(live)
-            levels = self.policy.plan_levels(few, len(LAYOUT), sum(self.due[:few]), live - few)
-            self.paused = 0 if levels else (self.policy.paused_trees or live) + self.machine.waits * live
+            levels = self.policy.plan_levels(few, most, sum(self.due[:few]), live - few)
+            self.paused = 0 if levels else (self.policy.paused_trees or IDLE_REST_STEPS * live) + self.machine.waits * live
         if levels:
             self._draft(few, levels, factor)
         else:
@@ -344,7 +359,7 @@ class Replay:
     def _rest(self, factor: float) -> None:
         live = len(self.texts)
         self.seconds += self.machine.switch[0] * factor if self._drafts else 0.0
-        took = float(self.step.at(live)) * factor
+        took = (float(self.step.at(live)) + self.host[0].at(live)) * factor
         if not self._drafts:  # the worker reports the median of such steps
             self._took.append(took)
         sending = self.row_hop * live
@@ -387,7 +402,7 @@ class Replay:
         fed_rows = sum(rows) + live - few
         computed = float(self.step.at(fed_rows)) * factor
         sending = self.row_hop * fed_rows + self.machine.hop
-        handover = self.machine.handover + (0 if self.drafted else self.machine.cold)
+        handover = self.machine.handover + self.host[1].at(live) + (0 if self.drafted else self.machine.cold)
         handover += 0.0 if self._drafts else self.machine.switch[1]
         self._drafts = True
         self._took.clear()

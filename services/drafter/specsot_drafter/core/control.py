@@ -96,30 +96,40 @@ class StepCosts:
     * A straight line (offset + slope * baseline) is fitted to steps with drafts by the Theil-Sen estimator,
       and scaled to what the numbers of rows that were seen lately took.
     * A straight line is fitted to the times of growth in the same way.
+
+    On a GPU the curves are exact, but the host works besides the device, for a time that grows with the
+    sequences and hardly with the rows. There (`host_bound`) the curve of rows stays as it is, and the extra
+    time is learned by the number of sequences, once for steps without drafts and once for steps with drafts.
     """
 
-    def __init__(self, step: Curve, level: Curve, widths: Sequence[int]) -> None:
+    def __init__(self, step: Curve, level: Curve, widths: Sequence[int], host_bound: bool = False) -> None:
         """Start with the curves that were measured at startup.
 
         step: (tokens, seconds) points of one forward pass through all stages. An empty curve counts as one
             second for any number of tokens.
         level: (rows, seconds) points of one forward pass of the draft head. An empty curve counts likewise.
         widths: The rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
+        host_bound: True if the time beyond the curve depends on the sequences instead of the rows.
         """
+        self._host_bound = host_bound
         self._step = CostCurve(step) or UNIT_CURVE
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
         # Steps without drafts as (sequences, seconds). The key is the bit length of the number of sequences:
         # 4, 5, 6 and 7 sequences share the key 3.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
-        # Steps with drafts as (rows, seconds without growth).
+        # Steps with drafts as (rows, seconds without growth), and the number of sequences of each.
         self._drafted = deque[Point](maxlen=RECENT)
+        self._drafted_sequences = deque[int](maxlen=RECENT)
         # Growth as (seconds by the measured curve, observed seconds).
         self._grown = deque[Point](maxlen=RECENT)
         self._baseline_curve = self._drafted_curve = self._step
+        # Extra seconds by the number of sequences; empty curves, which are 0, unless the host bounds steps.
+        self._baseline_extra = self._drafted_extra = CostCurve()
         self._growth_line = 0.0, 1.0
-        # The growth line and the curve of steps with drafts as at least HELD_STEPS steps have shown them.
-        self._shown = self._growth_line, self._drafted_curve
+        # The growth line, the curve of steps with drafts, and their extra seconds, as at least HELD_STEPS
+        # steps have shown them.
+        self._shown = self._growth_line, self._drafted_curve, self._drafted_extra
 
     @property
     def known(self) -> int:
@@ -132,7 +142,10 @@ class StepCosts:
 
         sequences: Number of sequences, each with one root token.
         """
-        return min(self._baseline_curve.at(sequences), self._drafted_curve.at(sequences))
+        return min(
+            self._baseline_curve.at(sequences) + self._baseline_extra.at(sequences),
+            self._drafted_curve.at(sequences) + self._drafted_extra.at(sequences),
+        )
 
     def drafted(self, sequences: int, grown: int, levels: Ints | int, nodes: Ints | int) -> Floats:
         """Return the estimated seconds of steps with drafts; `levels` and `nodes` are broadcast against each
@@ -145,7 +158,8 @@ class StepCosts:
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
-        return growth + self._drafted_curve.at_each(sequences + np.asarray(nodes))
+        rows = self._drafted_curve.at_each(sequences + np.asarray(nodes))
+        return growth + rows + self._drafted_extra.at(sequences)
 
     def one_more_level(self, rows: Ints, sequences: int, nodes: int) -> Floats:
         """Return the estimated seconds that one more level adds, [n]: growth of that level, plus the stages'
@@ -174,7 +188,9 @@ class StepCosts:
         """
         self._baseline[sequences.bit_length()].append((sequences, seconds))
 
-    def record_drafted(self, grown: int, levels: int, rows: int, seconds: float, growing: float) -> None:
+    def record_drafted(
+        self, sequences: int, grown: int, levels: int, rows: int, seconds: float, growing: float
+    ) -> None:
         """Record the duration of a step with drafts.
 
         A time counts at most as twice the estimate that HELD_STEPS steps have shown, at first that of the
@@ -182,6 +198,7 @@ class StepCosts:
         the next ones: if such a step were believed, the regret budget would be spent for good. A lasting
         change still arrives, doubling every HELD_STEPS steps.
 
+        sequences: Number of sequences in the step.
         grown: Number of trees that were grown.
         levels: Levels of each of these trees, at least 1.
         rows: Number of all tree nodes of the step, roots included.
@@ -190,15 +207,47 @@ class StepCosts:
             attributed to the rows.
         """
         passes = float(self._passes(grown)[levels - 1])
-        (offset, slope), curve = self._shown
-        estimate = offset + slope * passes + curve.at(rows)
+        (offset, slope), curve, extra = self._shown
+        estimate = offset + slope * passes + curve.at(rows) + extra.at(sequences)
         believed = min(2 * estimate / seconds, 1.0) if seconds else 1.0
         if growing:
             self._grown.append((passes, believed * growing))
         self._drafted.append((rows, believed * max(seconds - growing, 0.0)))
+        self._drafted_sequences.append(sequences)
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps."""
+        if self._host_bound:
+            self._learn_extra()
+        else:
+            self._learn_curves()
+        self._growth_line = _line(self._grown)
+        if self.known >= HELD_STEPS:
+            self._shown = self._growth_line, self._drafted_curve, self._drafted_extra
+
+    def _learn_extra(self) -> None:
+        """Fit the extra seconds of steps without drafts and with drafts to the recorded steps, one point per
+        number of sequences; numbers with the same bit length share a point.
+
+        For example:
+
+            # the curve has 2.5 ms for 64 rows and 2.9 ms for 256; 64 sequences took 5.1 ms without drafts and
+            # 8.1 ms with trees of 3 nodes -> extra seconds of 64 sequences: 2.6 ms and 5.2 ms
+        """
+        steps = [step for kind in self._baseline.values() for step in kind]
+        self._baseline_extra = _by_sequences(
+            (sequences, seconds - self._step.at(sequences)) for sequences, seconds in steps
+        )
+        self._drafted_extra = (
+            _by_sequences(
+                (sequences, seconds - self._step.at(rows))
+                for sequences, (rows, seconds) in zip(self._drafted_sequences, self._drafted)
+            )
+            or self._baseline_extra
+        )
+
+    def _learn_curves(self) -> None:
+        """Fit the curves of rows to the recorded steps without drafts and with drafts."""
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
         for rows, seconds in self._drafted:
@@ -207,9 +256,6 @@ class StepCosts:
         offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
         line = CostCurve((rows, offset + slope * seconds) for rows, seconds in self._baseline_curve.points)
         self._drafted_curve = line.corrected(map(_typical, sizes.values()))
-        self._growth_line = _line(self._grown)
-        if self.known >= HELD_STEPS:
-            self._shown = self._growth_line, self._drafted_curve
 
     def forget(self) -> None:
         """Drop all but the fastest recorded steps with drafts, because a pause begins.
@@ -217,6 +263,8 @@ class StepCosts:
         No new steps are recorded during a pause. If steps that another process slowed down were kept, they
         would make drafting look expensive for the whole pause.
         """
+        if self._host_bound:
+            return
         self._drafted = _fastest(self._drafted, self._step)
         self._grown = _fastest(self._grown, None)
 
@@ -240,6 +288,17 @@ def _quantile(values: Iterable[float]) -> float:
     """
     ordered = sorted(values)
     return ordered[int((len(ordered) - 1) * QUANTILE)]
+
+
+def _by_sequences(extra: Iterable[Point]) -> CostCurve:
+    """Return a curve of extra seconds by the number of sequences. Empty for no steps.
+
+    extra: (sequences, seconds beyond the measured curve) of each step; the seconds may be negative.
+    """
+    kinds = defaultdict[int, list[Point]](list)
+    for sequences, seconds in extra:
+        kinds[int(sequences).bit_length()].append((sequences, seconds))
+    return CostCurve(map(_typical, kinds.values()))
 
 
 def _typical(seen: Iterable[Point]) -> Point:
@@ -345,7 +404,8 @@ class DraftPolicy(BudgetPolicy):
             once; then the host may take most of a step, whatever the size of the trees.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
-        self.costs, self.acceptance = StepCosts(step, level, widths), AcceptanceRates(self._levels)
+        self.costs = StepCosts(step, level, widths, host_bound=not stepwise)
+        self.acceptance = AcceptanceRates(self._levels)
         self._worth = TreeWorth(self.acceptance)
         self._regret = RegretBudget()
         self._stepwise = stepwise
@@ -472,7 +532,7 @@ class DraftPolicy(BudgetPolicy):
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
         hopeful = stakes < live / sequences * np.minimum(levels[:, None], nodes)
         if not hopeful.any():
-            return 1 / REGRET_SHARE
+            return 1 / REGRET_SHARE if most == self._levels else LOOK_STEPS
         if (least := needed[hopeful].min()) > self._regret.available:
             return max(self._regret.steps_until(float(least)), LOOK_STEPS)
         rates = (sequences + live * self._worth.best(self._levels, self._each)[levels - 1, :each]) / seconds
@@ -582,7 +642,7 @@ class DraftPolicy(BudgetPolicy):
     def start_sequences(self) -> bool:
         """Grant new sequences their regret budget. Return True if drafting is paused and can resume."""
         self._regret.begin_sequences()
-        return not self._drafts and self._regret.available > 0
+        return self._regret.available > 0
 
     def record_pause(self, trees: int, live: int) -> None:
         """Record that trees were not drafted during a pause; every step without drafts adds to the regret
@@ -613,7 +673,7 @@ class DraftPolicy(BudgetPolicy):
         self._largest = max(self._largest, max(tree.rows for tree in drafted) - 1)
         # The first step after a pause takes longer than the following ones and is not learned from.
         if spent.wall and rows > live and self._drafts:
-            self.costs.record_drafted(len(drafted), grown, rows, spent.wall, spent.growing)
+            self.costs.record_drafted(live, len(drafted), grown, rows, spent.wall, spent.growing)
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
         seconds = float(self.costs.drafted(live, len(drafted), grown, rows - live))
