@@ -348,7 +348,7 @@ class Replay:
         self.steps += 1
         levels = few = 0
         if self.policy and not self.paused:
-            few = self.policy.limit_sequences(live)
+            few = live
             levels = self.policy.plan_levels(few, most, sum(self.due[:few]), live - few)
             self.paused = 0 if levels else (self.policy.paused_trees or IDLE_REST_STEPS * live) + self.machine.waits * live
         if levels:

@@ -116,8 +116,7 @@ class Speculator:
         """
         live = self._draftable(sequences)
         ahead_of = self._async_sequences
-        growing = [(sequence, most) for sequence, most in live if sequence.id in ahead_of] or live
-        planned = growing[: self.budget.limit_sequences(len(live))]
+        planned = [(sequence, most) for sequence, most in live if sequence.id in ahead_of] or live
         own = [sequence for sequence, _ in planned]
         limits = [most for _, most in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
@@ -222,8 +221,7 @@ class Speculator:
         self._drop_async_growth()
         budget = self.budget
         many = len(verification.trees)
-        continues = self._levels and not self.paused_trees and budget.limit_sequences(many) >= many
-        if continues and not budget.looks_next(many):
+        if self._levels and not self.paused_trees and not budget.looks_next(many):
             self._async_growth = self.proposer.start_growth(verification, ids, self._levels)
         return self._async_growth
 

@@ -86,6 +86,13 @@ class AcceptanceRates:
             chances.append(before)
         return chances
 
+    def sure_tokens(self) -> Floats:
+        """Return the number of tokens per tree that are accepted for sure by trees of 1, 2, ... levels,
+        [levels]. The chance of each depth is estimated as in `by_depth`, with a prior of 0: without verified
+        trees all numbers are 0.
+        """
+        return np.cumsum(np.cumprod(self._hits / (self._trials + PRIOR_TRIALS)))
+
     def trust(self) -> Floats:
         """Return the factors from the head's cumulative probability to the chance of acceptance, [levels].
         Entry 0 is depth 1.

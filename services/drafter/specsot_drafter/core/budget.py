@@ -97,13 +97,6 @@ class BudgetPolicy:
         """
         return None
 
-    def limit_sequences(self, live: int) -> int:
-        """Return the number of sequences to draft for.
-
-        live: Number of sequences that could have a tree.
-        """
-        return live
-
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         """Return the number of levels that trees may grow, at most `most`. Return 0 if nothing is to be
         drafted; then `paused_trees` is the number of trees for which drafting is paused.

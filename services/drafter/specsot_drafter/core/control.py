@@ -17,7 +17,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -76,12 +76,9 @@ HELD_STEPS: Final = 8
 # Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
 # are worse.
 LOOK_STEPS: Final = 6
-# Sequences, and a factor. The number of sequences that are drafted for in the first step after a pause, and
-# the factor by which that number grows with every step. Without a ramp, catching up with 64 prompts at once
-# delayed a step by 35 ms (8B, H100). Untuned.
-RAMP: Final = 4
 
 Point = tuple[float, float]
+Step = TypeVar("Step")
 
 
 class StepCosts:
@@ -118,9 +115,8 @@ class StepCosts:
         # Steps without drafts as (sequences, seconds). The key is the bit length of the number of sequences:
         # 4, 5, 6 and 7 sequences share the key 3.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
-        # Steps with drafts as (rows, seconds without growth), and the number of sequences of each.
-        self._drafted = deque[Point](maxlen=RECENT)
-        self._drafted_sequences = deque[int](maxlen=RECENT)
+        # Steps with drafts as (rows, seconds without growth, sequences).
+        self._drafted = deque[tuple[int, float, int]](maxlen=RECENT)
         # Growth as (seconds by the measured curve, observed seconds).
         self._grown = deque[Point](maxlen=RECENT)
         self._baseline_curve = self._drafted_curve = self._step
@@ -208,12 +204,10 @@ class StepCosts:
         """
         passes = float(self._passes(grown)[levels - 1])
         (offset, slope), curve, extra = self._shown
-        estimate = offset + slope * passes + curve.at(rows) + extra.at(sequences)
-        believed = min(2 * estimate / seconds, 1.0) if seconds else 1.0
         if growing:
-            self._grown.append((passes, believed * growing))
-        self._drafted.append((rows, believed * max(seconds - growing, 0.0)))
-        self._drafted_sequences.append(sequences)
+            self._grown.append((passes, min(growing, 2 * (offset + slope * passes))))
+        computing = min(max(seconds - growing, 0.0), 2 * (curve.at(rows) + extra.at(sequences)))
+        self._drafted.append((rows, computing, sequences))
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps."""
@@ -240,8 +234,7 @@ class StepCosts:
         )
         self._drafted_extra = (
             _by_sequences(
-                (sequences, seconds - self._step.at(rows))
-                for sequences, (rows, seconds) in zip(self._drafted_sequences, self._drafted)
+                (sequences, seconds - self._step.at(rows)) for rows, seconds, sequences in self._drafted
             )
             or self._baseline_extra
         )
@@ -250,10 +243,10 @@ class StepCosts:
         """Fit the curves of rows to the recorded steps without drafts and with drafts."""
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
-        for rows, seconds in self._drafted:
+        for rows, seconds, _ in self._drafted:
             # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
             sizes[int(2 * math.log2(rows))].append((rows, seconds))
-        offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
+        offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds, _ in self._drafted)
         line = CostCurve((rows, offset + slope * seconds) for rows, seconds in self._baseline_curve.points)
         self._drafted_curve = line.corrected(map(_typical, sizes.values()))
 
@@ -263,10 +256,11 @@ class StepCosts:
         No new steps are recorded during a pause. If steps that another process slowed down were kept, they
         would make drafting look expensive for the whole pause.
         """
-        if self._host_bound:
-            return
-        self._drafted = _fastest(self._drafted, self._step)
-        self._grown = _fastest(self._grown, None)
+        shown = self._shown[1]
+        extra = self._shown[2]
+        drafted = sorted(self._drafted, key=lambda step: step[1] / (shown.at(step[0]) + extra.at(step[2])))
+        self._drafted = deque(_fastest(drafted), RECENT)
+        self._grown = deque(_fastest(sorted(self._grown, key=lambda point: point[1] / point[0])), RECENT)
 
     def _passes(self, grown: int) -> Floats:
         """Return the seconds of growing 1, 2, ... levels, by the measured curve: [levels].
@@ -310,15 +304,12 @@ def _typical(seen: Iterable[Point]) -> Point:
     return sum(sizes) / len(sizes), _quantile(seconds)
 
 
-def _fastest(seen: Iterable[Point], curve: CostCurve | None) -> deque[Point]:
-    """Return the points with the smallest ratio of observed to expected seconds: about QUANTILE of them, at
-    most RECENT. Empty for no points.
+def _fastest(ordered: Sequence[Step]) -> Sequence[Step]:
+    """Return the first QUANTILE of recorded steps, at least one. Empty for no steps.
 
-    seen: (first number, observed seconds) of each point.
-    curve: Gives the expected seconds of a point's first number. None: that number is the expected seconds.
+    ordered: The steps by rising ratio of observed to expected seconds.
     """
-    ordered = sorted(seen, key=lambda one: one[1] / (curve.at(one[0]) if curve else one[0]))
-    return deque(ordered[: 1 + int(len(ordered) * QUANTILE)], RECENT)
+    return ordered[: 1 + int(len(ordered) * QUANTILE)]
 
 
 def _line(points: Iterable[Point]) -> tuple[float, float]:
@@ -410,9 +401,7 @@ class DraftPolicy(BudgetPolicy):
         self._regret = RegretBudget()
         self._stepwise = stepwise
         self._change = 0.0 if stepwise else CHANGE
-        # Most sequences to draft for in the next step, and the number of sequences in the step that get no
-        # tree.
-        self._few = RAMP
+        # The number of sequences in the step that get no tree.
         self._others = 0
         # Whether the previous step had drafts, and whether it was timed. Steps with prompt tokens are not.
         self._drafts = False
@@ -432,6 +421,8 @@ class DraftPolicy(BudgetPolicy):
         self._choice = (0, 0, 0)
         self._nodes = 0
         self._regret_stake = 0.0
+        # Whether the last choice was sure to gain, so that the regret budget did not have to cover it.
+        self._safe = False
         # Nodes of the largest tree that came back so far, without its root.
         self._largest = 0
         # Verified trees that the acceptance rates have not been updated with.
@@ -448,13 +439,6 @@ class DraftPolicy(BudgetPolicy):
         are launched at once.
         """
         return self.is_deeper_profitable if self._stepwise else None
-
-    def limit_sequences(self, live: int) -> int:
-        """Return the number of sequences to draft for: after a pause few, then more with every step.
-
-        live: Number of sequences that could have a tree; the upper bound of the result.
-        """
-        return min(live, self._few)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         """Return the number of levels that trees may grow. Return 0 if nothing is to be drafted; then
@@ -476,10 +460,7 @@ class DraftPolicy(BudgetPolicy):
             return 0
         if self.looks_next(sequences):
             self._looked.add(sequences.bit_length())
-            # `_pause` restarts the ramp. A look leaves little to catch up with, so the ramp continues.
-            few = self._few
             self._pause(LOOK_STEPS, sequences)
-            self._few = few
             return 0
         if not self._holds(live, most, due) and (steps := self._choose(live, most, due)):
             self._pause(steps, sequences)
@@ -495,7 +476,7 @@ class DraftPolicy(BudgetPolicy):
         """
         levels = self._choice[2]
         same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
-        paid = (1 + self._change) * self._regret_stake <= self._regret.available
+        paid = self._safe or (1 + self._change) * self._regret_stake <= self._regret.available
         holds = same and paid and self._drafts and self._held > 0
         self._held -= holds
         self.holding = holds and not self._stepwise
@@ -531,15 +512,19 @@ class DraftPolicy(BudgetPolicy):
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
         hopeful = stakes < live / sequences * np.minimum(levels[:, None], nodes)
+        added = live / sequences * self._worth.best(self._levels, self._each)[levels - 1, :each]
+        safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
         if not hopeful.any():
             return 1 / REGRET_SHARE if most == self._levels else LOOK_STEPS
-        if (least := needed[hopeful].min()) > self._regret.available:
-            return max(self._regret.steps_until(float(least)), LOOK_STEPS)
-        rates = (sequences + live * self._worth.best(self._levels, self._each)[levels - 1, :each]) / seconds
-        best = np.argmax(np.where(hopeful & (needed <= self._regret.available), rates, 0.0))
+        allowed = hopeful & (safe & (self._regret.pool > 0) | (needed <= self._regret.available))
+        if not allowed.any():
+            return max(self._regret.steps_until(float(needed[hopeful].min())), LOOK_STEPS)
+        rates = sequences * (1 + added) / seconds
+        best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
         self._rate = max(float(rates[level, node]), sequences / baseline)
         self._regret_stake = float(stakes[level, node])
+        self._safe = bool(safe[level, node])
         self._nodes = int(nodes[node])
         self._choice = live, self._others, int(levels[level])
         self._held = min(max(self.costs.known, 2), HELD_STEPS)
@@ -676,13 +661,14 @@ class DraftPolicy(BudgetPolicy):
             self.costs.record_drafted(live, len(drafted), grown, rows, spent.wall, spent.growing)
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
-        seconds = float(self.costs.drafted(live, len(drafted), grown, rows - live))
-        stake = max(seconds / self.costs.baseline(live) - 1, 0.0)
-        self._regret.record(accepted - stake - (0.0 if self._drafts else self._change * stake))
+        baseline = self.costs.baseline(live)
+        stake = max(float(self.costs.drafted(live, len(drafted), grown, rows - live)) / baseline - 1, 0.0)
+        # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
+        restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET) if not self._drafts else 0.0
+        self._regret.record(accepted - stake - restart)
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
         self._drafts = True
         self._since_look = self._since_look + 1
-        self._few *= RAMP if len(drafted) == self._few else 1
         self._returned += observations_of(drafted)
         # Where all levels are launched at once, the host has no time here, and learns when it chooses next.
         if self._stepwise:
@@ -699,7 +685,6 @@ class DraftPolicy(BudgetPolicy):
             self.costs.forget()
         self._drafts = False
         self._since_look = 0
-        self._few = RAMP
         self._held = 0
         self.paused_trees = math.ceil(steps * sequences)
 
