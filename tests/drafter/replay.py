@@ -22,7 +22,7 @@ import numpy as np
 
 from specsot.core.cost_curve import CostCurve
 from specsot.members import Curve, TreeShape
-from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, StepSeconds, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.control import make_budget
 from specsot_drafter.core.selection import (
     Candidates,
@@ -284,6 +284,11 @@ SWEEP = {
 }
 
 
+# Steps until a client's next question has been read, and the seconds that reading it takes more.
+AWAY = 2
+READING = 3e-3
+
+
 @dataclass(slots=True)
 class Replay:
     """Turns steps of `live` texts, and begins each anew where it ends. seconds, tokens: so far; plain: what
@@ -312,6 +317,13 @@ class Replay:
     # Seconds that single steps with drafts take more, by the number of steps with drafts before them. The
     # first steps of a size compile kernels, for example.
     slow: Mapping[int, float] = field(default_factory=dict[int, float])
+    # Tokens of one answer after the other, for clients that ask again when they have an answer. Empty: nobody
+    # asks again, and the texts have no end.
+    lengths: Sequence[int] = ()
+    # By client: steps until its next question has been read, and tokens of its answer that are left.
+    away: list[int] = field(init=False)
+    left: list[int] = field(init=False)
+    asked: int = 0
     _took: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))  # steps of a rest
 
     def __post_init__(self) -> None:
@@ -320,6 +332,8 @@ class Replay:
         self.step, self.level = CostCurve(self.machine.step), CostCurve(self.machine.level)
         without, drafted = self.machine.host
         self.host = CostCurve(without), CostCurve(drafted)
+        self.away = [0] * len(self.texts)
+        self.left = [self._next_length() for _ in self.texts]
         self._hopes = self.policy is not None and self.policy.start_sequences()
         self._drafts = self.policy is not None and not self.policy.adaptive
 
@@ -343,28 +357,53 @@ class Replay:
             self._turn(min(len(LAYOUT), (until - self.tokens - 1) // len(self.texts)))
         return self.seconds - before
 
+    def _next_length(self) -> int:
+        """The tokens of the next answer; without lengths more than any replay has."""
+        self.asked += 1
+        return self.lengths[self.asked % len(self.lengths)] if self.lengths else 1 << 40
+
+    @property
+    def present(self) -> list[int]:
+        """The texts that are being written now; others wait for their question to be read."""
+        return [text for text, steps in enumerate(self.away) if not steps]
+
+    @property
+    def reads(self) -> bool:
+        """Whether this step reads a question too: such steps take longer, and nothing is learned of them."""
+        return 1 in self.away
+
     def _turn(self, most: int) -> None:
-        live, factor = len(self.texts), self.noise[self.steps % len(self.noise)]
+        live, factor = len(self.present), self.noise[self.steps % len(self.noise)]
         self.steps += 1
+        if not live:
+            self._advance({}, READING)
+            return
         levels = few = 0
         if self.policy and not self.paused:
             few = live
-            levels = self.policy.plan_levels(few, most, sum(self.due[:few]), live - few)
-            self.paused = 0 if levels else (self.policy.paused_trees or IDLE_REST_STEPS * live) + self.machine.waits * live
+            most = min(most, max(self.left[text] for text in self.present) - 1)
+            due = sum(self.due[text] for text in self.present)
+            levels = self.policy.plan_levels(few, most, due, live - few)
+            self.paused = (
+                0
+                if levels
+                else (self.policy.paused_trees or IDLE_REST_STEPS * live) + self.machine.waits * live
+            )
         if levels:
-            self._draft(few, levels, factor)
+            self._draft(levels, factor)
         else:
             self._rest(factor)
 
     def _rest(self, factor: float) -> None:
-        live = len(self.texts)
+        live = len(self.present)
         self.seconds += self.machine.switch[0] * factor if self._drafts else 0.0
         took = (float(self.step.at(live)) + self.host[0].at(live)) * factor
         if not self._drafts:  # the worker reports the median of such steps
             self._took.append(took)
         sending = self.row_hop * live
         sending += self.machine.hop
-        self._advance([0] * live, took / factor + sending)
+        reads = self.reads
+        self._advance(dict.fromkeys(self.present, 0), took / factor + sending + READING * reads)
         self._drafts = False
         if not self.policy:
             return
@@ -375,18 +414,20 @@ class Replay:
             self.policy.record_pause(self.missed, live)
             self.missed = 0
             if self.machine.graphs and not self.machine.prompt:  # caught up with meanwhile
-                self.due = [2] * live
+                self.due = [2] * len(self.texts)
             took = median(self._took or [took])
-            self.policy.record_step([ROOT_ONLY] * live, StepSeconds(took, took + sending))
+            spent = UNKNOWN_SECONDS if reads else StepSeconds(took, took + sending)
+            self.policy.record_step([ROOT_ONLY] * live, spent)
 
-    def _draft(self, few: int, levels: int, factor: float) -> None:
-        policy, live = self.policy, len(self.texts)
+    def _draft(self, levels: int, factor: float) -> None:
+        policy, present = self.policy, self.present
+        live = few = len(present)
         assert policy is not None
-        offers = [text[at] for text, at in zip(self.texts[:few], self.at)]
+        offers = [self.texts[text][self.at[text]] for text in present]
         width = getattr(policy, "width", None) or LAYOUT[0]
         candidates, fed = _grow(offers, levels, width, None if self.machine.graphs else policy.keep_growing)
         grown = len(fed)
-        due = sum(self.due[:few])
+        due = sum(self.due[text] for text in present)
         first, *more = (float(self.level.at(few * nodes)) for nodes in fed)
         first = (self.machine.growth + first + self.machine.row * due) * factor
         growing = first + sum(more) * factor
@@ -399,7 +440,7 @@ class Replay:
         right = np.stack([offer.right[: chosen.shape[1]] for offer in offers]) & chosen
         accepted = (DEPTHS[: chosen.shape[1]] * right).max(1).tolist()
         rows = [1 + int(count) for count in chosen.sum(1)]
-        fed_rows = sum(rows) + live - few
+        fed_rows = sum(rows)
         computed = float(self.step.at(fed_rows)) * factor
         sending = self.row_hop * fed_rows + self.machine.hop
         handover = self.machine.handover + self.host[1].at(live) + (0 if self.drafted else self.machine.cold)
@@ -409,19 +450,28 @@ class Replay:
         handover += 0.0 if policy.holding else self.machine.deciding
         wall = computed + growing + handover * factor + sending + self.slow.get(self.drafted, 0.0)
         self.drafted += fed_rows > live
-        self.due[:few] = [0] * few
-        self._advance([*accepted, *[0] * (live - few)], (wall - sending) / factor + sending)
+        for text in present:
+            self.due[text] = 0
+        reads = self.reads
+        seconds = (wall - sending) / factor + sending + READING * reads
+        self._advance(dict(zip(present, accepted)), seconds)
         trees = [TreeOutcome(grown, *each) for each in zip(rows, masses, accepted)]
-        trees += [ROOT_ONLY] * (live - few)
         told = wall if fed_rows > live else computed + sending
-        policy.record_step(trees, StepSeconds(computed, told, growing))
+        policy.record_step(trees, UNKNOWN_SECONDS if reads else StepSeconds(computed, told, growing))
 
-    def _advance(self, accepted: Sequence[int], seconds: float) -> None:
+    def _advance(self, accepted: Mapping[int, int], seconds: float) -> None:
+        """Write a step's tokens. accepted: of each text that is being written, besides the root's."""
         self.seconds += seconds
-        for text, count in enumerate(accepted):
+        self.away = [max(steps - 1, 0) for steps in self.away]
+        for text, count in accepted.items():
             self.tokens += 1 + count
             self.due[text] += 1 + count
             self.at[text] = (self.at[text] + 1 + count) % len(self.texts[text])
+            self.left[text] -= 1 + count
+            if self.left[text] <= 0:
+                self.left[text] = self._next_length()
+                self.away[text] = AWAY
+                self.due[text] = self.machine.prompt
 
 
 def _grow(

@@ -120,8 +120,8 @@ class StepCosts:
         # Growth as (seconds by the measured curve, observed seconds).
         self._grown = deque[Point](maxlen=RECENT)
         self._baseline_curve = self._drafted_curve = self._step
-        # Extra seconds by the number of sequences; empty curves, which are 0, unless the host bounds steps.
-        self._baseline_extra = self._drafted_extra = CostCurve()
+        # Extra seconds by the number of sequences; 0 unless the host bounds steps.
+        self._baseline_extra = self._drafted_extra = ExtraSeconds()
         self._growth_line = 0.0, 1.0
         # The growth line, the curve of steps with drafts, and their extra seconds, as at least HELD_STEPS
         # steps have shown them.
@@ -229,11 +229,11 @@ class StepCosts:
             # 8.1 ms with trees of 3 nodes -> extra seconds of 64 sequences: 2.6 ms and 5.2 ms
         """
         steps = [step for kind in self._baseline.values() for step in kind]
-        self._baseline_extra = _by_sequences(
+        self._baseline_extra = ExtraSeconds(
             (sequences, seconds - self._step.at(sequences)) for sequences, seconds in steps
         )
         self._drafted_extra = (
-            _by_sequences(
+            ExtraSeconds(
                 (sequences, seconds - self._step.at(rows)) for rows, seconds, sequences in self._drafted
             )
             or self._baseline_extra
@@ -284,15 +284,33 @@ def _quantile(values: Iterable[float]) -> float:
     return ordered[int((len(ordered) - 1) * QUANTILE)]
 
 
-def _by_sequences(extra: Iterable[Point]) -> CostCurve:
-    """Return a curve of extra seconds by the number of sequences. Empty for no steps.
+class ExtraSeconds:
+    """Seconds of a step beyond the measured curve, by the number of sequences in the step."""
 
-    extra: (sequences, seconds beyond the measured curve) of each step; the seconds may be negative.
-    """
-    kinds = defaultdict[int, list[Point]](list)
-    for sequences, seconds in extra:
-        kinds[int(sequences).bit_length()].append((sequences, seconds))
-    return CostCurve(map(_typical, kinds.values()))
+    def __init__(self, extra: Iterable[Point] = ()) -> None:
+        """Group recorded steps by the bit length of their number of sequences, one typical point per group.
+
+        extra: (sequences, seconds beyond the measured curve) of each step; the seconds may be negative. Without
+            steps, every number of sequences has 0 extra seconds.
+        """
+        groups = defaultdict[int, list[Point]](list)
+        for sequences, seconds in extra:
+            groups[int(sequences).bit_length()].append((sequences, seconds))
+        self._points = [_typical(group) for group in groups.values()]
+
+    def __bool__(self) -> bool:
+        """Return whether any step was recorded."""
+        return bool(self._points)
+
+    def at(self, sequences: int) -> float:
+        """Return the extra seconds of the recorded group that is nearest in the ratio of sequences. Nothing is
+        extrapolated: numbers of sequences that never ran cost too little rather than too much, so that they
+        are tried.
+
+        sequences: Number of sequences, at least 1.
+        """
+        nearest = min(self._points, key=lambda point: abs(math.log(point[0] / sequences)), default=(1, 0.0))
+        return nearest[1]
 
 
 def _typical(seen: Iterable[Point]) -> Point:
@@ -515,10 +533,13 @@ class DraftPolicy(BudgetPolicy):
         added = live / sequences * self._worth.best(self._levels, self._each)[levels - 1, :each]
         safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
         if not hopeful.any():
-            return 1 / REGRET_SHARE if most == self._levels else LOOK_STEPS
+            return 1 / REGRET_SHARE if most == self._levels and self._since_look <= HELD_STEPS else LOOK_STEPS
         allowed = hopeful & (safe & (self._regret.pool > 0) | (needed <= self._regret.available))
         if not allowed.any():
-            return max(self._regret.steps_until(float(needed[hopeful].min())), LOOK_STEPS)
+            if self._since_look > HELD_STEPS:
+                return LOOK_STEPS
+            steps = self._regret.steps_until(float(needed[hopeful].min()))
+            return min(max(steps, LOOK_STEPS), 1 / REGRET_SHARE)
         rates = sequences * (1 + added) / seconds
         best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
