@@ -532,11 +532,15 @@ class DraftPolicy(BudgetPolicy):
         hopeful = stakes < live / sequences * np.minimum(levels[:, None], nodes)
         added = live / sequences * self._worth.best(self._levels, self._each)[levels - 1, :each]
         safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
+        # Where the host bounds a step, other work of the machine slows steps with and without drafts alike.
+        # So the baseline is measured anew before a long pause.
+        stale = not self._stepwise and self._since_look > HELD_STEPS
         if not hopeful.any():
-            return 1 / REGRET_SHARE if most == self._levels and self._since_look <= HELD_STEPS else LOOK_STEPS
-        allowed = hopeful & (safe & (self._regret.pool > 0) | (needed <= self._regret.available))
+            return LOOK_STEPS if stale or most < self._levels else 1 / REGRET_SHARE
+        may_borrow = not self._stepwise and self._regret.pool > 0
+        allowed = hopeful & (safe & may_borrow | (needed <= self._regret.available))
         if not allowed.any():
-            if self._since_look > HELD_STEPS:
+            if stale:
                 return LOOK_STEPS
             steps = self._regret.steps_until(float(needed[hopeful].min()))
             return min(max(steps, LOOK_STEPS), 1 / REGRET_SHARE)
@@ -545,7 +549,7 @@ class DraftPolicy(BudgetPolicy):
         level, node = np.unravel_index(best, rates.shape)
         self._rate = max(float(rates[level, node]), sequences / baseline)
         self._regret_stake = float(stakes[level, node])
-        self._safe = bool(safe[level, node])
+        self._safe = may_borrow and bool(safe[level, node])
         self._nodes = int(nodes[node])
         self._choice = live, self._others, int(levels[level])
         self._held = min(max(self.costs.known, 2), HELD_STEPS)
