@@ -366,13 +366,14 @@ class RegretBudget:
 
     def record(self, gained: float, steps: float = 1.0) -> None:
         """Book the result of drafting. The budget is bounded above by 2 * REGRET, the pool by POOL * REGRET.
+        Both are bounded below by -REGRET, so that one bad phase does not end drafting for good.
 
         gained: Baseline steps that drafting saved; negative if drafting cost time.
         steps: Number of steps that passed. Each adds REGRET_SHARE to the budget.
         """
         more = gained + REGRET_SHARE * steps
-        self.available = min(self.available + more, 2 * REGRET)
-        self.pool = min(self.pool + more, POOL * REGRET)
+        self.available = min(max(self.available + more, -REGRET), 2 * REGRET)
+        self.pool = min(max(self.pool + more, -REGRET), POOL * REGRET)
 
     def begin_sequences(self) -> None:
         """Grant the budget of new sequences, which have lost nothing yet: up to REGRET, out of the pool."""
