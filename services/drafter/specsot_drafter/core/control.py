@@ -204,9 +204,10 @@ class StepCosts:
         """
         passes = float(self._passes(grown)[levels - 1])
         (offset, slope), curve, extra = self._shown
+        computing = curve.at(rows) + extra.at(sequences)
         if growing:
-            self._grown.append((passes, min(growing, 2 * (offset + slope * passes))))
-        computing = min(max(seconds - growing, 0.0), 2 * (curve.at(rows) + extra.at(sequences)))
+            self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
+        computing = min(max(seconds - growing, 0.0), 2 * computing)
         self._drafted.append((rows, computing, sequences))
 
     def learn(self) -> None:
@@ -366,13 +367,13 @@ class RegretBudget:
 
     def record(self, gained: float, steps: float = 1.0) -> None:
         """Book the result of drafting. The budget is bounded above by 2 * REGRET, the pool by POOL * REGRET.
-        Both are bounded below by -REGRET, so that one bad phase does not end drafting for good.
+        The pool is bounded below by -REGRET, so that one bad phase does not end drafting for good.
 
         gained: Baseline steps that drafting saved; negative if drafting cost time.
         steps: Number of steps that passed. Each adds REGRET_SHARE to the budget.
         """
         more = gained + REGRET_SHARE * steps
-        self.available = min(max(self.available + more, -REGRET), 2 * REGRET)
+        self.available = min(self.available + more, 2 * REGRET)
         self.pool = min(max(self.pool + more, -REGRET), POOL * REGRET)
 
     def begin_sequences(self) -> None:
@@ -544,7 +545,7 @@ class DraftPolicy(BudgetPolicy):
             if stale:
                 return LOOK_STEPS
             steps = self._regret.steps_until(float(needed[hopeful].min()))
-            return min(max(steps, LOOK_STEPS), 1 / REGRET_SHARE)
+            return max(steps, LOOK_STEPS)
         rates = sequences * (1 + added) / seconds
         best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
