@@ -17,7 +17,8 @@ def resolve_model(named: str | Path) -> Path:
 
     named: the text of --model or --draft-model, or a path.
 
-    Raises ModelError, in one line.
+    Raises ModelError, in one line, if there is no such model, if it is not supported, or if it cannot be
+    fetched.
     """
     place = Path(named).expanduser()
     if not place.exists() and (name := hub_name(str(named))):
@@ -36,7 +37,9 @@ def resolve_model(named: str | Path) -> Path:
 def describe_model(named: str | Path) -> Path:
     """Return the directory like `resolve_model`, but fetch only config and weight index from the hub.
 
-    named: the text of --model or --draft-model, or a path. Raises ModelError.
+    named: the text of --model or --draft-model, or a path.
+
+    Raises ModelError, in one line, as `resolve_model` does, and for a GGUF file on the hub.
     """
     name = None if Path(named).expanduser().exists() else hub_name(str(named))
     return require_model_directory(fetch_description(name)) if name else resolve_model(named)
@@ -48,6 +51,8 @@ def folder_of_model(directory: Path) -> Path:
     It is the folder of the GGUF file for a GGUF model, else the model directory itself.
 
     directory: the model directory, as `resolve_model` returns it.
+
+    Raises ModelError if the pointer to the GGUF file is broken.
     """
     if not (directory / POINTER).is_file():
         return directory
@@ -66,11 +71,11 @@ def name_of_model(directory: Path) -> str:
 def address_of_model(directory: Path) -> str:
     """Return a name by which a process on another machine, with another cache, finds the same model.
 
-    For a model that is not of the hub, that is its path.
+    For a model that is not of the hub, that is its path: of the GGUF file or of the directory.
 
     directory: the model directory, as `resolve_model` returns it.
 
-    # <cache>/models--owner--name/snapshots/<commit> -> "owner/name@<commit>"
+        # <cache>/models--owner--name/snapshots/<commit> -> "owner/name@<commit>"
     """
     file = directory
     if (directory / POINTER).is_file():

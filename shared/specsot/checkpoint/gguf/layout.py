@@ -50,10 +50,11 @@ class Place:
     kind: ggml's number of the tensor's type.
     shape: Shape of the tensor, rows first.
     begin: Offset in the file, in bytes.
-    bytes: Size in bytes.
+    bytes: Size of the tensor in bytes.
     order: How to reorder the rows: the axes that the rows are split into, and the order in which these axes
         should be; None: rows stay as stored. See `_order`.
-    more: Number that the converter added to all numbers of the tensor; the reader subtracts it.
+    more: Number that the converter added to all elements of the tensor; the reader subtracts it. 0 for most
+        tensors.
     """
 
     file: str
@@ -121,10 +122,12 @@ def _layers(header: Header) -> int:
 
 
 def _particulars(kind: str, header: Header) -> dict[str, Any]:
-    """Return the config fields that only some families have; nothing for other families.
+    """Return the config fields that only some families have; an empty dict for other families.
 
     kind: the model_type.
     header: the header of the GGUF file.
+
+    Raises ModelError if a number that the family needs is missing.
     """
     window = header.get("attention.sliding_window") or None
     if kind == "mixtral":
@@ -212,9 +215,11 @@ def _embedding(header: Header) -> StoredTensor:
 
 
 def _rope_scaling(header: Header) -> dict[str, Any] | None:
-    """Return the `rope_scaling` of the config, or None. Raises ModelError for an unsupported kind.
+    """Return the `rope_scaling` of the config, or None if positions are not scaled.
 
     header: the header of the GGUF file.
+
+    Raises ModelError for an unsupported kind.
     """
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor")
@@ -284,10 +289,11 @@ def _numbers(header: Header, name: str) -> NDArray[np.float32]:
 def _llama3_scaling(header: Header) -> dict[str, Any]:
     """Recover the settings of Llama 3's rotary scaling from the frequency divisors that the file has.
 
-    Llama 3.1 to 3.3 all use the same low and high factors and original context; only `factor` differs. Raises
-    ModelError if the divisors do not follow from these settings.
+    Llama 3.1 to 3.3 all use the same low and high factors and original context; only `factor` differs.
 
     header: the header of a GGUF file with the tensor ROPE_FREQS.
+
+    Raises ModelError if the divisors do not follow from these settings.
     """
     factors = _numbers(header, ROPE_FREQS)
     theta = header.get("rope.freq_base", 10000.0)
@@ -314,6 +320,8 @@ def _llama3_scaling(header: Header) -> dict[str, Any]:
 
 def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     """Return the place of every tensor by the name that Transformers gives it.
+
+    Rotary factors and the tensors of layers that predict further tokens are left out.
 
     header: the header of the GGUF file.
     config: the fields of config.json, see `config_of`.
@@ -347,11 +355,13 @@ def _unread_prefixes(header: Header) -> tuple[str, ...]:
 def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
     """Yield Transformers' name and the place of a stored tensor; of stacked experts, those of each expert.
 
-    # "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"
+    Yields nothing if the family has no such tensor.
 
     stored: name of the tensor in the file.
     place: where the tensor is stored.
     config: the fields of config.json.
+
+        # "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"
     """
     family = FAMILIES[config["model_type"]]
     names = family.names
@@ -461,7 +471,7 @@ class BlockSizes:
     """Computes how many bytes tensors take, by the tables of the gguf package."""
 
     def __init__(self) -> None:
-        """Raises ModelError if the gguf package is not installed."""
+        """Load the tables. Raises ModelError if the gguf package is not installed."""
         try:
             from gguf import constants, quants
         except ImportError:
@@ -471,7 +481,7 @@ class BlockSizes:
         self._known: dict[int, tuple[int, int]] = {}
 
     def count(self, stored: StoredTensor, where: str) -> int:
-        """Return the bytes of a tensor.
+        """Return the size of a tensor in bytes.
 
         stored: the tensor as the header lists it.
         where: the file and the tensor's name, for error messages.
@@ -493,7 +503,7 @@ class BlockSizes:
         return total
 
     def _find(self, kind: int, where: str) -> tuple[int, int]:
-        """Return how many numbers and how many bytes a block of a ggml type has.
+        """Return how many elements and how many bytes a block of a ggml type has.
 
         kind: ggml's number of the type.
         where: the file and the tensor's name, for error messages.

@@ -97,7 +97,9 @@ class StoredTokenizer:
         return tokenizer
 
     def config(self) -> dict[str, Any]:
-        """Return the fields of tokenizer_config.json."""
+        """Return the fields of tokenizer_config.json. Special tokens that the file does not name are left
+        out.
+        """
         names = {field: self._name(stored) for field, stored in SPECIAL.items()}
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -105,7 +107,9 @@ class StoredTokenizer:
         }
 
     def ends(self) -> list[int]:
-        """Return the ids of all tokens that end an answer, ascending."""
+        """Return the ids of all tokens that end an answer, ascending; empty if the file names none and has no
+        known ones.
+        """
         stored = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
         ids = {self._get(f"{one}_token_id") for one in stored} - {None}
         kinds = (CONTROL, USER_DEFINED)
@@ -127,7 +131,10 @@ class StoredTokenizer:
         return self._get("pre", "default")
 
     def _byte_level(self) -> Tokenizer:
-        """Build a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen."""
+        """Build a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen.
+
+        Raises ModelError if the file's rule of splitting text is not known.
+        """
         splits = SPLITS.get(self._pre)
         if splits is None:
             raise self._error(f"tokenizer.ggml.pre {self._pre!r} is not known here")
@@ -140,7 +147,11 @@ class StoredTokenizer:
         return tokenizer
 
     def _sentencepiece(self) -> Tokenizer:
-        """Build a sentencepiece BPE tokenizer, as in Llama 2 and Gemma."""
+        """Build a sentencepiece BPE tokenizer, as in Llama 2 and Gemma. Without merges, those that the scores
+        imply are used.
+
+        Raises ModelError if there are neither merges nor scores.
+        """
         merges = [tuple(one.split(" ", 1)) for one in self._get("merges", [])] or list(self._implied_merges())
         unknown = self._name("unknown") or "<unk>"
         tokenizer = Tokenizer(BPE(self._ids(), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -161,7 +172,9 @@ class StoredTokenizer:
         """Return the merges that a sentencepiece vocabulary without merges implies, the first one first.
 
         Sentencepiece joins the pair that makes the token with the best score. Gemma's scores are replaced by
-        the order of its tokens: the first token is the best. Raises ModelError if there are no scores.
+        the order of its tokens: the first token is the best.
+
+        Raises ModelError if there are no scores.
         """
         ids = self._ids()
         scores = self._get("scores", [])
@@ -178,11 +191,12 @@ class StoredTokenizer:
         return ((left, right) for *_, left, right in sorted(pairs, key=lambda pair: pair[:3]))
 
     def _ids(self) -> dict[str, int]:
-        """Return the vocabulary, without padding."""
+        """Return the vocabulary as token id by token, without the tokens that only pad the lm_head."""
         return {token: id for id, token in enumerate(self._tokens) if not self._is_padding(id)}
 
     def _is_padding(self, id: int) -> bool:
-        """Tell whether a token only pads the lm_head; converters name such tokens [PAD151935], say.
+        """Return whether a token only pads the lm_head; converters name such tokens "[PAD151935]", for
+        example.
 
         id: the token's id.
         """
@@ -194,16 +208,19 @@ class StoredTokenizer:
         return list(dict.fromkeys([*self._of_type(CONTROL), *named]))
 
     def _of_type(self, kind: int) -> list[str]:
-        """Return the tokens of one type, by ascending id.
+        """Return the tokens of one type, by ascending id; empty if there are none.
 
         kind: llama.cpp's number of the type.
         """
         return [token for token, one in zip(self._tokens, self._types) if one == kind]
 
     def _name(self, special: str) -> str | None:
-        """Return the token of a special id, such as "bos", or None. Raises ModelError for a wrong id.
+        """Return the token of a special id, or None if the file does not name the id or if the token is
+        padding.
 
-        special: GGUF's name of the special token.
+        special: GGUF's name of the special token, such as "bos".
+
+        Raises ModelError if the id is outside of the vocabulary.
         """
         id = self._get(f"{special}_token_id")
         if id is None:
