@@ -30,12 +30,12 @@ class Forecast:
     A value is None while too little was measured to predict it. Eight of ten answers ended between the
     bounds.
 
-    direct: for a direct answer.
-    planned: for a planned answer.
-    direct_min: lower bound for a direct answer.
-    direct_max: upper bound for a direct answer.
-    planned_min: lower bound for a planned answer.
-    planned_max: upper bound for a planned answer.
+    direct: predicted seconds of a direct answer.
+    planned: predicted seconds of a planned answer.
+    direct_min: lower bound of the seconds of a direct answer.
+    direct_max: upper bound of the seconds of a direct answer.
+    planned_min: lower bound of the seconds of a planned answer.
+    planned_max: upper bound of the seconds of a planned answer.
     """
 
     direct: float | None = None
@@ -136,7 +136,7 @@ class BranchStarted:
 
     branch: id of the branch's point.
     title: title of the point.
-    budget: the branch's token limit.
+    budget: the branch's limit, in tokens.
     """
 
     branch: int

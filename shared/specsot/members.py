@@ -144,11 +144,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Bytes that the weights of a base model take.
+    """Sizes of a base model's weights, in bytes.
 
-    layer: of its largest layer.
-    first: of the part before its first layer, the embedding.
-    last: of the part after its last layer, the final norm and the lm_head.
+    layer: bytes of the model's largest layer.
+    first: bytes of the part before the first layer, the embedding.
+    last: bytes of the part after the last layer, the final norm and the lm_head.
     """
 
     layer: int
@@ -532,7 +532,10 @@ class DrafterLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeaving:
-    """A member, or the master, is about to leave, after SIGTERM for example."""
+    """A message that a member, or the master, is about to leave, after SIGTERM for example.
+
+    reason: why the sender leaves, in words.
+    """
 
     reason: str = "shutting down"
 
@@ -548,7 +551,7 @@ class Tap:
 
     epoch: number of the epoch.
     layer: the layer whose input the slice multiplies.
-    weight: [width, hidden_size] tensor.
+    weight: [width, hidden_size] tensor, where `width` is the number of columns of the fused features.
     """
 
     epoch: int
@@ -564,8 +567,8 @@ class KvRows:
     sequence: id of the sequence.
     layer: number of the layer. The number after the last layer stands for the sequence's features.
     first: number of the first row; the rows are first, first + 1, ....
-    rows: [rows, numbers per row] tensor. None if no rows will arrive, because the sequence has ended or has
-        no features.
+    rows: [rows, width] tensor, where `width` is the number of elements of a row. None if no rows will arrive,
+        because the sequence has ended or has no features.
     """
 
     epoch: int

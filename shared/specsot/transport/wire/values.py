@@ -313,8 +313,8 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     end = ENDS.decode(number) if (number := message.end) else None
     known_chances = tuple(map(decode_logprob, chances)) if chances else ()
     forced = tuple(message.forced)
-    told = message.prompt_chances
-    prompt = tuple(map(decode_logprob, told)) if told else ()
+    encoded_prompt_chances = message.prompt_chances
+    prompt = tuple(map(decode_logprob, encoded_prompt_chances)) if encoded_prompt_chances else ()
     dropped = check_ascending(message.dropped, "dropped draft rounds")
     return frames.Outcome(
         message.sequence,
