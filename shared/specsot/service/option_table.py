@@ -46,12 +46,12 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """How text becomes a value, and a value text.
+    """A kind of option values: how text becomes a value, and a value text.
 
     metavar: the placeholder in --help. Empty if `choices` are shown instead.
     read: returns the value of a text, or raises ValueError, which says what is wrong.
     write: returns the text of a value.
-    choices: the possible texts, if they can be listed.
+    choices: the possible texts, if they can be listed; otherwise empty.
     """
 
     metavar: str
@@ -65,22 +65,22 @@ class Option:
     """The description of one option.
 
     help: one or two sentences for --help.
-    flag: name of the flag, if it is not the field's name.
+    flag: name of the flag, without dashes in front. None: the field's name with dashes for underscores.
     aliases: flags of other systems, such as vLLM, with the same meaning.
     former: earlier names of the flag. They keep their meaning, as flags, as keys of a file and as variables.
     tier: "common" options are shown by `--help`, "expert" ones by `--help=all`. None: the tier of the class
         that declares the field (its TIER), else that of the field which holds the class, else "common".
-    kind: how text becomes a value, if the field's type does not determine it.
-    metavar: the placeholder in --help, if the type's own is not clear.
-    least: the smallest possible number.
-    most: the largest possible number.
-    unset: what applies if no value is given and the default is None, for --help.
+    kind: how text becomes a value. None: the field's type determines it.
+    metavar: the placeholder in --help. None: that of the kind.
+    least: the smallest possible number. None: no lower bound.
+    most: the largest possible number. None: no upper bound.
+    unset: what applies if no value is given and the default is None, for --help. None: nothing is shown.
     words: how "off" and "on" are written if a switch takes a value.
     paired: True if a switch also has the flag `--no-x`.
     keywords: names of the option in other systems' Python calls, each with a function that converts their
         value. These names are also flags of commands, which --help does not show (docs/seeds.md does).
     fills: a function of the option's value and of all given values, by flag. Returns the given values with
-        additional ones that this option implies.
+        additional ones that this option implies. None: the option implies none.
     positional: True for an argument without a flag.
     secret: True if the value comes only from the environment, because all users of a machine can read command
         lines, and files are copied.
@@ -149,16 +149,17 @@ def other_names() -> Mapping[tuple[str, str], OtherNames]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Which options of a settings dataclass a program offers, and how they differ. Keys are names of fields.
+    """A selection of a settings dataclass's options: which of them a program offers, and how they differ.
+    Keys are names of fields.
 
     only: the offered fields. Empty: all.
     without: fields that are not offered.
-    defaults: other defaults.
-    unset: other descriptions of what applies without a value.
-    flags: other flags.
-    help: other help texts.
-    choices: fewer choices.
-    inner: what is offered of nested dataclasses.
+    defaults: other defaults, by field.
+    unset: other descriptions of what applies without a value, by field.
+    flags: other flags, by field.
+    help: other help texts, by field.
+    choices: fewer choices, by field.
+    inner: what is offered of the nested dataclass in a field.
     """
 
     only: tuple[str, ...] = ()
@@ -308,8 +309,9 @@ def _entries(kind: type, offer: Offer, heading: str, tier: Tier, path: tuple[str
 
 
 def _with_other_names(option: Option, owner: str, name: str) -> Option:
-    """Return the option with the names that other systems give to it.
+    """Return the option with the names that other systems give to it; unchanged if there are none.
 
+    option: the field's description.
     owner: name of the settings class that declares the field.
     name: name of the field.
     """
@@ -325,7 +327,7 @@ def _declaring(kind: type, name: str) -> type:
     """Return the class that declares a field: `kind` or one that it inherits from.
 
     kind: the dataclass.
-    name: name of the field.
+    name: name of the field, which one of the classes declares.
     """
     return next(one for one in kind.__mro__ if name in get_annotations(one))
 
@@ -696,7 +698,7 @@ ORIGINS = list_kind(
 
 
 class InactiveOption(UserWarning):
-    """An option was given that has no effect under the other settings."""
+    """A warning that an option was given that has no effect under the other settings."""
 
 
 def warn_inactive(reason: str) -> None:

@@ -175,13 +175,15 @@ def open_channel(
     name: str | None = None,
     keepalive: Keepalive = LINK,
 ) -> grpc.aio.Channel:
-    """Return a channel that has not connected yet. Raises InvalidRequest if TLS files are invalid.
+    """Return a channel that has not connected yet.
 
     address: the peer's address, host:port or unix:path.
     largest: bytes of the largest message in either direction.
     tls: the TLS files; with a CA, the channel uses TLS.
     name: with TLS, the name that the peer's certificate must have. None: the dialed host.
     keepalive: when a silent connection counts as broken.
+
+    Raises InvalidRequest if TLS files are invalid.
     """
     credentials = channel_credentials(tls)
     options = channel_options(largest, name if credentials else None, keepalive)
@@ -233,7 +235,7 @@ async def greeting(
     call: the stream, to which nothing was written yet.
     first_message: the encoded message.
     timeout_message: the message of the error if no answer arrives in time.
-    timeout_seconds: seconds to wait for the answer.
+    timeout_seconds: seconds to wait for the answer. The context yields None.
 
     Raises the error that the peer raised, and Unavailable if no answer arrives in time.
     """
@@ -327,7 +329,8 @@ def names_of(context: Any) -> frozenset[str] | None:
 
 
 def check_role(names: frozenset[str] | None, peer: str, *roles: Role) -> None:
-    """Raise Refused if a peer's certificate is for none of the roles.
+    """Raise Refused if a peer's certificate is for none of the roles. Do nothing if no certificates are
+    needed.
 
     names: names in the certificate. None if no certificates are needed; then every role is allowed.
     peer: the peer's name, for the error message.

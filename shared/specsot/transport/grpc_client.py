@@ -60,9 +60,12 @@ class MasterClient:
 
         Closing the iterator early cancels the request, unless the request is resumable.
 
+        ask: the request.
         request_id: id of the request. Empty: the master chooses one.
         timeout: seconds that the request may take. None: no limit.
-        ask: the request.
+
+        Raises the error that the master raised, TimedOut if the request takes longer than `timeout`, and
+        Unavailable if the stream ends without `Finished`.
         """
         return self._read(encode_ask(ask, request_id), timeout)
 
@@ -98,7 +101,7 @@ class MasterClient:
             return (await self._master.Cancel(message, metadata=self._metadata)).cancelled
 
     async def info(self) -> Info:
-        """Return the state of the master."""
+        """Return the state of the master. Raises Unavailable if it cannot be reached."""
         with peer_errors():
             response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._metadata)
         return decode_info(response)

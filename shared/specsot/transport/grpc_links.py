@@ -87,7 +87,7 @@ class GrpcWire(Wire):
 
 
 class GrpcDialer:
-    """Opens links over gRPC in the name of `sender`. If a link breaks, `Lost` is put into the inbox, if any.
+    """Opens links over gRPC in the name of one member. Puts `Lost` into its inbox, if any, if one breaks.
 
     Messages to a member of the same machine and user travel over a unix socket if that member offers one.
     """
@@ -110,7 +110,7 @@ class GrpcDialer:
 
         address: the member's address.
         epoch: number of the epoch to which the link belongs.
-        kind: what the member must be.
+        kind: what the member must be, "worker" or "drafter".
 
         Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version.
         """
@@ -166,7 +166,10 @@ class GrpcDialer:
 
 
 class RingService(ring_pb2_grpc.RingServicer):
-    """The receiving end of every link to this member, which puts decoded messages into the member's inbox."""
+    """The receiving end of every link to this member, which puts decoded messages into the member's inbox.
+
+    name: name of this member, which peers are told.
+    """
 
     def __init__(
         self,
@@ -324,11 +327,13 @@ async def negotiate(
 async def _meet(
     channel: grpc.aio.Channel, request: ring_pb2.MeetRequest, timeout_seconds: float
 ) -> ring_pb2.MeetResponse:
-    """Call `Ring.Meet` and return its response. Raises the error that the peer raised.
+    """Call `Ring.Meet` and return its response.
 
     channel: a connected channel to the peer.
     request: the request.
     timeout_seconds: seconds to wait for the response.
+
+    Raises the error that the peer raised, and TimedOut if no response arrives in time.
     """
     with peer_errors():
         return await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=timeout_seconds)

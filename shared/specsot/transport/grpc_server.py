@@ -34,7 +34,7 @@ HEADER = "authorization"
 
 
 def authorization_of(metadata: Any) -> str | None:
-    """Return the authorization header of a call, or None unless there is exactly one.
+    """Return the authorization header of a call. None if there is none, or several.
 
     metadata: the call's (key, value) pairs, or None.
     """

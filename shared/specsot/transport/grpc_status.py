@@ -108,7 +108,10 @@ def error_of(failure: AioRpcError) -> errors.SpecsotError:
 
 @contextlib.contextmanager
 def peer_errors() -> Generator[None]:
-    """A context for a gRPC call, which raises the error that the peer raised."""
+    """A context for a gRPC call, in which the error that the peer raised is raised as such. Yields None.
+
+    Failures of the network become Unavailable.
+    """
     try:
         yield
     except AioRpcError as failure:

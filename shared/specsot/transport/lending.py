@@ -37,7 +37,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class LendingService(models_pb2_grpc.ModelsServicer):
-    """The serving side: lends the files of a directory once `open` has named the directory."""
+    """The serving side of lending: lends the files of a directory once `open` has named the directory.
+
+    name: name of this member, for error messages.
+    """
 
     def __init__(self, name: str = "") -> None:
         """name: name of this member, for error messages."""
@@ -54,7 +57,7 @@ class LendingService(models_pb2_grpc.ModelsServicer):
         models_pb2_grpc.add_ModelsServicer_to_server(self, server)
 
     def open(self, directory: Path, fingerprint: str) -> None:
-        """Lend the files of a directory from now on.
+        """Lend the files of a directory from now on, in the place of an earlier one.
 
         directory: the model's directory.
         fingerprint: fingerprint of the model in the directory, see `specsot.checkpoint.fingerprint`.
@@ -132,7 +135,7 @@ class LendingService(models_pb2_grpc.ModelsServicer):
 
 
 class Lenders:
-    """The fetching side: reads files from any of the members that the master names as lenders.
+    """The fetching side of lending: reads files from any of the members that the master names as lenders.
 
     fingerprint: fingerprint of the fleet's model. Empty until a lender was found.
     """
@@ -140,7 +143,7 @@ class Lenders:
     def __init__(
         self, name: str, master: str, tls: Tls = PLAIN, timeout_seconds: float = LENDER_TIMEOUT_SECONDS
     ) -> None:
-        """Belongs to the running event loop, but `read` must be called on another thread.
+        """Must be created on the event loop that serves `read`, which is called on another thread.
 
         name: name of this member.
         master: address of the master.

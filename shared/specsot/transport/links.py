@@ -94,7 +94,8 @@ class SendQueue(Generic[T]):
         self._wake()
 
     def lose(self, reason: str) -> None:
-        """Mark the link as lost, which ends `write_all`. Only the first reason is kept.
+        """Mark the link as lost, which ends `write_all`. Does nothing if the link is lost already, so that
+        the first reason stays.
 
         reason: why the link is lost, in one clear line.
         """
@@ -108,7 +109,8 @@ class SendQueue(Generic[T]):
         heartbeat: T | None = None,
         heartbeat_seconds: float = math.inf,
     ) -> None:
-        """Write messages until the queue is finished or lost.
+        """Write messages until the queue is finished or lost. After a loss, the messages that are left are
+        not written.
 
         write: writes one message, and returns when there is room for more.
         heartbeat: a message that is written after `heartbeat_seconds` without any other message. None: no
@@ -217,7 +219,8 @@ class Link(Protocol):
     async def close(self) -> bool | None:
         """End the link after all sent messages have arrived.
 
-        Returns False if messages did not arrive, or if that is unknown.
+        Returns True if they have arrived, as far as this end knows, False if they have not or if that is
+        unknown, and None if the link does not tell, because no message can be lost within a process.
         """
         ...
 
@@ -286,13 +289,15 @@ class Dialers:
 
         address: the member's address.
         epoch: number of the epoch to which the link belongs.
-        kind: what the member must be.
+        kind: what the member must be, "worker" or "drafter".
+
+        Raises Unavailable if the peer cannot be reached, and Refused if it rejects the link.
         """
         return await self._current.dial(address, epoch, kind)
 
 
 class Inbox:
-    """The receiving end of all of a member's links: one queue, arrivals in order per sender."""
+    """The receiving end of all of a member's links: an unbounded queue, with arrivals in order per sender."""
 
     def __init__(self) -> None:
         """Make an empty inbox."""
@@ -326,7 +331,10 @@ class Inbox:
 
 
 class LocalLink:
-    """A link within one process, which passes the values themselves without a copy."""
+    """A link within one process, which passes the values themselves without a copy.
+
+    drafter: the receiving drafter, if it computes on the sender's thread; otherwise None.
+    """
 
     def __init__(
         self,
@@ -374,8 +382,8 @@ class LocalLink:
         return self._prepare(message) if self._prepare else message
 
     async def close(self) -> None:
-        """End the link: later messages raise Unavailable. Messages that were sent are in the inbox
-        already.
+        """End the link: later messages raise Unavailable. Messages that were sent are in the inbox already.
+        Closing it again does nothing.
         """
         self._open = False
 

@@ -114,13 +114,17 @@ class Channel:
         self._sent.clear()
 
     def _join(self, device: torch.device) -> None:
-        """Connect to the other end by sending one number.
+        """Connect to the other end by sending one number. Do nothing if the ends are connected or the channel
+        is closed.
 
         NCCL connects only when the first bytes are sent, and the sender waits for the other end meanwhile.
         This must not happen on the event loop, because that may still have to write the header that makes the
         other end connect.
 
         device: the device of the tensors, which decides between NCCL and gloo.
+
+        Raises Unavailable if the other end does not connect in time, or if the two devices cannot be
+        connected.
         """
         use_device(str(device))
         greeting = torch.zeros(1, device=device)
@@ -209,8 +213,8 @@ def _check_devices(store: Any, end: End, device: torch.device) -> None:
 def _abort(group: Any, held: list[Any]) -> None:
     """Abort a process group. NCCL's kernels would otherwise wait on the device without end.
 
-    held: the tensors that are being sent, which must stay in memory until the group is aborted.
     group: the process group.
+    held: the tensors that are being sent, which must stay in memory until the group is aborted.
     """
     group.abort()
     held.clear()
@@ -241,8 +245,9 @@ def pack(stamp: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 
 class ReceivedTensors:
-    """The tensors of one frame that a channel delivers, whose types and shapes the frame's header
-    announced.
+    """The tensors of one frame that a channel delivers. The frame's header announced their types and shapes.
+
+    stamp: the received stamp, or None before the tensors were received.
     """
 
     def __init__(self, channel: Channel, number: int, announced: Sequence[SeparateTensor]) -> None:
@@ -432,7 +437,7 @@ class DirectDialer:
 
         address: the member's address.
         epoch: number of the epoch to which the link belongs.
-        kind: what the member must be. A drafter gets no channel.
+        kind: what the member must be, "worker" or "drafter". A drafter gets no channel.
 
         Raises Unavailable if the peer cannot be reached, and if a worker is on another machine.
         """
@@ -498,7 +503,11 @@ class DirectLink:
         self._channel.deliver(pack(stamp, [rows for rows in (hidden, fused) if rows is not None]))
 
     async def close(self) -> bool | None:
-        """End the link, then the channel. Returns what `close` of the link returns."""
+        """End the link, then the channel.
+
+        Returns what `close` of the link returns: whether all messages have arrived, or None if that is not
+        told.
+        """
         delivered = await self._link.close()
         self._channel.close()
         return delivered

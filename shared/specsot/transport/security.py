@@ -20,7 +20,7 @@ Stamp = tuple[int, int, int] | None
 
 
 class WatchedFiles(Generic[T]):
-    """A value that is read from files, and read again when the files change."""
+    """A value that is read from files, and read again when their modification time, size or inode changes."""
 
     def __init__(self, paths: Iterable[Path], read: Callable[[], T], fallback: T | None = None) -> None:
         """paths: the files. Their status is compared at each call of `value`.
@@ -201,7 +201,7 @@ def _no_password() -> str:
 
 
 def _complaint(cert: Path, key: Path, error: Exception) -> str:
-    """Return the message for a certificate or key that cannot be loaded.
+    """Return the message for a certificate or key that cannot be loaded, which names the file.
 
     cert: path of the certificate.
     key: path of the key.
@@ -372,7 +372,8 @@ def _digest(token: str) -> bytes:
 
 
 def exposed(address: str) -> bool:
-    """Return whether other machines may reach an address: it is neither a unix socket nor loopback.
+    """Return whether other machines may reach an address. False for a unix socket, and for localhost and
+    other loopback addresses.
 
     Host names other than localhost count as reachable.
 

@@ -256,7 +256,7 @@ class SocketEvents:
 
 
 def event_in_words(error: zmq.ZMQError) -> str:
-    """Return the reason of a ZMQ error in words.
+    """Return the reason of a ZMQ error in words, such as "address already in use".
 
     error: the error that pyzmq raised.
     """
@@ -296,9 +296,7 @@ class ZmqWire(Wire):
 
 
 class ZmqDialer:
-    """Opens links over ZMQ in the name of `sender`. If a link breaks, `Lost` is put into the inbox, if
-    any.
-    """
+    """Opens links over ZMQ in the name of one member. Puts `Lost` into its inbox, if any, if one breaks."""
 
     def __init__(self, sender: str, sockets: Sockets, inbox: Inbox | None = None, tls: Tls = PLAIN) -> None:
         """sender: name of the dialing member.
@@ -316,7 +314,7 @@ class ZmqDialer:
 
         address: the member's address.
         epoch: number of the epoch to which the link belongs.
-        kind: what the member must be.
+        kind: what the member must be, "worker" or "drafter".
 
         Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version, and
         WireError if its answer is invalid.
@@ -400,7 +398,7 @@ class ZmqHost:
         self._links: set[asyncio.Task[None]] = set()
 
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
-        """Open an endpoint for one link from this peer, whose public key is `key`.
+        """Open an endpoint for one link from this peer.
 
         peer: the peer that will connect.
         key: the peer's public CURVE key. Empty over a unix socket.

@@ -251,14 +251,20 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
 
 
 def encode_parent(parent: frames.ParentNode | None) -> ring_pb2.ParentNode | None:
-    """Return the message of the node that a tree grows from, or None for the verified root."""
+    """Return the message of the node that a tree grows from, or None for the verified root.
+
+    parent: the unverified node, or None for the verified root.
+    """
     if parent is None:
         return None
     return ring_pb2.ParentNode(draft_round=parent.draft_round, node=parent.node)
 
 
 def decode_parent(message: ring_pb2.ParentNode) -> frames.ParentNode:
-    """Return the node that a tree grows from."""
+    """Return the node that a tree grows from.
+
+    message: the node's draft round and number, as a member sent them. Neither is checked here.
+    """
     return frames.ParentNode(message.draft_round, message.node)
 
 
@@ -301,6 +307,8 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
 
 def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     """Return the outcome of a message.
+
+    message: the verification result of one segment, as a member sent it.
 
     Raises WireError if accepted nodes or dropped draft rounds do not ascend, or if log-probabilities do not
     match the tokens.
