@@ -60,7 +60,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """How an EAGLE tree grows.
+    """The shape of EAGLE trees: how deep and wide they grow, and how many nodes are kept.
 
     The fields count as the published EAGLE code does, unlike the flags: `depth` does not count the first
     level, and `nodes` counts the root. `--draft-depth 8 --draft-nodes 23` are a depth of 7 and 24 nodes. The

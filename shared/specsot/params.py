@@ -147,7 +147,7 @@ def check_length(context_tokens: int, tokens: int = 0, characters: int = 0, comp
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a target token is sampled from logits.
+    """Sampling parameters of a request: how a target token is sampled from logits.
 
     temperature: divisor of the logits. 0 means argmax.
     top_p: only the likeliest tokens with this total probability are sampled. 1 means all. 0 leaves only the
@@ -227,7 +227,7 @@ MAX_NEW_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many tokens a request may generate, and with how many branches at once.
+    """Token limits of a request: how many tokens it may generate, and with how many branches at once.
 
     max_new_tokens: bounds all tokens that are generated for a request: those of a direct answer; or those of
         the plan, which takes at most half of them, of the headings and of all branches. None, for which many
@@ -630,7 +630,7 @@ def refuse(reason: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A constraint on the whole answer.
+    """A constraint on the whole answer of a request.
 
     kind: "json_object" for any JSON object, "json_schema", "regex", or "choice" for one of several texts.
     texts: one text, the JSON schema or the regular expression (Rust's dialect, matching the whole answer);

@@ -60,7 +60,7 @@ Read = Callable[[str, int, int, Put], None]
 
 @dataclass(frozen=True, slots=True)
 class LentFile:
-    """A file that a member offers.
+    """A file of a model that a member offers to other members.
 
     size: Size of the file in bytes.
     text: True for a text file, which every member needs as a whole; False for weights.

@@ -24,7 +24,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the tensors of one family, without `.weight` and `.bias`. An empty name means: no such tensor.
+    """Names of the tensors of one family of base models, without `.weight` and `.bias`. An empty name means:
+    no such tensor.
 
     embedding: The embedding.
     norm: The final norm.
@@ -138,7 +139,8 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The sizes of gated delta layers.
+    """Sizes of a model's gated delta layers, which have a recurrent state instead of attention, and which
+    layers these are.
 
     key_heads: Number of query heads and of key heads.
     value_heads: Number of value heads.
@@ -191,7 +193,8 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The defaults of one model_type; the defaults of this class are Llama's.
+    """A family of base models (one model_type): its tensor names, and defaults of what configs leave out. The
+    defaults of this class are Llama's.
 
     Many fields are defaults for a field of config.json, used if the config does not have it.
 

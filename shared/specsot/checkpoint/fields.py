@@ -34,7 +34,7 @@ def read_json(source: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Checked access to one JSON object.
+    """Checked access to one JSON object, such as the config.json of a model directory.
 
     A null counts as absent. If a method's `default` is None, the field is required.
 

@@ -99,7 +99,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The number format of some matrices.
+    """Some matrices of a model that is published quantized, and their number format.
 
     names: Which matrices: names of modules, names of module classes, or "re:" followed by a pattern.
     numbers: Their number format.
@@ -124,7 +124,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """How a model's matrices are published quantized.
+    """The way in which a model's matrices are published quantized.
 
     method: The quantization method.
     targets: Number formats, and which matrices have them; the first one is the default.

@@ -50,7 +50,8 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Start a sequence with the KV of the first `length` tokens of another one.
+    """The source of a forked sequence: the sequence starts with the KV of the first `length` tokens of
+    another one.
 
     sequence: id of the source, which must still be open.
     length: number of tokens to share; the source has committed at least as many.
@@ -75,7 +76,7 @@ class ReusedKV:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A sequence as every stage must know it.
+    """The opening of a sequence: what every stage and the drafter must know of it before its first token.
 
     sequence: id of the sequence. Ids are never reused within a fleet's life.
     prompt: length of the whole prompt in tokens, the forked part included.
@@ -280,7 +281,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of one token.
+    """The log-probability of one token, and of the likeliest alternatives at its position.
 
     logprob: natural log-softmax of the model's own logits at the token.
     top: (token id, log-probability) of the likeliest tokens at the same position, likeliest first.
@@ -443,7 +444,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The master's order to stage 0 to open a sequence.
+    """The master's order to stage 0 to open a sequence: its opening, its prompt and its lease.
 
     opening: the description that every stage gets.
     tokens: the prompt's token ids, without the forked ones.

@@ -26,7 +26,7 @@ _ENDS = re.compile(r"(?<![\d０-９])[:：]|\.(?=\s)|\s[-–—]\s|——")
 
 
 class ListReader:
-    """Reads a numbered list in pieces of any size, with the interface of `PlanReader`.
+    """Reads a numbered list as a plan, in pieces of any size, with the interface of `PlanReader`.
 
     kind: always "plan".
     direct_text: always empty, because a list is never a direct answer.

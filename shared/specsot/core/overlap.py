@@ -96,7 +96,8 @@ def next_state(state: OverlapState, event: OverlapEvent) -> OverlapState:
 
 @dataclass(slots=True)
 class OverlappedWork:
-    """One piece of work, with the state that it is in.
+    """The state of one piece of work that a device is given before the host has read what the work depends
+    on.
 
     state: how far the work has come. IDLE at the beginning; only `apply` changes it.
 

@@ -25,7 +25,7 @@ Policy = Window | Pruning | HeadWindows
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Copy the first `rows` rows of page `source` to page `target`, in every layer.
+    """The copy that a fork needs: the first `rows` rows of page `source` go to page `target`, in every layer.
 
     source: page number to copy from.
     target: page number to copy to.
@@ -79,7 +79,7 @@ PlacedRows = tuple[int, tuple[int, ...], Sequence[int]]
 
 @dataclass(slots=True)
 class _Held:
-    """The pages of one open sequence.
+    """The KV pages that one open sequence holds in a `PageTable`.
 
     policy: what the sequence attends to, which bounds what it holds. None: all rows.
     pages: page numbers in row order, without the pages that were returned.

@@ -37,7 +37,7 @@ MAX_TREE_FRAMES: Final = 1
 
 
 class InFlightTree(NamedTuple):
-    """One tree frame in flight.
+    """One tree frame (draft round) of a sequence that is in flight.
 
     parent: the node that the tree grows from; None: the verified root.
     first: the first scratch slot of the tree's nodes.
@@ -51,7 +51,7 @@ class InFlightTree(NamedTuple):
 
 @dataclass(slots=True)
 class TreeFrames:
-    """The tree frames of one sequence that are in flight.
+    """The tree frames (draft rounds) of one sequence that are in flight, and their scratch slots.
 
     limit: how many there may be.
     trees: the tree frames by draft round, in the order in which they were launched.

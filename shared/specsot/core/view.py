@@ -11,7 +11,7 @@ from specsot.core.skeleton import Point
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One point of the plan and its branch.
+    """What a user interface displays of one point of the plan and its branch.
 
     point: the line of the plan.
     text: the branch's text so far.
@@ -43,7 +43,7 @@ _TITLE = re.compile(r"^\s*(\d{1,4})[.)]\s*(?:<[^>\n]*>\s*)*(?:\[[-\d, ]*\]\s*)?(
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of one request after the events so far.
+    """What a user interface displays of one request, after the events so far.
 
     started: the request's first event, or None before it.
     forecast: the newest forecast, or None.

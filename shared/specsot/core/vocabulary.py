@@ -34,7 +34,8 @@ _SPACE = "\u2581"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of every token id. Two vocabularies are equal if their digests are.
+    """The vocabulary of a tokenizer: the bytes of every token id. Two vocabularies are equal if their digests
+    are.
 
     bytes: for each token id, the bytes of its text. None for ids without text: special and added tokens, and
         ids for which only the model has logits.

@@ -29,7 +29,7 @@ Mask = NDArray[np.bool_]
 
 
 class Choices:
-    """The texts of a choice, and how many tokens each rest of each text needs.
+    """The texts of a form of the kind "choice", and how many tokens each rest of each text needs.
 
     The tokens are counted when the form is compiled, and not during a step.
     """
@@ -461,7 +461,7 @@ def _tokens_with_text(vocabulary: Vocabulary) -> Mask:
 
 
 class Matchers:
-    """Copies of one compiled matcher, for any thread.
+    """Copies of one form's compiled matcher, for any thread.
 
     The copies of one compiled matcher form a batch. If a copy fails, the batch is worn out: it is replaced by
     a newly compiled matcher, once for all whose copies fail.
@@ -635,7 +635,7 @@ T = TypeVar("T")
 
 
 class MatcherNode:
-    """A place in an answer: a node in the tree of all token paths that were visited.
+    """A place in an answer with a form: a node in the tree of all token paths that were visited.
 
     walker: the cursor that visits the places of this answer.
     parent: the preceding place. None at the root.

@@ -47,7 +47,7 @@ MaskKey = tuple[int, int, int, int, int, tuple[int, ...]]
 
 
 class State(NamedTuple):
-    """The state of one output. Only automata over the same tables can use it.
+    """A state of a `TokenAutomaton` within one output. Only automata over the same tables can use it.
 
     place: number of the place in the tables' `ByteTable`.
     left: number of bytes that the title may still have; 0 outside titles.

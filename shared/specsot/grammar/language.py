@@ -126,7 +126,7 @@ class NumberedLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A place where the next bytes are determined.
+    """A place of the byte automaton where the next bytes are determined.
 
     rest: the bytes that must follow.
     then: the place after these bytes.
@@ -138,7 +138,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """The place after the first "[", where PLAN or DIRECT follows.
+    """The place of the byte automaton after the first "[", where PLAN or DIRECT follows.
 
     line: the first line of the plan.
     """
@@ -148,7 +148,7 @@ class Opener:
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """The beginning of a line of a plan.
+    """The place of the byte automaton at the beginning of a line of a plan.
 
     line: the line that may follow. From the second line on, the end of the plan may follow instead.
     """
@@ -158,7 +158,7 @@ class PlanLine:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The place in LEN.
+    """A place of the byte automaton in LEN, the wished number of tokens of a point.
 
     line: the point's line.
     digits: number of digits so far.
@@ -170,7 +170,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """The place in TOOL.
+    """A place of the byte automaton in TOOL, the label of a point.
 
     line: the point's line.
     prefix: the bytes of the tool's name so far.
@@ -182,7 +182,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The place in DEPS.
+    """A place of the byte automaton in DEPS, the ids of the points that a point depends on.
 
     line: the point's line.
     last: the id before the last comma, or 0 before the first comma. Ids must ascend.
@@ -196,7 +196,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """The place in TITLE.
+    """A place of the byte automaton in TITLE, the heading of a point of a plan.
 
     line: the point's line.
     left: number of bytes that the title may still have. None if the caller counts them.
@@ -214,7 +214,7 @@ class Title:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """The place in the free text of a direct answer.
+    """A place of the byte automaton in the free text of a direct answer.
 
     matched: how many bytes of "[END]" the last bytes match, in 0..4. The fifth byte ends the answer.
     partial: what is missing of the incomplete last character, or "" if the last character is complete.
@@ -226,7 +226,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class ListLine:
-    """The beginning of a line of a list, before its number.
+    """The place of the byte automaton at the beginning of a line of a list, before its number.
 
     line: the line.
     """
@@ -236,7 +236,7 @@ class ListLine:
 
 @dataclass(frozen=True, slots=True)
 class ListTitle:
-    """The place in a title of a list.
+    """A place of the byte automaton in a title of a list.
 
     line: the line.
     left: number of bytes that the title may still have. None if the caller counts bytes and words.
@@ -254,7 +254,7 @@ class ListTitle:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The place after the end. Nothing may follow.
+    """The place of the byte automaton after the end. Nothing may follow.
 
     plan: True after a plan, False after a direct answer.
     """

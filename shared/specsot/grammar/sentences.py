@@ -309,7 +309,8 @@ def sentence_ends(vocabulary: Vocabulary) -> SentenceEnds:
 
 
 class SentenceEnds:
-    """Follows texts over the tokens of one vocabulary. Has no state of its own.
+    """Tells where a text may end after a sentence, over the tokens of one vocabulary. Has no state of its
+    own.
 
     closes: [vocabulary size], True for tokens after which a text may be complete, unless a new line follows.
     breaks: [vocabulary size], True for tokens that begin a new line, after blanks at most.

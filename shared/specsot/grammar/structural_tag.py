@@ -71,7 +71,8 @@ class OneTag:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Sequences of parts in their order, with fixed text between two of them. Optional ones may be absent.
+    """A part of an answer: sequences of parts in their order, with fixed text between two of them. Optional
+    ones may be absent.
 
     members: pairs of (the member's parts, True if it is required).
     between: the text between two members.
@@ -83,7 +84,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A sequence of parts, 1 to `max_count` times, with other parts between two of them.
+    """A part of an answer: a sequence of parts, 1 to `max_count` times, with other parts between two of them.
 
     parts: the parts that are repeated.
     between: the parts between two repetitions.
@@ -100,7 +101,7 @@ Part = str | JsonPart | FreeText | Pattern | OneTag | Members | Repeat
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """A description of a whole answer, as a sequence of parts.
+    """A description of a whole answer: fixed text, JSON values and free text in a sequence of parts.
 
     parts: what the answer consists of.
     tokens: the texts of special or added tokens, by id, with which the model may write parts of fixed text.
@@ -227,7 +228,8 @@ def lark_of_tag(tag: StructuralTag, json_style: Mapping[str, Any]) -> str:
 
 
 class _LarkWriter:
-    """Collects the rules of a structural tag, and returns expressions that refer to them.
+    """Writes a structural tag as rules in the library's dialect of Lark: collects rules, and returns
+    expressions that refer to them.
 
     rules: all rules except `start`.
     """
@@ -381,7 +383,7 @@ def exits_of(tag: StructuralTag) -> Exits:
 
 
 class _ExitCollector:
-    """Collects the exits of parts; see `Exits`.
+    """Collects the exits of a structural tag's parts; see `Exits`.
 
     outside: texts that may follow a value or an optional part, as found so far; texts may repeat.
     of_free_text: the ends of free texts, as found so far; texts may repeat.

@@ -26,7 +26,7 @@ _DENSE_FROM: Final = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class ReachPart:
-    """Tokens that can follow a place, and what each of them requires.
+    """Tokens that can follow a place of the byte automaton, and what each of them requires of the budgets.
 
     tokens: [k], token ids. None if the other arrays have an entry for every token of the vocabulary; then the
         cost of a token that cannot follow is UNREACHABLE_TOKENS.
@@ -72,7 +72,7 @@ class ReachPart:
 
 @dataclass(frozen=True, slots=True)
 class TokenReach:
-    """All tokens that can follow one place.
+    """All tokens that can follow one place of the byte automaton, with what each of them requires.
 
     number: number of a place that stands for all places with the same tokens.
     size: number of tokens of the vocabulary.
@@ -316,7 +316,7 @@ _NONE = np.zeros(0, dtype=np.int32)
 
 
 class TokenEnds(NamedTuple):
-    """Tokens that a walk has found.
+    """Tokens that a walk through a trie has found, with the places after them.
 
     tokens: [k], token ids.
     places: [k], number of the place after each token.

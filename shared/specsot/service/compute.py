@@ -70,7 +70,7 @@ class _Job:
 
 
 class _Thread(threading.local):
-    """The state of the current thread.
+    """The state of the current thread, as far as it executes calls of a `Compute`.
 
     job: the call that the thread executes, or None.
     """
@@ -107,7 +107,7 @@ def explain_failure(name: str, error: BaseException) -> Unavailable:
 
 @dataclass(slots=True)
 class _Watched:
-    """A call with a deadline.
+    """A call on the compute thread with a deadline.
 
     job: the call.
     done: gets the call's result.

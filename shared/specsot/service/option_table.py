@@ -62,7 +62,7 @@ class Kind(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The description of one option.
+    """The description of one option: a field of a settings dataclass.
 
     help: one or two sentences for --help.
     flag: name of the flag, without dashes in front. None: the field's name with dashes for underscores.
@@ -195,7 +195,7 @@ ALL = Offer()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One option of a program.
+    """One option of a program: an `Option` with its flag, kind and default as the program offers it.
 
     path: the attribute names that lead from the settings to the option's value.
     flag: name of the flag, without dashes in front.

@@ -42,7 +42,7 @@ Options = list[tuple[str, int | str]]
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """When a silent connection counts as broken.
+    """The intervals of a connection's pings, and when a silent connection counts as broken.
 
     every: seconds between pings.
     patience: seconds within which the peer's operating system must acknowledge bytes.

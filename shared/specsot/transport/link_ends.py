@@ -45,7 +45,7 @@ def hello_of(sender: str, epoch: int) -> ring_pb2.Hello:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer that has sent its hello.
+    """The sending peer of a link, which has sent its hello.
 
     name: the peer's name.
     epoch: epoch of the link.

@@ -34,7 +34,7 @@ Prepare = Callable[[Any], Any]
 
 
 class SendQueue(Generic[T]):
-    """The queue of messages of a sending end.
+    """The bounded queue of messages of a link's sending end.
 
     `put` adds a message from any thread and never waits. `write_all`, on an event loop, writes the messages
     in order until `finish` or `lose` is called. If the peer does not read and the queue grows beyond its
@@ -168,7 +168,7 @@ class SendQueue(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A received message.
+    """A message that a member has received, with its sender.
 
     sender: name of the member that sent the message, or "master".
     message: the message.
@@ -206,7 +206,7 @@ class Lost:
 
 
 class Link(Protocol):
-    """The sending end of one direction between two peers."""
+    """The sending end of a link: one direction between two peers."""
 
     async def send(self, message: Any) -> None:
         """Send one message. Returns when the message is queued, not when it has arrived. Raises Unavailable
@@ -227,7 +227,7 @@ class Link(Protocol):
 
 @runtime_checkable
 class RingLink(Link, Protocol):
-    """The sending end between two members, which a compute thread may use without the event loop."""
+    """The sending end of a link between members, which a compute thread may use without the event loop."""
 
     def post(self, message: Any) -> None:
         """Send one message from any thread, without waiting. Raises Unavailable if the link is lost.

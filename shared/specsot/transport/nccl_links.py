@@ -45,7 +45,7 @@ TIMEOUT_SECONDS = 30.0
 
 
 class Channel:
-    """One end of a channel.
+    """One end of a channel, which carries the hidden states of one link over NCCL or gloo.
 
     The two ends connect when they are first used, because the device of the tensors is not known earlier.
 
@@ -308,7 +308,7 @@ class ReceivedTensors:
 
 
 class ArrivingRows(PendingRows):
-    """One tensor of a `ReceivedTensors`."""
+    """One tensor of a frame that a channel delivers, see `ReceivedTensors`."""
 
     def __init__(self, received: ReceivedTensors, index: int, announced: SeparateTensor) -> None:
         """received: the tensors of the frame.
@@ -455,7 +455,7 @@ class DirectDialer:
 
 
 class DirectLink:
-    """The sending end: headers travel by the link, hidden states by the channel."""
+    """The sending end of a link with a channel: headers travel by the link, hidden states by the channel."""
 
     def __init__(self, link: RingLink, channel: Channel, host: DirectHost) -> None:
         """link: carries headers and all other messages.

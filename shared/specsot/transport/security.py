@@ -236,7 +236,7 @@ ADMIN = "admin"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A known token.
+    """A known bearer token.
 
     digest: SHA-256 of the token.
     admin: True if the token is marked as an administrator's.
@@ -250,7 +250,9 @@ Digests = tuple[Known, ...]
 
 
 class Tokens:
-    """Checks the tokens of calls. If a token file becomes invalid or empty later, every token is rejected."""
+    """Checks the bearer tokens of calls. If a token file becomes invalid or empty later, every token is
+    rejected.
+    """
 
     def __init__(self, file: Path | None = None, token: str | None = None) -> None:
         """file: a file with tokens, which is read again when it changes; or None.

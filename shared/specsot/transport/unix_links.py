@@ -164,7 +164,7 @@ async def connect(path: Path) -> UnixWire:
 
 
 class LinkReceiver(Protocol):
-    """Receives the messages of one link.
+    """The interface of what receives the messages of one link.
 
     over: True once the peer has sent its goodbye.
     """
@@ -184,7 +184,7 @@ MakeReceiver = Callable[[], AbstractContextManager[LinkReceiver]]
 
 
 class _Incoming(asyncio.Protocol):
-    """An incoming connection.
+    """An incoming connection of one link over a unix socket.
 
     A message is passed on in the same iteration of the event loop in which its last byte arrives, without
     waking a task.

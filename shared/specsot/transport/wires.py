@@ -64,7 +64,7 @@ PREFIX = "specsot-"
 
 
 class Places:
-    """Allocates names in a private folder, at most MAX_PLACES at once.
+    """Allocates names of sockets and files in a private folder, at most MAX_PLACES at once.
 
     The folder exists only while a name is allocated or a file is left in it, so that a killed process leaves
     nothing but this folder behind.

@@ -95,7 +95,7 @@ class Guest:
 
 
 class Sockets:
-    """Creates sockets. The ZMQ context is created with the first one."""
+    """Creates ZMQ sockets. The ZMQ context of the process is created with the first one."""
 
     def __init__(self, keepalive: Keepalive | None = None, largest: int = RING_BYTES) -> None:
         """keepalive: when a silent connection counts as broken. None: `LINK`.
@@ -188,7 +188,7 @@ class Sockets:
 
 
 class SocketEvents:
-    """Follows the connection of a socket.
+    """Follows the connection of a ZMQ socket: whether it is open, and whether it has ended.
 
     Over TCP, other hosts may try to connect to a receiving end; `only` names the descriptor of the peer's
     connection. At a receiving end, only disconnections after `up` count: before that, descriptors of other

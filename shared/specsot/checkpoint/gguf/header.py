@@ -33,7 +33,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a GGUF header lists it.
+    """A tensor as the header of a GGUF file lists it.
 
     kind: ggml's number of the tensor's type, such as 0 for fp32.
     shape: Rows first, as in torch; GGUF lists axes in reverse.
@@ -102,7 +102,7 @@ def read_header(file: Path) -> Header:
 
 
 class _Cursor:
-    """Reads the values of a header one after another, from a mapped file."""
+    """Reads the values of a GGUF header one after another, from a mapped file."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         """file: path of the file, for error messages.

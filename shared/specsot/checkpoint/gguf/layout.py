@@ -44,7 +44,7 @@ Order = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor is stored.
+    """The place of a tensor in a GGUF file, and the form in which it is stored there.
 
     file: Path of the GGUF file.
     kind: ggml's number of the tensor's type.

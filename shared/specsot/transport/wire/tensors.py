@@ -254,7 +254,9 @@ def cut_tap(tap: Tap) -> Iterator[ring_pb2.Tap]:
 
 
 class TapReader:
-    """Collects the parts of one tap at a time. Memory grows only with the data that has arrived."""
+    """Collects the parts of a tap, which is a slice of a draft head's weight, one tap at a time. Memory grows
+    only with the data that has arrived.
+    """
 
     def __init__(self) -> None:
         """Begin with no part of any tap."""
