@@ -370,27 +370,27 @@ class HeadPruning(Pruning):
 
     importance: tuple[tuple[float, ...], ...] = ()
 
-    def rows_kept_by_head(self, kept: HeadCounts | None, fresh: int) -> HeadCounts:
+    def rows_kept_by_head(self, kept_before: HeadCounts | None, num_new_rows: int) -> HeadCounts:
         """Return how many rows every head keeps at a pruning.
 
-        kept: by layer and head, how many rows the preceding pruning left. None if there was none.
-        fresh: number of rows since the preceding pruning.
+        kept_before: by layer and head, how many rows the preceding pruning left. None if there was none.
+        num_new_rows: number of rows since the preceding pruning.
 
         >>> HeadPruning(1.0, 16, 0, ((0.0, 1.0),)).rows_kept_by_head(((8, 16),), 16)
         ((12, 32),)
         """
-        before = kept or self.no_rows_kept
+        counts_before = kept_before or self.no_rows_kept
         return tuple(
             tuple(
-                math.ceil(self.keep_ratio * (0.5 + 0.5 * importance) * (rows + fresh))
+                math.ceil(self.keep_ratio * (0.5 + 0.5 * importance) * (rows + num_new_rows))
                 for importance, rows in zip(importances, counts)
             )
-            for importances, counts in zip(self.importance, before)
+            for importances, counts in zip(self.importance, counts_before)
         )
 
     @property
     def no_rows_kept(self) -> HeadCounts:
-        """The value of `kept` before the first pruning: 0 for every head."""
+        """The value of `kept_before` at the first pruning: 0 for every head."""
         return tuple((0,) * len(heads) for heads in self.importance)
 
 

@@ -436,12 +436,12 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
     Raises ModelError if `mlp_only_layers` are no numbers.
     """
     layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
-    named = fields.values.get("mlp_only_layers") or []
-    if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
-        raise ModelError(f"{fields.source}: mlp_only_layers must be numbers of layers, got {named!r}")
+    listed_layers = fields.values.get("mlp_only_layers") or []
+    if not isinstance(listed_layers, list) or not all(isinstance(layer, int) for layer in listed_layers):
+        raise ModelError(f"{fields.source}: mlp_only_layers must be numbers of layers, got {listed_layers!r}")
     first = fields.index("first_k_dense_replace", family.first_dense)
-    dense = (layer < first or layer in named or (layer + 1) % step for layer in range(layers))
-    return frozenset(layer for layer, one in enumerate(dense) if one)
+    dense = (layer < first or layer in listed_layers or (layer + 1) % step for layer in range(layers))
+    return frozenset(layer for layer, is_dense in enumerate(dense) if is_dense)
 
 
 def _activation(fields: Fields, family: Family) -> Activation:
@@ -557,19 +557,23 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
         # sliding_window_pattern 3, 6 layers -> sliding, sliding, full, sliding, sliding, full
     """
     kinds = ("full_attention", "sliding_attention")
-    named = fields.values.get("layer_types")
-    if named is None:
+    listed_kinds = fields.values.get("layer_types")
+    if listed_kinds is None:
         first = fields.index("max_window_layers", family.whole_layers) if family.whole_layers else 0
         pattern = fields.index("sliding_window_pattern", family.pattern)
         is_sliding = (
             layer >= first and (not pattern or (layer + 1) % pattern > 0) for layer in range(layers)
         )
         return [kinds[one] for one in is_sliding]
-    if not isinstance(named, list) or len(named) < layers or not all(kind in kinds for kind in named):
+    if (
+        not isinstance(listed_kinds, list)
+        or len(listed_kinds) < layers
+        or not all(kind in kinds for kind in listed_kinds)
+    ):
         raise ModelError(
             f"{fields.source}: layer_types must be {' or '.join(kinds)} for each of {layers} layers"
         )
-    return named[:layers]
+    return listed_kinds[:layers]
 
 
 def _eos(values: Json, generation: Json, source: Path) -> tuple[int, ...]:

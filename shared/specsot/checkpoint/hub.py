@@ -69,12 +69,12 @@ class HubName:
         return self.repository + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
 
 
-def hub_name(named: str) -> HubName | None:
+def hub_name(name: str) -> HubName | None:
     """Parse a name that looks like one on the hub, or return None. The hub is not asked.
 
-    named: the text of --model or --draft-model.
+    name: the text of --model or --draft-model.
     """
-    match = NAMED.fullmatch(named)
+    match = NAMED.fullmatch(name)
     return HubName(**match.groupdict()) if match else None
 
 

@@ -50,15 +50,15 @@ class State(NamedTuple):
     """A state of a `TokenAutomaton` within one output. Only automata over the same tables can use it.
 
     place: number of the place in the tables' `ByteTable`.
-    left: number of bytes that the title may still have; 0 outside titles.
+    bytes_left: number of bytes that the title may still have; 0 outside titles.
     words: number of words that the title of a list may still begin; MAX_TITLE_WORDS elsewhere.
-    written: number of tokens so far.
+    num_tokens: number of tokens so far.
     """
 
     place: int
-    left: int
+    bytes_left: int
     words: int
-    written: int
+    num_tokens: int
 
 
 class TokenAutomaton:
@@ -188,7 +188,7 @@ class TokenAutomaton:
         remaining: number of tokens that the sequence may still generate, this one included.
         """
         least = self._tables.ending(state.place)
-        planned = min(remaining, self.rules.plan_tokens - state.written)
+        planned = min(remaining, self.rules.plan_tokens - state.num_tokens)
         if self._tables.is_planned(state.place):
             return 0, max(planned, least)
         return max(remaining, least), max(planned, 0)
@@ -247,9 +247,9 @@ class PlanTables:
 
         place: the first place, as `language.begin` returns it.
         """
-        alike, left, words = uncount(place)
+        alike, bytes_left, words = uncount(place)
         with self._lock:
-            return State(self._table.number(alike), left, words, 0)
+            return State(self._table.number(alike), bytes_left, words, 0)
 
     def is_done(self, place: int) -> bool:
         """Return whether no token may follow a place.
@@ -300,7 +300,7 @@ class PlanTables:
             return None
         table = self._table
         place = state.place
-        left = state.left
+        bytes_left = state.bytes_left
         words = state.words
         for byte in text:
             if not table.filled[place]:
@@ -309,13 +309,13 @@ class PlanTables:
             before = place
             place = int(table.next[place, byte])
             if table.open[place]:
-                left -= 1
+                bytes_left -= 1
                 words -= int(table.rank[place] > table.rank[before])
-                if left < table.owed[place] or words < 0:
+                if bytes_left < table.owed[place] or words < 0:
                     return None
             elif place == DEAD:
                 return None
-        return self._settle(place, left, words, state.written + 1)
+        return self._settle(place, bytes_left, words, state.num_tokens + 1)
 
     def mask(self, state: State, room: int, room_planned: int, ends: tuple[int, ...]) -> Mask:
         """Return which tokens may follow: [vocabulary size], read-only and shared. All False at the end.
@@ -333,7 +333,7 @@ class PlanTables:
         # of any token.
         key = (
             reach.number,
-            reach.steps[state.left],
+            reach.steps[state.bytes_left],
             reach.word_steps[state.words],
             min(room, reach.roomy),
             min(room_planned, reach.roomy),
@@ -348,10 +348,10 @@ class PlanTables:
 
         state: the state before the first of these tokens.
         """
-        key = (state.place, state.left, state.words)
+        key = (state.place, state.bytes_left, state.words)
         found = self._stretches.get(key)
         if found is None:
-            place = recount(self._table.place(state.place), state.left, state.words)
+            place = recount(self._table.place(state.place), state.bytes_left, state.words)
             found = self._spelling.split(language.forced(self._rules, place))
             if len(self._stretches) >= _MAX_MASKS:
                 self._stretches.clear()
@@ -381,24 +381,24 @@ class PlanTables:
                 waiting += [self._table.uncounted(each) for each in following if each != DEAD]
             yield
 
-    def _settle(self, number: int, left: int, words: int, written: int) -> State:
+    def _settle(self, number: int, bytes_left: int, words: int, num_tokens: int) -> State:
         """Return the state at a place. If a token entered a title, the title's counts move to the state.
 
         The byte table has titles without counts, so that titles of different lengths share their places.
 
         number: number of the place after the token.
-        left: number of bytes that the title may still have, if the place is in a title without counts.
+        bytes_left: number of bytes that the title may still have, if the place is in a title without counts.
         words: number of words that the title may still begin, if the place is in a title without counts.
-        written: number of tokens so far, the token included.
+        num_tokens: number of tokens so far, the token included.
         """
         if self._table.open[number]:
-            return State(number, left, words, written)
+            return State(number, bytes_left, words, num_tokens)
         place = self._table.place(number)
-        alike, left, words = uncount(place)
+        alike, bytes_left, words = uncount(place)
         if alike is not place:
             with self._lock:
                 number = self._table.number(alike)
-        return State(number, left, words, written)
+        return State(number, bytes_left, words, num_tokens)
 
     def _explore(self, place: int) -> TokenReach:
         """Return the tokens that can follow a place, computed at the first call.
@@ -417,8 +417,8 @@ class PlanTables:
         reach: the tokens that can follow the place.
         key: what the mask depends on, see `MaskKey`.
         """
-        _, left, words, room, room_planned, ends = key
-        mask = reach.fitting(left, words, room, room_planned)
+        _, bytes_left, words, room, room_planned, ends = key
+        mask = reach.fitting(bytes_left, words, room, room_planned)
         if ends and language.may_stop(self._table.place(reach.number)):
             mask[list(ends)] = True
         with self._lock:

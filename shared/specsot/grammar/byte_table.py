@@ -116,7 +116,7 @@ class ByteTable:
             self.rank = np.concatenate([self.rank, np.zeros_like(self.rank)])
         self.places.append(place)
         self.owed.append(language.owed(place))
-        self.open.append(isinstance(place, Title | ListTitle) and place.left is None)
+        self.open.append(isinstance(place, Title | ListTitle) and place.bytes_left is None)
         self.rank[number] = language.word_rank(place) if self.open[-1] else 0
         self.planned.append(language.planned(place))
         self.filled.append(False)
@@ -133,25 +133,25 @@ def uncount(place: Place) -> tuple[Place, int, int]:
 
     place: any place of the automaton.
     """
-    if isinstance(place, Title) and place.left is not None:
-        return replace(place, left=None), place.left, MAX_TITLE_WORDS
-    if isinstance(place, ListTitle) and place.left is not None:
+    if isinstance(place, Title) and place.bytes_left is not None:
+        return replace(place, bytes_left=None), place.bytes_left, MAX_TITLE_WORDS
+    if isinstance(place, ListTitle) and place.bytes_left is not None:
         words = MAX_TITLE_WORDS - language.words_used(place)
-        return replace(place, left=None, words=min(place.words, 1)), place.left, words
+        return replace(place, bytes_left=None, words=min(place.words, 1)), place.bytes_left, words
     return place, 0, MAX_TITLE_WORDS
 
 
-def recount(place: Place, left: int, words: int) -> Place:
+def recount(place: Place, bytes_left: int, words: int) -> Place:
     """Return a place with the counts of its title: the inverse of `uncount`. A place outside of titles, or
     with counts, is returned unchanged.
 
     place: a place without counts.
-    left: number of bytes that the title may still have.
+    bytes_left: number of bytes that the title may still have.
     words: number of words that the title of a list may still begin.
     """
-    if isinstance(place, Title) and place.left is None:
-        return replace(place, left=left)
-    if isinstance(place, ListTitle) and place.left is None:
+    if isinstance(place, Title) and place.bytes_left is None:
+        return replace(place, bytes_left=bytes_left)
+    if isinstance(place, ListTitle) and place.bytes_left is None:
         gap = language.words_used(place) - place.words
-        return replace(place, left=left, words=MAX_TITLE_WORDS - words - gap)
+        return replace(place, bytes_left=bytes_left, words=MAX_TITLE_WORDS - words - gap)
     return place

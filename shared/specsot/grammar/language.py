@@ -199,14 +199,14 @@ class Title:
     """A place of the byte automaton in TITLE, the heading of a point of a plan.
 
     line: the point's line.
-    left: number of bytes that the title may still have. None if the caller counts them.
+    bytes_left: number of bytes that the title may still have. None if the caller counts them.
     solid: True once the title has a visible character.
     matched: how many bytes of "[END]" the last bytes match, in 0..4. A title must not contain "[END]".
     partial: what is missing of the incomplete last character, or "" if the last character is complete.
     """
 
     line: NumberedLine
-    left: int | None = MAX_TITLE_BYTES
+    bytes_left: int | None = MAX_TITLE_BYTES
     solid: bool = False
     matched: int = 0
     partial: Partial = ""
@@ -239,14 +239,14 @@ class ListTitle:
     """A place of the byte automaton in a title of a list.
 
     line: the line.
-    left: number of bytes that the title may still have. None if the caller counts bytes and words.
+    bytes_left: number of bytes that the title may still have. None if the caller counts bytes and words.
     words: number of words that were begun. If the caller counts them, 1 stands for any number above 0.
     last: kind of the preceding character. "over" means that the title has ended, so that its line must end.
     partial: what is missing of the incomplete last character, or "" if the last character is complete.
     """
 
     line: NumberedLine
-    left: int | None = MAX_TITLE_BYTES
+    bytes_left: int | None = MAX_TITLE_BYTES
     words: int = 0
     last: Before = "blank"
     partial: Partial = ""
@@ -318,11 +318,11 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
     """
     match place:
         case Literal(rest, then):
-            return (_one(rest[0], Literal(rest[1:], then) if len(rest) > 1 else then),)
+            return (_edge_of_byte(rest[0], Literal(rest[1:], then) if len(rest) > 1 else then),)
         case Opener(line):
             return (
-                _one(ord("D"), Literal(b"IRECT]\n", Direct())),
-                _one(ord("P"), Literal(b"LAN]\n", PlanLine(line))),
+                _edge_of_byte(ord("D"), Literal(b"IRECT]\n", Direct())),
+                _edge_of_byte(ord("P"), Literal(b"LAN]\n", PlanLine(line))),
             )
         case PlanLine(line):
             return _begin_line(line)
@@ -432,7 +432,7 @@ def planned(place: Place) -> bool:
             return True
 
 
-def _one(byte: int, target: Place | None) -> Edge:
+def _edge_of_byte(byte: int, target: Place | None) -> Edge:
     """Return the edge of a single byte.
 
     byte: the byte, 0..255.
@@ -449,11 +449,11 @@ def _begin_line(line: NumberedLine) -> tuple[Edge, ...]:
 
     line: the line that begins. Its number may be one more than its `last`.
     """
-    end = (_one(_END[0], Literal(_END[1:], Done(plan=True))),) if line.number > 1 else ()
+    end = (_edge_of_byte(_END[0], Literal(_END[1:], Done(plan=True))),) if line.number > 1 else ()
     if line.number > line.last:
         return end
     head = str(line.number).encode() + b".<"
-    return (*end, _one(head[0], Literal(head[1:], Length(line))))
+    return (*end, _edge_of_byte(head[0], Literal(head[1:], Length(line))))
 
 
 def _write_length(line: NumberedLine, digits: int) -> tuple[Edge, ...]:
@@ -465,7 +465,7 @@ def _write_length(line: NumberedLine, digits: int) -> tuple[Edge, ...]:
     """
     if not digits:
         return (Edge(ord("1"), ord("9"), Length(line, 1)),)
-    close = _one(ord(">"), Literal(b"<", Tool(line)))
+    close = _edge_of_byte(ord(">"), Literal(b"<", Tool(line)))
     if digits == _MAX_LENGTH_DIGITS:
         return (close,)
     return (close, Edge(ord("0"), ord("9"), Length(line, digits + 1)))
@@ -484,8 +484,8 @@ def _write_tool(rules: PlanRules, line: NumberedLine, prefix: bytes) -> tuple[Ed
     nexts = dict.fromkeys(
         name[len(prefix)] for name in names if name.startswith(prefix) and len(name) > len(prefix)
     )
-    close = (_one(ord(">"), Literal(b"[", Needs(line))),) if prefix in names else ()
-    return (*close, *(_one(byte, Tool(line, prefix + bytes([byte]))) for byte in nexts))
+    close = (_edge_of_byte(ord(">"), Literal(b"[", Needs(line))),) if prefix in names else ()
+    return (*close, *(_edge_of_byte(byte, Tool(line, prefix + bytes([byte]))) for byte in nexts))
 
 
 def _write_needs(line: NumberedLine, last: int, prefix: bytes) -> tuple[Edge, ...]:
@@ -502,18 +502,18 @@ def _write_needs(line: NumberedLine, last: int, prefix: bytes) -> tuple[Edge, ..
     ids = [str(number).encode() for number in range(last + 1, line.number)]
     found: list[Edge] = []
     if prefix in ids:
-        found.append(_one(ord("]"), Title(line)))
+        found.append(_edge_of_byte(ord("]"), Title(line)))
     if not prefix and not last:
-        found.append(_one(ord("-"), Literal(b"]", Title(line))))
+        found.append(_edge_of_byte(ord("-"), Literal(b"]", Title(line))))
     digits = {
         prefix + name[len(prefix) : len(prefix) + 1]
         for name in ids
         if name.startswith(prefix) and name != prefix
     }
     for longer in sorted(digits, key=lambda name: (name not in ids, name)):
-        found.append(_one(longer[-1], Needs(line, last, longer)))
+        found.append(_edge_of_byte(longer[-1], Needs(line, last, longer)))
     if prefix in ids and int(prefix) < line.number - 1:
-        found.append(_one(ord(","), Needs(line, int(prefix))))
+        found.append(_edge_of_byte(ord(","), Needs(line, int(prefix))))
     return tuple(found)
 
 
@@ -528,29 +528,31 @@ def _write_title(place: Title) -> tuple[Edge, ...]:
     """
     found: list[Edge] = []
     if not place.partial and place.solid:
-        found.append(_one(ord("\n"), PlanLine(place.line.following)))
+        found.append(_edge_of_byte(ord("\n"), PlanLine(place.line.following)))
     if place.matched:
         byte = _END[place.matched]
         num_matched = place.matched + 1
-        found.append(_one(byte, _spell(place, SOLID, num_matched) if num_matched < len(_END) else None))
+        found.append(
+            _edge_of_byte(byte, _spell(place, SOLID, num_matched) if num_matched < len(_END) else None)
+        )
     found += [Edge(low, high, _spell(place, after)) for low, high, after in TITLE[place.partial]]
     if not place.partial:
-        found.append(_one(_END[0], _spell(place, SOLID, matched=1)))
+        found.append(_edge_of_byte(_END[0], _spell(place, SOLID, matched=1)))
     return tuple(edge for edge in found if edge.target is not None or place.matched)
 
 
-def _spell(place: Title, after: Partial, matched: int = 0) -> Title | None:
+def _spell(place: Title, completes: Partial, matched: int = 0) -> Title | None:
     """Return the title after one more byte, or None if it could then not be completed within its bytes.
 
     place: the title before the byte.
-    after: what the byte does: SOLID or BLANK if it completes a character, otherwise what is then missing of
-        the character.
+    completes: what the byte does: SOLID or BLANK if it completes a character, otherwise what is then missing
+        of the character.
     matched: how many bytes of "[END]" the title's last bytes match after the byte.
     """
-    left = None if place.left is None else place.left - 1
-    partial = "" if after in (SOLID, BLANK) else after
-    longer = Title(place.line, left, place.solid or after == SOLID, matched, partial)
-    return longer if left is None or owed(longer) <= left else None
+    bytes_left = None if place.bytes_left is None else place.bytes_left - 1
+    partial = "" if completes in (SOLID, BLANK) else completes
+    longer = Title(place.line, bytes_left, place.solid or completes == SOLID, matched, partial)
+    return longer if bytes_left is None or owed(longer) <= bytes_left else None
 
 
 def _write_direct(matched: int, partial: Partial) -> tuple[Edge, ...]:
@@ -565,11 +567,11 @@ def _write_direct(matched: int, partial: Partial) -> tuple[Edge, ...]:
     found: list[Edge] = []
     if not partial:
         end = matched + 1 == len(_END)
-        found.append(_one(_END[matched], Done(plan=False) if end else Direct(matched + 1)))
+        found.append(_edge_of_byte(_END[matched], Done(plan=False) if end else Direct(matched + 1)))
     for low, high, after in FREE[partial]:
         found.append(Edge(low, high, Direct(partial="" if after == SOLID else after)))
     if matched:
-        found.append(_one(_END[0], Direct(matched=1)))
+        found.append(_edge_of_byte(_END[0], Direct(matched=1)))
     return tuple(found)
 
 
@@ -579,9 +581,9 @@ def _begin_list_line(line: NumberedLine) -> tuple[Edge, ...]:
 
     line: the line that begins.
     """
-    end = (_one(ord("\n"), Done(plan=True)),) if line.number > 2 else ()
+    end = (_edge_of_byte(ord("\n"), Done(plan=True)),) if line.number > 2 else ()
     head = str(line.number).encode() + b"."
-    return (*end, _one(head[0], Literal(head[1:], ListTitle(line))))
+    return (*end, _edge_of_byte(head[0], Literal(head[1:], ListTitle(line))))
 
 
 def _write_list_title(place: ListTitle) -> tuple[Edge, ...]:
@@ -597,43 +599,44 @@ def _write_list_title(place: ListTitle) -> tuple[Edge, ...]:
     if place.partial:
         return tuple(edge for edge in rows if edge.target is not None)
     done = place.line.number >= place.line.last
-    end = _one(ord("\n"), Done(plan=True) if done else ListLine(place.line.following))
+    end = _edge_of_byte(ord("\n"), Done(plan=True) if done else ListLine(place.line.following))
     if place.last == "over":
         return (end,)
     # The edge on the shortest way to the end comes first.
     found = [end if place.words else rows[0]]
     if place.last != "digit":
         ends = place.words and place.last != "blank"
-        found.append(_one(ord(":"), _spell_list(place, "over") if ends else None))
+        found.append(_edge_of_byte(ord(":"), _spell_list(place, "over") if ends else None))
     if place.last == "solid":
-        found.append(_one(ord("."), _spell_list(place, "dot")))
+        found.append(_edge_of_byte(ord("."), _spell_list(place, "dot")))
     if place.last == "dot" or place.words == MAX_TITLE_WORDS:
-        found.append(_one(ord(" "), None))
+        found.append(_edge_of_byte(ord(" "), None))
     return (*found, Edge(ord("0"), ord("9"), _spell_list(place, "digit")), *rows)
 
 
-def _spell_list(place: ListTitle, after: Partial) -> ListTitle | None:
+def _spell_list(place: ListTitle, completes: Partial) -> ListTitle | None:
     """Return the title after one more byte, or None if it could then not be completed within its limits of
     bytes and words.
 
     place: the title before the byte.
-    after: what the byte does: SOLID or BLANK if it completes a character; "digit", "dot" or "over" (the title
-        has ended) if it is a digit, a full stop or a colon; otherwise what is then missing of the character.
+    completes: what the byte does: SOLID or BLANK if it completes a character; "digit", "dot" or "over" (the
+        title has ended) if it is a digit, a full stop or a colon; otherwise what is then missing of the
+        character.
     """
-    left = None if place.left is None else place.left - 1
-    if after == BLANK:
-        longer = replace(place, left=left, last="blank", partial="")
+    bytes_left = None if place.bytes_left is None else place.bytes_left - 1
+    if completes == BLANK:
+        longer = replace(place, bytes_left=bytes_left, last="blank", partial="")
         owing = place.words == MAX_TITLE_WORDS
-    elif after in (SOLID, "digit", "dot", "over"):
+    elif completes in (SOLID, "digit", "dot", "over"):
         words = place.words + (place.last == "blank")
-        longer = ListTitle(place.line, left, words if left is not None else 1, after)
+        longer = ListTitle(place.line, bytes_left, words if bytes_left is not None else 1, completes)
         owing = words > MAX_TITLE_WORDS
     else:
         # Of the character before an incomplete one, only whether it is a space makes a difference.
         last = "blank" if place.last == "blank" else "solid"
-        longer = replace(place, left=left, last=last, partial=after)
+        longer = replace(place, bytes_left=bytes_left, last=last, partial=completes)
         owing = False
-    return None if owing or (left is not None and owed(longer) > left) else longer
+    return None if owing or (bytes_left is not None and owed(longer) > bytes_left) else longer
 
 
 def words_used(place: Place) -> int:

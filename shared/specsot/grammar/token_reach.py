@@ -51,10 +51,10 @@ class ReachPart:
         object.__setattr__(self, "max_need", int(self.needs.max(initial=0)))
         object.__setattr__(self, "max_words", int(self.words.max(initial=0)))
 
-    def fits(self, left: int, words: int, room: int, room_planned: int) -> Mask:
+    def fits(self, bytes_left: int, words: int, room: int, room_planned: int) -> Mask:
         """Return which of the tokens are allowed, see `TokenReach.fitting`: [k], in the order of `tokens`.
 
-        left: number of bytes that the title may still have.
+        bytes_left: number of bytes that the title may still have.
         words: number of words that the title may still begin.
         room: token budget after which a direct answer must be complete.
         room_planned: token budget after which a plan must be complete.
@@ -63,8 +63,8 @@ class ReachPart:
             fits = self.costs < np.int16(room_planned if self.planned else room)
         else:
             fits = self.costs < np.where(self.planned, np.int16(room_planned), np.int16(room))
-        if left < self.max_need:
-            fits &= self.needs <= np.uint8(left)
+        if bytes_left < self.max_need:
+            fits &= self.needs <= np.uint8(bytes_left)
         if words < self.max_words:
             fits &= self.words <= np.uint8(words)
         return fits
@@ -90,10 +90,10 @@ class TokenReach:
     steps: tuple[int, ...]
     word_steps: tuple[int, ...]
 
-    def fitting(self, left: int, words: int, room: int, room_planned: int) -> Mask:
+    def fitting(self, bytes_left: int, words: int, room: int, room_planned: int) -> Mask:
         """Return which tokens are allowed, as a new array: [vocabulary size].
 
-        left: number of bytes that the title may still have.
+        bytes_left: number of bytes that the title may still have.
         words: number of words that the title may still begin.
         room: token budget after which a direct answer must be complete.
         room_planned: token budget after which a plan must be complete.
@@ -101,13 +101,13 @@ class TokenReach:
         mask: Mask | None = None
         for part in self.parts:
             if part.tokens is None:
-                fits = part.fits(left, words, room, room_planned)
+                fits = part.fits(bytes_left, words, room, room_planned)
                 mask = fits if mask is None else mask | fits
         if mask is None:
             mask = np.zeros(self.size, dtype=np.bool_)
         for part in self.parts:
             if part.tokens is not None:
-                mask[part.tokens[part.fits(left, words, room, room_planned)]] = True
+                mask[part.tokens[part.fits(bytes_left, words, room, room_planned)]] = True
         return mask
 
 
@@ -362,14 +362,14 @@ def _largest(costs: NDArray[np.int16]) -> int:
     return int(costs[costs < UNREACHABLE_TOKENS].max(initial=0))
 
 
-def _steps(needs: list[NDArray[np.uint8]], max_left: int) -> tuple[int, ...]:
-    """Return for each number that may be left, 0 .. `max_left`, the largest need that it covers, or 0.
+def _steps(needs: list[NDArray[np.uint8]], max_number: int) -> tuple[int, ...]:
+    """Return for each number that may be left, 0 .. `max_number`, the largest need that it covers, or 0.
 
     Needs of 2 and 5 and max_left=6 give (0, 0, 2, 2, 2, 5, 5).
 
     needs: arrays of the bytes, or words, that tokens need.
-    max_left: the largest number of bytes, or words, that a title may have left.
+    max_number: the largest number of bytes, or words, that a title may have left.
     """
     distinct = np.unique(np.concatenate([*needs, np.zeros(1, dtype=np.uint8)]))
-    lefts = np.arange(max_left + 1)
+    lefts = np.arange(max_number + 1)
     return tuple(distinct[np.searchsorted(distinct, lefts, side="right") - 1].tolist())

@@ -140,14 +140,14 @@ class ForeignName(click.Option):
         self.entry = entry
         self.keyword = keyword
 
-    def meaning(self, given: str, ctx: click.Context) -> Any:
+    def meaning(self, foreign_value: str, ctx: click.Context) -> Any:
         """Return this project's value for another system's value. Raises click.BadParameter.
 
-        given: the other system's value.
+        foreign_value: the other system's value.
         ctx: the context of the call, for the error.
         """
         try:
-            return self.entry.read(self.entry.option.keywords[self.keyword](given))
+            return self.entry.read(self.entry.option.keywords[self.keyword](foreign_value))
         except ValueError as error:
             raise click.BadParameter(str(error), ctx, self) from None
 

@@ -252,7 +252,7 @@ async def _serve(
                 return
             options = replace(options, model=borrowed)
         exchange.inboxes[address] = inbox
-        dialer = LocalDialer(ring.name, exchange, compute, others=dialers)
+        dialer = LocalDialer(ring.name, exchange, compute, fallback=dialers)
         make = partial(program.make, observation, options, ring.name, address, dialer, compute)
         part = await asyncio.get_running_loop().run_in_executor(compute, make)
         exchange.introduce(address, part, compute)

@@ -205,7 +205,7 @@ async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asynci
             if isinstance(arrival.message, members.Configuration):
                 newest_epoch = max(newest_epoch, arrival.message.epoch)
             await _dispatch(member, arrival, uplink)
-            arrival = inbox.take()
+            arrival = inbox.pop()
         wait = await _settle(member, uplink)
     await _send_to_master(uplink, members.MemberLeaving())
     await uplink.close()
@@ -229,12 +229,12 @@ async def _next(inbox: Inbox, timeout_seconds: float | None) -> Arrival | None:
     inbox: the member's inbox.
     timeout_seconds: seconds to wait. None: no limit.
     """
-    if (arrival := inbox.take()) is not None:
+    if (arrival := inbox.pop()) is not None:
         return arrival
     if timeout_seconds is not None and timeout_seconds <= 0:
         # Links run on this event loop, so it must get a turn before the next message is handled.
         await asyncio.sleep(0)
-        return inbox.take()
+        return inbox.pop()
     # Every step comes here, and a timeout would take as long as everything else.
     if timeout_seconds is None:
         return await inbox.get()

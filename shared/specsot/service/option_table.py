@@ -240,18 +240,18 @@ class Entry:
         """True if the option has no default."""
         return self.default is MISSING
 
-    def read(self, given: Any) -> Any:
+    def read(self, value: Any) -> Any:
         """Return the value of a text; other objects are returned unchanged.
 
-        given: the text of the option's value. If `several`, a sequence of texts, or a single text for one
+        value: the text of the option's value. If `several`, a sequence of texts, or a single text for one
             value.
 
         Raises ValueError, which says what is wrong, for an invalid text.
         """
         if self.several:
-            listed = (given,) if isinstance(given, str) else tuple(given)
+            listed = (value,) if isinstance(value, str) else tuple(value)
             return tuple(self.kind.read(one) if isinstance(one, str) else one for one in listed)
-        return self.kind.read(given) if isinstance(given, str) else given
+        return self.kind.read(value) if isinstance(value, str) else value
 
     def write(self, value: Any) -> str:
         """Return a value as text; several values are joined by commas.
@@ -755,23 +755,23 @@ def same(value: T) -> T:
     return value
 
 
-def checked(entry: Entry, name: str, given: Any) -> Any:
+def checked(entry: Entry, name: str, value: Any) -> Any:
     """Return the value of a Python keyword.
 
     entry: the option.
     name: the keyword.
-    given: a text, which is read as on a command line, or another object.
+    value: a text, which is read as on a command line, or another object.
 
     Raises InvalidRequest, which names the keyword, for an invalid value.
     """
-    if entry.kind.choices and not entry.switch and given not in entry.kind.choices:
+    if entry.kind.choices and not entry.switch and value not in entry.kind.choices:
         choices = ", ".join(entry.kind.choices)
-        raise InvalidRequest(f"{name} must be one of {choices}, got {given!r}", field=name)
-    if isinstance(given, (list, tuple)) and not entry.several:
-        given = ",".join(map(str, given))
-    if entry.option.kind is not None and isinstance(given, int | float):
-        given = str(given)
+        raise InvalidRequest(f"{name} must be one of {choices}, got {value!r}", field=name)
+    if isinstance(value, (list, tuple)) and not entry.several:
+        value = ",".join(map(str, value))
+    if entry.option.kind is not None and isinstance(value, int | float):
+        value = str(value)
     try:
-        return entry.read(given)
+        return entry.read(value)
     except ValueError as error:
         raise InvalidRequest(f"{name}: {error}", field=name) from None

@@ -86,14 +86,14 @@ class Terms:
     held: int | None = None
 
     @property
-    def asks(self) -> bool:
+    def needs_credentials(self) -> bool:
         """True if callers need a token or a certificate."""
         return self.tokens is not None or self.tls.mutual
 
     @property
     def reflects(self) -> bool:
         """True if the server offers reflection."""
-        return not self.asks if self.reflection is None else self.reflection
+        return not self.needs_credentials if self.reflection is None else self.reflection
 
 
 def server_options(terms: Terms) -> Options:

@@ -269,12 +269,12 @@ class RingService(ring_pb2_grpc.RingServicer):
         """
         try:
             with Receiver(
-                peer, self._inbox, self._rows.take if self._rows else refuse_rows_elsewhere
+                peer, self._inbox, self._rows.attach_rows if self._rows else refuse_rows_elsewhere
             ) as receiver:
                 yield receiver
         finally:
             if self._rows:
-                self._rows.part(peer)
+                self._rows.close_channel(peer)
 
 
 async def _read_hello(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb2.Hello:

@@ -96,7 +96,7 @@ async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms 
     Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
     """
     check_free(listen)
-    if exposed(listen) and not terms.asks:
+    if exposed(listen) and not terms.needs_credentials:
         log.warning("address is reachable from other machines without authentication", at=listen)
     credentials = server_credentials(terms.tls)
     server = grpc.aio.server(

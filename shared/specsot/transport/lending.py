@@ -193,7 +193,7 @@ class Lenders:
             raise Unavailable(reason)
         return files
 
-    def read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
+    def read(self, name: str, begin: int, end: int, store_block: borrowed.Put) -> None:
         """Read a range of a file, and pass its blocks on in order; blocks until all have arrived.
 
         Must not be called on the event loop's thread.
@@ -201,22 +201,21 @@ class Lenders:
         name: name of the file, as `list_files` returns it.
         begin: the first byte.
         end: the byte after the last one.
-        put: called with (address of the lender, place of the block in the file, the block).
+        store_block: called with (address of the lender, place of the block in the file, the block).
 
         Raises ModelError if no lender has the bytes.
         """
-        asyncio.run_coroutine_threadsafe(self._read(name, begin, end, put), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._read(name, begin, end, store_block), self._loop).result()
 
-    async def _read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
+    async def _read(self, name: str, begin: int, end: int, store_block: borrowed.Put) -> None:
         """Read from one lender after another; each continues where the one before it failed.
 
         name: name of the file.
         begin: the first byte.
         end: the byte after the last one.
-        put: called with (address of the lender, place of the block in the file, the block).
+        store_block: called with (address of the lender, place of the block in the file, the block).
 
-        Raises ModelError if no lender delivered a byte for `timeout_seconds`, and what `put` raises as
-        ModelError.
+        Raises ModelError if no lender delivered a byte for `timeout_seconds`, and if `store_block` raises it.
         """
         reason = "there is none"
         wait = FIRST_RETRY_SECONDS
@@ -232,7 +231,7 @@ class Lenders:
                 try:
                     async with aclosing(self._blocks(address, name, begin, end)) as blocks:
                         async for data in blocks:
-                            put(address, begin, data)
+                            store_block(address, begin, data)
                             begin += len(data)
                     break
                 except ModelError:

@@ -346,7 +346,7 @@ class RowsHost(Protocol):
         """
         ...
 
-    def take(self, peer: Peer, message: Any) -> Any:
+    def attach_rows(self, peer: Peer, message: Any) -> Any:
         """Return a message with handles for the rows that the peer's channel carries.
 
         A message whose rows travel within it, or that has none, is returned unchanged. Raises WireError if
@@ -357,7 +357,7 @@ class RowsHost(Protocol):
         """
         ...
 
-    def part(self, peer: Peer) -> None:
+    def close_channel(self, peer: Peer) -> None:
         """Close the channel of a peer whose link has ended. Does nothing if it has none.
 
         peer: the peer of the ended link.

@@ -320,7 +320,7 @@ class Inbox:
         """Return the next message, and wait for one if there is none."""
         return await self._queue.get()
 
-    def take(self) -> Arrival | None:
+    def pop(self) -> Arrival | None:
         """Return the next message if one waits in the inbox, otherwise None."""
         return None if self._queue.empty() else self._queue.get_nowait()
 
@@ -428,17 +428,17 @@ class LocalDialer:
     exchange: the members of the process.
     compute: the thread on which the dialing member computes.
     prepare: a function that is applied to each message before it is sent.
-    others: the dialer for members that are not in this process, or None if there are none.
+    fallback: the dialer for members that are not in this process, or None if there are none.
     """
 
     sender: str
     exchange: Exchange
     compute: Executor | None = None
     prepare: Prepare | None = None
-    others: Dialer | None = None
+    fallback: Dialer | None = None
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """Open a link to a member of this process, or dial with `others` if no such member has the address.
+        """Open a link to a member of this process, or dial with `fallback` if no such member has the address.
 
         address: the member's address.
         epoch: number of the epoch to which the link belongs.
@@ -449,6 +449,6 @@ class LocalDialer:
         if (inbox := self.exchange.inboxes.get(address)) is not None:
             drafter = self.exchange.drafters.get((address, self.compute))
             return LocalLink(self.sender, inbox, self.prepare, drafter)
-        if self.others is None:
+        if self.fallback is None:
             raise Unavailable(f"no member of this process listens at {address}")
-        return await self.others.dial(address, epoch, kind)
+        return await self.fallback.dial(address, epoch, kind)

@@ -349,12 +349,12 @@ class DirectHost:
 
         Raises Overloaded if there are too many channels.
         """
-        self.part(peer)
+        self.close_channel(peer)
         place = self._places.allocate()
         self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER, make=self._make)
         return Endpoint(path=str(place))
 
-    def take(self, peer: Peer, message: Any) -> Any:
+    def attach_rows(self, peer: Peer, message: Any) -> Any:
         """Return a frame whose tensors travel by the peer's channel with handles for them.
 
         Other messages are returned unchanged. Raises WireError if the peer has no channel.
@@ -391,7 +391,7 @@ class DirectHost:
         """
         return self._received_tensors_by_frame.pop((epoch, number), None)
 
-    def part(self, peer: Peer) -> None:
+    def close_channel(self, peer: Peer) -> None:
         """Close the channel of a peer whose link has ended, and drop the tensors of its epoch and of earlier
         ones.
 

@@ -190,9 +190,9 @@ class Sockets:
 class SocketEvents:
     """Follows the connection of a ZMQ socket: whether it is open, and whether it has ended.
 
-    Over TCP, other hosts may try to connect to a receiving end; `only` names the descriptor of the peer's
-    connection. At a receiving end, only disconnections after `up` count: before that, descriptors of other
-    connections are closed, whose numbers the peer's connection may get, and other failures have no
+    Over TCP, other hosts may try to connect to a receiving end; `follow_only` names the descriptor of the
+    peer's connection. At a receiving end, only disconnections after `up` count: before that, descriptors of
+    other connections are closed, whose numbers the peer's connection may get, and other failures have no
     descriptor.
 
     up: set once the connection is open.
@@ -210,7 +210,7 @@ class SocketEvents:
         self._monitor: Socket = socket.get_monitor_socket(FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED)
         self._following = start(self._follow(self._monitor), lambda _: self.down.set())
 
-    def only(self, descriptor: int) -> None:
+    def follow_only(self, descriptor: int) -> None:
         """Name the descriptor of the peer's connection, whose end sets `down`; at once if it has ended
         already.
 
@@ -512,7 +512,7 @@ async def _read_hello(socket: Socket, events: SocketEvents) -> None:
     frame = await socket.recv(copy=False)
     if not _request(frame).HasField("hello"):
         raise WireError("the first message must be hello")
-    events.only(frame.get(zmq.SRCFD))
+    events.follow_only(frame.get(zmq.SRCFD))
 
 
 async def _read(socket: Socket, receiver: Receiver) -> None:

@@ -480,33 +480,36 @@ class BlockSizes:
         self._quants = quants
         self._known: dict[int, tuple[int, int]] = {}
 
-    def count(self, stored: StoredTensor, where: str) -> int:
+    def count(self, stored: StoredTensor, tensor_in_file: str) -> int:
         """Return the size of a tensor in bytes.
 
         stored: the tensor as the header lists it.
-        where: the file and the tensor's name, for error messages.
+        tensor_in_file: path of the file and name of the tensor, for error messages.
 
         Raises ModelError if its type cannot be dequantized, if its rows are no whole blocks, or if the file
         is too short.
         """
         if stored.kind not in self._known:
-            self._known[stored.kind] = self._find(stored.kind, where)
+            self._known[stored.kind] = self._find(stored.kind, tensor_in_file)
         block, size = self._known[stored.kind]
         if not stored.shape or stored.shape[-1] % block:
-            raise ModelError(f"{where}: rows of shape {list(stored.shape)} are not blocks of {block}")
-        total = prod(stored.shape) // block * size
-        there = stored.file.stat().st_size
-        if stored.begin + total > there:
             raise ModelError(
-                f"{where} ends at byte {stored.begin + total}, {stored.file.name} at {there}: truncated"
+                f"{tensor_in_file}: rows of shape {list(stored.shape)} are not blocks of {block}"
+            )
+        total = prod(stored.shape) // block * size
+        file_size = stored.file.stat().st_size
+        if stored.begin + total > file_size:
+            raise ModelError(
+                f"{tensor_in_file} ends at byte {stored.begin + total}, "
+                f"{stored.file.name} at {file_size}: truncated"
             )
         return total
 
-    def _find(self, kind: int, where: str) -> tuple[int, int]:
+    def _find(self, kind: int, tensor_in_file: str) -> tuple[int, int]:
         """Return how many elements and how many bytes a block of a ggml type has.
 
         kind: ggml's number of the type.
-        where: the file and the tensor's name, for error messages.
+        tensor_in_file: path of the file and name of the tensor, for error messages.
 
         Raises ModelError if the type is unknown or cannot be dequantized.
         """
@@ -515,5 +518,7 @@ class BlockSizes:
             block, size = self._constants.GGML_QUANT_SIZES[named]
             self._quants.dequantize(np.zeros((1, size), np.uint8), named)
         except (ValueError, KeyError, NotImplementedError):
-            raise ModelError(f"{where}: ggml type {kind} is none that the package gguf dequantizes") from None
+            raise ModelError(
+                f"{tensor_in_file}: ggml type {kind} is none that the package gguf dequantizes"
+            ) from None
         return block, size
