@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+# Kind of a norm: RMS norm, or layer norm with a bias.
 NormKind = Literal["rms", "layer"]
+# Kind of an MLP: gate, up and down; up and down alone; or several experts, of which a router chooses some.
 MlpKind = Literal["gated", "plain", "experts"]
+# Name of an activation function. "gelu_tanh" is GELU's approximation by tanh.
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 # The activation function by each spelling in config.json.
@@ -93,7 +96,9 @@ def _three(mlp: str) -> tuple[str, str, str]:
     return f"{mlp}.gate_proj", f"{mlp}.up_proj", f"{mlp}.down_proj"
 
 
+# The tensor names of Qwen's models with experts.
 QWEN_EXPERTS = Names(router="mlp.gate", experts=_three("mlp.experts.{}"))
+# The tensor names of Mixtral's models with experts.
 MIXTRAL_EXPERTS = Names(
     router="block_sparse_moe.gate",
     experts=(
@@ -288,7 +293,9 @@ class Family:
     sliding_theta: float | None = None
 
 
+# Llama, whose values are the defaults of the other families too.
 LLAMA = Family(mlp_bias=None)
+# What the Gemma families have in common.
 GEMMA = Family(
     names=Names(
         mlp_norm="pre_feedforward_layernorm",
@@ -305,6 +312,7 @@ GEMMA = Family(
     window="always",
     window_rows=4096,
 )
+# Qwen3-Next, and what the Qwen3.5 families have in common with it.
 QWEN_DELTA = Family(
     names=replace(QWEN_EXPERTS, shared=_three("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate"),
     mlp="experts",

@@ -29,6 +29,7 @@ MARKS: Mapping[Method, tuple[str, ...]] = {
     "compressed-tensors": (".weight_packed", ".weight_scale"),
     "mxfp4": ("_blocks",),
 }
+# Suffixes of the further tensors of a quantized matrix, see MARKS.
 PARTS: Mapping[Method, tuple[str, ...]] = {
     "awq": (".qzeros", ".scales"),
     "gptq": (".qzeros", ".scales", ".g_idx"),

@@ -18,7 +18,9 @@ LIST_HEAD = "1."
 
 # An item: list or heading marks, a number, one of the punctuation marks that models write after it, a title.
 _LINE = re.compile(r"[\s*#>-]*\d{1,3}\s*[.．。、:：)）](?P<title>.*)")
+# "vs." with the next word glued to it, see `title_of`.
 _GLUED = re.compile(r"\bvs\.(?=\w)")
+# Characters of Markdown, quotes and brackets that are removed from both ends of a title.
 _MARKS = "*_`#\"'“”„«»()"
 # After one of these, a model explains its title. A colon after a number belongs to the title ("Day 1:
 # Arrival").

@@ -25,6 +25,7 @@ from specsot.grammar.schemas import read_schema
 from specsot.grammar.structural_tag import lark_of_tag, read_tag
 from specsot.params import Form, refuse
 
+# [vocabulary size], True for each token that may follow.
 Mask = NDArray[np.bool_]
 
 
@@ -93,6 +94,7 @@ _TRIED = 16
 
 # The bytes that an ending tries, in this order: those that bring a JSON text nearer to its end come first.
 _ORDER = b'}]":,0123456789[{-'
+# Bytes that begin something that an ending must close or continue.
 _BEGINNING = frozenset(b'{[",')
 
 
@@ -252,6 +254,7 @@ def _has_bit(bits: bytes, token: int) -> int:
     return bits[token >> 3] >> (token & 7) & 1
 
 
+# The kinds of forms whose answers are JSON, so that `Closing` finds their endings.
 _JSON = ("json_object", "json_schema")
 # Bytes that are tried first to find out whether a form leaves a choice: if two of them may follow, it does.
 _PROBES = (b"a", b" ", b'"', b",")

@@ -35,6 +35,7 @@ SOLID: Final = "solid"
 # The byte completes a space of any kind.
 BLANK: Final = "blank"
 
+# The continuation bytes that complete any character, by what is missing of it.
 _ANY: dict[Partial, Row] = {
     "1": ((0x80, 0xBF, SOLID),),
     "2": ((0x80, 0xBF, "1"),),
@@ -45,6 +46,7 @@ _ANY: dict[Partial, Row] = {
     "f4": ((0x80, 0x8F, "2"),),
 }
 
+# The first bytes of characters of several bytes, without those that the tables below treat in their own way.
 _LONG_LEADS: Row = (
     (0xC3, 0xDF, "1"),
     (0xE0, 0xE0, "e0"),
@@ -101,6 +103,7 @@ OWED: dict[Partial, int] = {
 }
 
 
+# The marker after the last line of a plan, or after a direct answer.
 _END = b"[END]"
 # Digits. Bounds a point's length to 9999 tokens.
 _MAX_LENGTH_DIGITS = 4

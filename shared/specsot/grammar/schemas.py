@@ -29,7 +29,9 @@ _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
 )
+# Warning for a keyword that is removed, because a grammar cannot remember the items of an array.
 UNIQUE_ITEMS = "uniqueItems is not enforced: an array of the answer may repeat items"
+# Warning for a keyword that the compiler treats as `anyOf`.
 ONE_OF = "oneOf is read as anyOf: a value of the answer may match several of its schemas"
 
 

@@ -53,7 +53,9 @@ _GERMAN: Final = (
     "bzw evtl ggf vgl bspw inkl exkl zzgl sog geb hr fr dipl ing mio mrd tsd ca max phil allg bes urspr"
 )
 _SPANISH_AND_FRENCH: Final = "sra srta dra ud uds vd vds ee uu ej avda cía mme mlle"
+# All of them, in small letters and without the full stop.
 ABBREVIATIONS: Final = frozenset(f"{_ENGLISH} {_GERMAN} {_SPANISH_AND_FRENCH}".split())
+# Characters that may end a sentence, with the strongest end that each allows.
 _MARKS: Final = {".": _DOT, "!": _SENTENCE, "?": _SENTENCE, "。": _WIDE, "！": _WIDE, "？": _WIDE, "｡": _WIDE}
 # Brackets and quotes with a form for each side. "“" closes a German quote, see `Prose._quote`.
 _OPENERS: Final = frozenset("([{（［【〔「『《〈“„«")
@@ -64,8 +66,10 @@ _TRAILERS: Final = frozenset("\"'’_~") | _CLOSERS
 _BEGINNERS: Final = frozenset("\"'([*_`“„«‘¿¡「『《（【")
 # The beginnings of a line that decide its kind.
 _BULLET: Final = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]|\d{1,3}[、．]|•")
+# Beginnings of a line that further characters may make an item of a list, or a heading.
 _MAY_BECOME_BULLET: Final = re.compile(r"[-*+]|\d{1,3}[.)]?")
 _MAY_BECOME_HEADING: Final = re.compile(r"#{1,6}")
+# The marks that open and close a block of code.
 _FENCES: Final = ("```", "~~~")
 # Bits of a number of stars: "*" is italic, "**" is bold, and "***" is both.
 _ITALIC: Final = 1

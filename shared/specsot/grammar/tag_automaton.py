@@ -16,6 +16,7 @@ from specsot.params import Form
 MAX_ENDING: Final = 2048
 # Bytes that may follow in free text, and of which at most two may follow anywhere else.
 _TEXT_PROBES: Final = (b"\n", b'"', b":", b"a")
+# A byte that an ending writes in free text while the end of the text may not follow yet.
 _FILLER: Final = b"a"
 
 

@@ -312,6 +312,7 @@ def _representative_line(line: NumberedLine) -> NumberedLine:
     return NumberedLine(number, number + min(line.last - line.number, 3 - number))
 
 
+# No tokens, so that a walk that finds none can be concatenated.
 _NONE = np.zeros(0, dtype=np.int32)
 
 

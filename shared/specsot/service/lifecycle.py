@@ -19,8 +19,9 @@ from specsot.service.options import LogFormat
 
 log = structlog.get_logger()
 
-# Exit statuses.
+# Exit status of a program that failed.
 FAILED = 1
+# Exit status of a program whose options, files or peers are wrong, so that another start would fail too.
 WRONG_INPUT = 2
 
 Work = Callable[[asyncio.Event], Awaitable[None]]

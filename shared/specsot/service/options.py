@@ -255,6 +255,7 @@ OF_WORKER = Offer(
     defaults={"model": None, "kv_memory": SERVICE_KV_MEMORY},
     unset={"model": LENT},
 )
+# The options of a drafter's process, see OF_WORKER.
 OF_DRAFTER = Offer(
     only=tuple(DraftModelOptions.__dataclass_fields__),
     without=("dtype", "quantization", "kv_cache_dtype", "batch_invariant", "tensor_parallel"),

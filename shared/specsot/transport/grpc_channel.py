@@ -401,6 +401,7 @@ def _in_words(failure: grpc.RpcError, service: str, address: str) -> str:
     return words.get(code, code.name)
 
 
+# The reason if an address has no port.
 _NO_ADDRESS = "it is no HOST:PORT"
 # What a part of gRPC's description of a failure means, in words for users.
 _WORDS = {

@@ -108,7 +108,7 @@ class GrpcDialer:
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
         """Open a link to a member over gRPC, or over a unix socket if the member offers one on this machine.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
         kind: what the member must be, "worker" or "drafter".
 
@@ -304,7 +304,7 @@ async def negotiate(
     """Ask a member for the endpoint of a link that gRPC does not carry. Return the member's name and the
     endpoint.
 
-    address: the member's address.
+    address: the member's address, host:port or unix:path.
     sender: name of this member.
     epoch: number of the epoch to which the link belongs.
     key: public key of this end, for links with encryption of their own; otherwise empty.

@@ -278,7 +278,7 @@ class Lenders:
         """Return a context manager with a stub that is connected to a member; errors of the peer are raised
         as such.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         role: what the member's certificate must say that it is.
         stub: the class of the stub.
         """

@@ -287,7 +287,7 @@ class Dialers:
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         """Open a link with the current transport, see `Dialer.dial`.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
         kind: what the member must be, "worker" or "drafter".
 
@@ -405,14 +405,14 @@ class Exchange:
     def listen(self, address: str) -> Inbox:
         """Return the inbox of the member at `address`, which is created at the first call.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         """
         return self.inboxes.setdefault(address, Inbox())
 
     def introduce(self, address: str, member: object, compute: Executor) -> None:
         """Register a member, so that a stage on the same compute thread calls it directly if it is a drafter.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         member: the worker or drafter. Workers are not registered.
         compute: the thread on which the member computes.
         """
@@ -440,7 +440,7 @@ class LocalDialer:
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         """Open a link to a member of this process, or dial with `fallback` if no such member has the address.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
         kind: what the member must be; not checked within the process.
 

@@ -34,11 +34,14 @@ from specsot.transport.wires import Places, is_private
 
 # The number of an end of a channel in its process group: 0 sends, 1 receives.
 End = Literal[0, 1]
+# Creates a process group, see `group_on`.
 Make = Callable[[Path, End, torch.device, timedelta], Any]
 
 # Stands for any processor when two ends compare their devices.
 CPU = "cpu"
+# The number of the end that sends.
 SENDER: End = 0
+# The number of the end that receives.
 RECEIVER: End = 1
 # Seconds. How long a channel waits for its other end and for bytes before it counts as lost. Untuned.
 TIMEOUT_SECONDS = 30.0
@@ -435,7 +438,7 @@ class DirectDialer:
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         """Open a link; to a worker, with a channel for the hidden states of frames.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
         kind: what the member must be, "worker" or "drafter". A drafter gets no channel.
 

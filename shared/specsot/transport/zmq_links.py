@@ -312,7 +312,7 @@ class ZmqDialer:
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
         """Open a link to a member over ZMQ, after negotiating it over gRPC.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
         kind: what the member must be, "worker" or "drafter".
 

@@ -32,8 +32,9 @@ ARCHITECTURES = {
 }
 # Tensor with the divisor of each rotary frequency, computed by Llama 3's scaling.
 ROPE_FREQS = "rope_freqs.weight"
-# Tensors with the factors of longrope.
+# Tensor with the factors of longrope for contexts that are longer than the original one.
 LONG = "rope_factors_long.weight"
+# Tensor with the factors of longrope for contexts that are not longer.
 SHORT = "rope_factors_short.weight"
 # Layers of the Gemma models whose query_pre_attn_scalar is not head_dim.
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}

@@ -12,9 +12,11 @@ from specsot.checkpoint.gguf.header import Header
 from specsot.core.vocabulary import FIM_ENDS
 from specsot.errors import ModelError
 
-# llama.cpp's types of tokens.
+# llama.cpp's numbers of the types of tokens. CONTROL: a special token that is no text.
 CONTROL = 3
+# An added token that is text.
 USER_DEFINED = 4
+# A token that no text yields, such as padding.
 UNUSED = 5
 # The character that stands for a space in sentencepiece vocabularies.
 SPACE = "\u2581"
@@ -22,7 +24,9 @@ SPACE = "\u2581"
 # How text is split before the merges of a byte-level vocabulary apply, by tokenizer.ggml.pre, as in
 # llama.cpp.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# The beginning of the patterns of Llama 3 and Qwen2: contractions, words and a digit.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+# The end of the same patterns: punctuation and white space.
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = _WORDS + "{1,3}" + _REST
 QWEN2 = _WORDS + _REST
@@ -31,6 +35,7 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# An English contraction, which GPT-4o splits together with the word before it.
 _CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_CUT}"

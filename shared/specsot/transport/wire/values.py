@@ -33,9 +33,11 @@ MAX_NODES = 4096
 
 # "eagle", "model", ... by number.
 DRAFTERS = Enumeration(values_pb2.DraftMethod.DESCRIPTOR, name_in_errors="drafter")
+# The reasons for which a sequence ends, by number.
 ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, frames.End)
 # A trace context; one that is not valid is decoded as None.
 TRACE = FieldCodec(decode=well_formed)
+# The compute time of each stage; every number must be seconds >= 0.
 STAGE_SECONDS = repeated(checked(check_duration, "a stage's time"), "times of stages")
 
 
@@ -126,6 +128,7 @@ def decode_importance(layers: Sequence[ring_pb2.LayerImportance]) -> HeadImporta
     return HeadImportance(tuple(tuple(layer.heads) for layer in layers)) if layers else None
 
 
+# A caller's constraint on the output.
 FORM = FieldCodec(encode_form, decode_form)
 
 
@@ -148,6 +151,7 @@ def check_opening(message: ring_pb2.Opening) -> None:
     require(message.generated <= message.prompt, "more tokens were generated than the prompt holds")
 
 
+# The schema of openings, see `decode_opening`.
 _OPENING = Schema(
     frames.Opening,
     ring_pb2.Opening,
@@ -362,6 +366,7 @@ register(
     Schema(frames.Drafts, ring_pb2.Drafts),
 )
 
+# One opening, openings and segments as fields of other messages.
 OPENING = FieldCodec(_OPENING.encode, decode_opening)
 OPENINGS = repeated(OPENING, "openings")
 SEGMENTS = repeated(FieldCodec(encode_segment, decode_segment), "segments")
