@@ -477,7 +477,9 @@ class HandOver:
 
     @property
     def model_layers(self) -> int:
-        """Number of layers of the model, which is also the layer number under which features travel."""
+        """Number of layers of the model, which is also the layer number under which features travel. 0 if
+        there are no givers.
+        """
         return self.givers[-1].layers.last if self.givers else 0
 
     def giver_of(self, layer: int) -> str:

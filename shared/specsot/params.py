@@ -67,7 +67,8 @@ def require_field(is_valid: bool, name: str, rule: str, value: object) -> None:
 
 
 def brief(value: object) -> str:
-    """Return the `repr` of a value, cut to MAX_SHOWN_CHARACTERS characters, for an error message.
+    """Return the `repr` of a value for an error message, cut to MAX_SHOWN_CHARACTERS characters if it is
+    longer.
 
     value: what a client gave.
     """

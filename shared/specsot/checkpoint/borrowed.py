@@ -159,7 +159,8 @@ class BorrowedModel:
         self.need(name, *self._spans(name)[tensor])
 
     def need_header(self, name: str) -> None:
-        """Fetch the header of a safetensors file; for GGUF, the pointer file has it already.
+        """Fetch the header of a safetensors file, if it is missing. Do nothing for GGUF, whose pointer file
+        has it already.
 
         name: name of the file. Raises ModelError if the header is broken or cannot be fetched.
         """
@@ -242,7 +243,8 @@ class BorrowedModel:
         self.stored += len(data)
 
     def _has(self, name: str, block: int) -> bool:
-        """Return whether a block is present. A block of an earlier run is checked once by its digest.
+        """Return whether a block is present. A block of an earlier run is checked once by its digest. False
+        if the block was not fetched, or if its bytes do not have the stored digest.
 
         name: name of the file.
         block: number of the block, counted from 0.
@@ -371,7 +373,7 @@ _BORROWED: dict[Path, BorrowedModel] = {}
 
 
 def register(model: BorrowedModel) -> None:
-    """Let `borrowed_of` find this model by its folder.
+    """Let `borrowed_of` find this model by its folder, in the place of an earlier model of the same folder.
 
     model: the model that is being fetched.
     """

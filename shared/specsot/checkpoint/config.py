@@ -171,14 +171,14 @@ class ModelConfig:
     text_of: str | None = None
 
     def recurrent(self, layer: int) -> bool:
-        """Return whether a layer is a gated delta layer.
+        """Return whether a layer is a gated delta layer. False for every layer if the model has none.
 
         layer: number of the layer, counted from 0.
         """
         return self.delta is not None and layer in self.delta.layers
 
     def sparse(self, layer: int) -> bool:
-        """Return whether a layer has experts.
+        """Return whether a layer has experts. False for every layer if the model has none.
 
         layer: number of the layer, counted from 0.
         """

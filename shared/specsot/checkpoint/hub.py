@@ -98,7 +98,7 @@ class Snapshot:
 
     @property
     def stored(self) -> int:
-        """Bytes of the repository in the cache, unfinished files included."""
+        """Bytes of the repository in the cache, unfinished files included. 0 if nothing was fetched yet."""
         blobs = self.folder.parents[1] / "blobs"
         return sum(one.stat().st_size for one in blobs.iterdir()) if blobs.is_dir() else 0
 

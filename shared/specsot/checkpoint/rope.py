@@ -46,7 +46,7 @@ class Rope:
     slope: float = 0.0
 
     def rotated(self, head_dim: int) -> int:
-        """Return how many dimensions of a head rotate: its first ones.
+        """Return how many dimensions of a head rotate: its first ones, rounded down; all if `share` is 1.
 
         head_dim: number of elements of a head.
         """

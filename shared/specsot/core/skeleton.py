@@ -140,7 +140,7 @@ class PlanReader:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """The points whose lines are complete."""
+        """The points whose lines are complete. Empty before the first one, and in a direct answer."""
         return tuple(self._points)
 
     @property

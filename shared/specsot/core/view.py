@@ -32,7 +32,7 @@ class Panel:
 
     @property
     def writing(self) -> bool:
-        """True while the branch decodes."""
+        """True while the branch decodes. False before its prompt is in the ring, and once it has finished."""
         return self.started and self.reason is None
 
 

@@ -300,7 +300,7 @@ class Spelling:
 
     def _stops(self, text: bytes, begin: int) -> range:
         """Return the possible ends of a token that begins at byte `begin`: as far as the longest token
-        reaches.
+        reaches. Empty at the end of the text.
 
         text: the bytes to spell.
         begin: index of the token's first byte.

@@ -753,7 +753,7 @@ class MatcherCursor:
 
     def _move(self, place: MatcherNode) -> None:
         """Move the matcher to a place: roll back to the deepest place on both paths, then consume the other
-        tokens.
+        tokens. Do nothing if it is there already.
 
         place: the place to which the matcher is moved.
         """

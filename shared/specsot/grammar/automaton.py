@@ -259,7 +259,8 @@ class PlanTables:
         return place in self._done
 
     def is_planned(self, place: int) -> bool:
-        """Return whether the output is certainly a plan.
+        """Return whether the output is certainly a plan. False in a direct answer, and while one may still be
+        chosen.
 
         place: number of the place.
         """

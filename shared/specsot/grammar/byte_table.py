@@ -98,7 +98,7 @@ class ByteTable:
             self.fill(number)
 
     def _edges(self, number: int) -> tuple[language.Edge, ...]:
-        """Return the edges that leave a place, in order of precedence.
+        """Return the edges that leave a place, in order of precedence. Empty at the end.
 
         number: number of the place, other than DEAD.
         """

@@ -196,7 +196,8 @@ def _close(schema: Json) -> None:
 
 
 def _is_composed(schema: Json) -> bool:
-    """Return whether an object may have properties that other parts of its schema declare.
+    """Return whether an object may have properties that other parts of its schema declare. False for schemas
+    of other values.
 
     This is so with several schemas in `allOf`, or with `properties` and a keyword that refers to further
     schemas.

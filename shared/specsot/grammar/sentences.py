@@ -412,7 +412,7 @@ def _begins_sentence(character: str) -> bool:
 
 def _may_end_at_line(state: Prose) -> bool:
     """Return whether the text may end at the end of the current line: after a sentence, a list's item, or the
-    end of a block of code.
+    end of a block of code. False after headings and table rows.
 
     state: the state before the line feed.
     """

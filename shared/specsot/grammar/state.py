@@ -70,6 +70,9 @@ class Grammar(Protocol):
     def path_check(self, state: Any, /) -> PathCheck:
         """Return a check for many paths from one state, such as the paths of a draft tree.
 
+        The check returns whether the constraint allows a path, regardless of budgets. A path may be checked
+        only after the path without its last token.
+
         state: the state before the first token of every path.
         """
         ...
@@ -91,7 +94,7 @@ class Grammar(Protocol):
         ...
 
     def allows(self, state: Any, token: int, remaining: int, /) -> bool:
-        """Return the entry of `mask` for one token.
+        """Return the entry of `mask` for one token. False for every token after the end.
 
         state: the state before the token.
         token: token id.

@@ -90,7 +90,7 @@ class Typed(click.ParamType[Any, Any]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return completions of a value: files, directories, or the possible texts.
+        """Return completions of a value: files, directories, or the possible texts. Empty if there are none.
 
         ctx, param: given by click, not needed.
         incomplete: the beginning of the value.
@@ -401,7 +401,8 @@ def command(
 
 
 def with_dashes(token: str) -> str:
-    """Return a flag with dashes, because --layer_splits means the same as --layer-splits.
+    """Return a flag with dashes, because --layer_splits means the same as --layer-splits. A flag without
+    underscores is returned unchanged.
 
     token: the flag as it was written.
     """

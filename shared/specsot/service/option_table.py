@@ -271,7 +271,8 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 
 
 def entries_of(kind: type, offer: Offer = ALL, heading: str = "Options") -> tuple[Entry, ...]:
-    """Return the options of a settings dataclass and of its nested ones, in the order of the fields.
+    """Return the options of a settings dataclass and of its nested ones, in the order of the fields. Empty if
+    no field has an option.
 
     kind: the dataclass.
     offer: which options are offered, and how they differ.
@@ -364,7 +365,7 @@ def _entry(
 
 
 def default_of(dataclass_field: Field[Any]) -> Any:
-    """Return the default of a dataclass field, or MISSING.
+    """Return the default of a dataclass field, or MISSING if it has none.
 
     dataclass_field: the field, of `dataclasses.fields`.
     """

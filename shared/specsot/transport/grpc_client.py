@@ -92,9 +92,11 @@ class MasterClient:
             raise Unavailable("the master ended the stream before the request was finished")
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request. Return whether it was running.
+        """Cancel a request. Return whether it was running: False if it has ended, and for an unknown id.
 
-        request: id of the request. Returns False for an unknown id.
+        request: id of the request.
+
+        Raises the error that the master raised, and Unavailable if it cannot be reached.
         """
         message = master_pb2.CancelRequest(request_id=request)
         with peer_errors():
@@ -118,7 +120,7 @@ class MasterClient:
         return decode_rebalanced(response)
 
     async def close(self) -> None:
-        """Close the channel; requests that still run are cancelled."""
+        """Close the channel; requests that still run are cancelled, unless they are resumable."""
         await self._channel.close()
 
 

@@ -396,7 +396,7 @@ class DirectHost:
 
     def close_channel(self, peer: Peer) -> None:
         """Close the channel of a peer whose link has ended, and drop the tensors of its epoch and of earlier
-        ones.
+        ones. Does nothing if the peer has no channel.
 
         peer: the peer of the ended link.
         """

@@ -111,7 +111,7 @@ class Tls:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files that are given, for watching them."""
+        """The files that are given, for watching them. Empty without TLS."""
         return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
 
     @property

@@ -86,7 +86,8 @@ class Guest:
     key: bytes
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a peer may connect. The name of the method is given by pyzmq.
+        """Return whether a peer may connect: True only for the peer's key. The name of the method is given by
+        pyzmq.
 
         domain: the socket's ZAP domain, which is not needed.
         key: the public key that the connecting peer has proved to own, in Z85 encoding.
@@ -492,7 +493,9 @@ class ZmqHost:
         self._places.close()
 
     async def _interface(self) -> str:
-        """Return the address of `listen` in numbers, as ZMQ needs it."""
+        """Return the address of `listen` in numbers, as ZMQ needs it; that of all interfaces if `listen`
+        names no host. Raises OSError if the host is unknown.
+        """
         host, _ = split_address(self._listen)
         found: list[Any] = await asyncio.get_running_loop().getaddrinfo(
             host or "0.0.0.0", None, type=sockets_of_the_system.SOCK_STREAM

@@ -66,7 +66,8 @@ class Header:
         return str(self.metadata.get("general.architecture"))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the metadata value "<architecture>.<name>", such as block_count, or the default.
+        """Return the metadata value "<architecture>.<name>", such as block_count, or the default if the file
+        has no such key.
 
         name: the key without the architecture.
         default: the result if the file has no such key.

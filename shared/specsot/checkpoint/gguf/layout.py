@@ -239,7 +239,8 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
 
 
 def _longrope(header: Header) -> dict[str, Any]:
-    """Return longrope's settings; the factors are tensors of the file.
+    """Return longrope's settings; the factors are tensors of the file. The original context is left out if
+    the file does not name it.
 
     header: the header of the GGUF file.
     """
@@ -252,7 +253,7 @@ def _longrope(header: Header) -> dict[str, Any]:
 
 
 def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
-    """Return yarn's settings.
+    """Return yarn's settings. Those that the file does not name are left out.
 
     llama.cpp has one number for both mscale and mscale_all_dim. gpt-oss does not round the range that is
     blended to whole pairs.
@@ -345,7 +346,8 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
 
 
 def _unread_prefixes(header: Header) -> tuple[str, ...]:
-    """Return the prefixes of the tensors of layers that predict further tokens; they are not read.
+    """Return the prefixes of the tensors of layers that predict further tokens; they are not read. Empty if
+    there are no such layers.
 
     header: the header of the GGUF file.
     """

@@ -235,7 +235,7 @@ class StoredTokenizer:
         return None if self._is_padding(id) else self._tokens[id]
 
     def _get(self, name: str, default: Any = None) -> Any:
-        """Return the metadata value "tokenizer.ggml.<name>", or the default.
+        """Return the metadata value "tokenizer.ggml.<name>", or the default if the file has no such key.
 
         name: the key without "tokenizer.ggml.".
         default: the result if the file has no such key.

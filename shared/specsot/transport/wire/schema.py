@@ -310,7 +310,7 @@ class _Table:
 
 
 def default_of(dataclass_field: Any) -> Any:
-    """Return the default of a dataclass field, or MISSING.
+    """Return the default of a dataclass field, or MISSING if it has none.
 
     dataclass_field: the field, of `dataclasses.fields`.
     """
