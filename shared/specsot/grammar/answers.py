@@ -314,8 +314,7 @@ class AnswerAutomaton:
     def advance(self, place: MatcherNode, token: int) -> MatcherNode | None:
         """Return the place after a token, or None if the form forbids the token. Ignores budgets.
 
-        Also None for end tokens and other tokens without text, and if the answer has ended at `place`
-        already.
+        Also None for tokens without text, such as end tokens, and if the answer has ended at `place` already.
 
         place: the place before the token.
         token: token id, which may be outside of the vocabulary.

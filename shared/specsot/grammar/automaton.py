@@ -179,13 +179,14 @@ class TokenAutomaton:
         return self._tables.explore_from(self._start.place)
 
     def _rooms(self, state: State, remaining: int) -> tuple[int, int]:
-        """Return the budgets after the next token if the output is a direct answer, and if it is a plan.
+        """Return how many tokens may still be generated, the next one included: if the output is a direct
+        answer, and if it is a plan.
 
         At least one token of a shortest ending fits. If the output is certainly a plan already, the first
-        budget is 0.
+        number is 0.
 
-        state: the state before the token.
-        remaining: number of tokens that the sequence may still generate, this one included.
+        state: the state before the next token.
+        remaining: number of tokens that the sequence may still generate, the next one included.
         """
         least = self._tables.ending(state.place)
         planned = min(remaining, self.rules.plan_tokens - state.num_tokens)
@@ -322,8 +323,9 @@ class PlanTables:
         """Return which tokens may follow: [vocabulary size], read-only and shared. All False at the end.
 
         state: the state before the token.
-        room: token budget after which a direct answer must be complete.
-        room_planned: token budget after which a plan must be complete.
+        room: number of tokens that may still be generated, this one included, if the output is a direct
+            answer.
+        room_planned: the same number if the output is a plan.
         ends: the tokens that may follow wherever the output may stop.
         """
         if state.place in self._done:

@@ -102,8 +102,8 @@ def _exclude_each_other(choices: list[Any], root: Json) -> bool:
 def _are_apart(first: Json, second: Json) -> bool:
     """Return whether certainly no value matches both schemas. False if this is not certain.
 
-    They are apart if they have no type in common, no constant in common, or a required property whose schemas
-    are apart. An integer is a number, so these two types are not apart.
+    They are apart if they have no type in common, no constant in common, or a property that both require and
+    whose schemas are apart. An integer is a number, so these two types are not apart.
 
     first: a schema.
     second: another schema.

@@ -56,8 +56,9 @@ class ReachPart:
 
         bytes_left: number of bytes that the title may still have.
         words: number of words that the title may still begin.
-        room: token budget after which a direct answer must be complete.
-        room_planned: token budget after which a plan must be complete.
+        room: number of tokens that may still be generated, this one included, if the output is a direct
+            answer.
+        room_planned: the same number if the output is a plan.
         """
         if isinstance(self.planned, bool):
             fits = self.costs < np.int16(room_planned if self.planned else room)
@@ -95,8 +96,9 @@ class TokenReach:
 
         bytes_left: number of bytes that the title may still have.
         words: number of words that the title may still begin.
-        room: token budget after which a direct answer must be complete.
-        room_planned: token budget after which a plan must be complete.
+        room: number of tokens that may still be generated, this one included, if the output is a direct
+            answer.
+        room_planned: the same number if the output is a plan.
         """
         mask: Mask | None = None
         for part in self.parts:

@@ -167,7 +167,7 @@ class ModelOptions:
 
     @property
     def base(self) -> Path:
-        """The model's directory, which is fetched if it is a name on the hub.
+        """The model's directory. The text files of a model on the hub are fetched.
 
         Raises ModelError if the model is invalid, InvalidRequest if none was given.
         """
@@ -222,7 +222,7 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def draft(self) -> Path:
-        """The draft model's directory, which is fetched if it is a name on the hub.
+        """The draft model's directory. The text files of a model on the hub are fetched.
 
         Raises ModelError if the draft model is invalid, InvalidRequest if none was given.
         """

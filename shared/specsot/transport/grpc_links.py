@@ -168,7 +168,7 @@ class GrpcDialer:
 class RingService(ring_pb2_grpc.RingServicer):
     """The receiving end of every link to this member, which puts decoded messages into the member's inbox.
 
-    name: name of this member, which peers are told.
+    name: name of this member, which its responses contain.
     """
 
     def __init__(

@@ -220,7 +220,7 @@ class Link(Protocol):
         """End the link after all sent messages have arrived.
 
         Returns True if they have arrived, as far as this end knows, False if they have not or if that is
-        unknown, and None if the link does not tell, because no message can be lost within a process.
+        unknown, and None from a link within a process, where no message can be lost.
         """
         ...
 

@@ -508,8 +508,8 @@ class DirectLink:
     async def close(self) -> bool | None:
         """End the link, then the channel.
 
-        Returns what `close` of the link returns: whether all messages have arrived, or None if that is not
-        told.
+        Returns what `close` of the link returns: whether all messages have arrived, or None if that is
+        unknown.
         """
         delivered = await self._link.close()
         self._channel.close()
