@@ -317,11 +317,11 @@ class Inbox:
         return not self._queue.empty()
 
     async def get(self) -> Arrival:
-        """Return the next message, and wait for one if there is none."""
+        """Remove and return the next message; wait for one if there is none."""
         return await self._queue.get()
 
     def pop(self) -> Arrival | None:
-        """Return the next message if one waits in the inbox, otherwise None."""
+        """Remove and return the next message if one waits in the inbox, otherwise return None."""
         return None if self._queue.empty() else self._queue.get_nowait()
 
     async def __aiter__(self) -> AsyncIterator[Arrival]:
