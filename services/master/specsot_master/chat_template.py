@@ -12,6 +12,7 @@ from typing import Any
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
 
+# The template of a model without one of its own: "role: text" for each turn, an empty line between turns.
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -129,9 +130,11 @@ def _with_thinking(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _compile(source: str) -> Any:
-    """Compile a template. Raises ModelError if the source is not a valid Jinja template.
+    """Return the `jinja2.Template` of this source.
 
-    source: the text of the template. Returns a `jinja2.Template`.
+    source: the text of the template.
+
+    Raises ModelError if the source is not a valid Jinja template.
     """
     from jinja2 import TemplateError
 
@@ -162,7 +165,8 @@ def _environment() -> Any:
             return nodes.Scope(body, lineno=line)
 
     def refuse(reason: str) -> str:
-        """Raise an error with the template's own message, for the function `raise_exception` of templates.
+        """Raise TemplateError with the template's own message, for the function `raise_exception` of
+        templates.
 
         reason: the message.
         """
@@ -179,8 +183,10 @@ def _environment() -> Any:
         is set.
 
         value: what the template writes.
-        ensure_ascii, indent, separators, sort_keys: as for `json.dumps`, but characters beyond ASCII are kept
-            by default.
+        ensure_ascii: as for `json.dumps`, but by default characters beyond ASCII are kept.
+        indent: spaces, or the text, by which nested values are indented; None for a single line.
+        separators: the texts between items and after names; None for those of `json.dumps`.
+        sort_keys: write the names of objects in alphabetical order.
         """
         written = json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

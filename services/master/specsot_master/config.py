@@ -107,7 +107,7 @@ class MasterConfig:
 
     @property
     def guarded(self) -> bool:
-        """Whether clients must show a token."""
+        """True if clients must show a token."""
         return bool(self.token_file or self.token)
 
     def tokens(self) -> Tokens | None:

@@ -70,8 +70,8 @@ class RequestSource(Protocol):
         ...
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
-        """Cancel a request; the text so far becomes its answer. Return False if there is no such request of
-        this owner.
+        """Cancel a request; the text so far becomes its answer. Return False if no such request of this owner
+        waits or runs.
 
         request_id: the id under which the request was opened.
         owner: the owner of the caller's token; "" for a caller without a token.
@@ -116,10 +116,14 @@ class RequestCounter:
         """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels
         the request, unless the request is resumable.
 
-        ask: the request; may be None if `offset` is given. offset: resume the caller's request from this
-        event on. A resumed request is not observed again. A resumable request is not cancelled when the
-        generator is closed. joins: join pieces of answer text that wait for the client, so that a client
-        that is behind costs one message for several steps; ignored for a resumable request.
+        ask: what the client asks for. When a request is resumed, either None or the same as before; a resumed
+            request is not observed again.
+        caller: who asks: the request id that the client chose, its name for fairness, its time limit in
+            seconds, and the owner.
+        offset: number of the first event to yield of the caller's known request; None for a new request.
+        joins: join pieces of answer text that wait for the client, so that a client that reads slowly costs
+            one message for several steps. Ignored for a resumable or resumed request, whose events keep their
+            numbers.
 
         Raises what `Engine.open` and its events raise, and Unavailable for a new request while the master
         shuts down.
@@ -138,8 +142,8 @@ class RequestCounter:
                     yield numbered
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
-        """Cancel a request; the text so far becomes its answer. Return False if there is no such request of
-        this owner.
+        """Cancel a request; the text so far becomes its answer. Return False if no such request of this owner
+        waits or runs.
 
         request_id: the id under which the request was opened.
         owner: the owner of the caller's token; "" for a caller without a token.
@@ -148,7 +152,7 @@ class RequestCounter:
 
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests from now on, and wait for the running ones. Return True if all of them ended in
-        time.
+        time, at once if none runs; return False, and leave them running, if some did not.
 
         grace_seconds: the longest time to wait, in seconds.
         """
@@ -162,7 +166,9 @@ class RequestCounter:
 
     @contextmanager
     def _counted(self) -> Generator[None]:
-        """Count a request as running within this block."""
+        """Count a request as running within this block, however the block ends. `drain` waits until none is
+        counted.
+        """
         self._running += 1
         self._quiet.clear()
         try:
@@ -219,7 +225,9 @@ class Master:
         self.requests = RequestCounter(self.leader, self.info)
 
     def info(self) -> Info:
-        """Return the present state of all rings and members, and why refused members were refused."""
+        """Return the present state of all rings and members. While a ring waits for members, the state's
+        `waiting_for` also tells why members were refused; once all rings are complete, it is empty.
+        """
         total = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
         waiting = (*total.waiting_for, *self.refused_members.lines()) if total.waiting_for else ()
@@ -244,6 +252,8 @@ class Master:
 
     async def complete(self, with_drafter: bool = False) -> None:
         """Return once all rings are complete.
+
+        Return at once if all are complete already; otherwise wait without a time limit.
 
         with_drafter: also wait until each ring has a drafter.
 
@@ -283,6 +293,9 @@ def assemble(
     forecasts: Path | None = None,
 ) -> Master:
     """Read the model's tokenizer and config (no weights), and create a master with its engines and fleets.
+
+    The returned master's `leader` and `members` are the engine and the fleet of a single ring, or routers
+    over several rings.
 
     base: the model's directory.
     ring: the options of the rings.
@@ -365,7 +378,8 @@ def _describe(base: Path, ring: RingOptions, plan_style: str, has_template: bool
 
 
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
-    """Return the engine's options, completed by what is known of the model.
+    """Return the engine's options, completed by what is known of the model. `heads` and `importance` are None
+    if the model's directory holds no measurement of its attention heads.
 
     base: the model's directory.
     ring: the options of the rings; its part `conduct` says how requests are treated.

@@ -271,7 +271,7 @@ class RejoinGrace:
 
     @property
     def active(self) -> bool:
-        """Whether the timer is running."""
+        """True if the timer is running."""
         return self._alarm is not None
 
     def begin(self, seconds: float) -> None:

@@ -50,11 +50,13 @@ class Prompts:
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
         """Read the model's own prompt parts, if its directory has any.
 
-        style: how the model plans; "auto" takes the style of specsot.json, else fork tags if the tokenizer
-        has them, else lists. Raises ModelError if specsot.json cannot be used, or if the tokenizer lacks the
-        tags of a style "tags".
         directory: the model's directory, or a GGUF file in it.
         text: the model's tokenizer and chat template.
+        style: how the model plans; "auto" takes the style of specsot.json, else fork tags if the tokenizer
+            has them, else lists.
+
+        Raises ModelError if specsot.json cannot be used, if the tokenizer has no tokens for text, or if it
+        lacks the tags of a style "tags".
         """
         folder = folder_of_model(Path(directory))
         self._text = text
@@ -74,7 +76,7 @@ class Prompts:
 
     def check_fits(self, ask: Ask, max_positions: int) -> None:
         """Raise ContextLengthExceeded if the first part of one message alone fills the context. A request
-        that passes this check may still be too long.
+        that passes this check may still be too long; its prompts are checked once they are tokenized.
 
         ask: what the client asks for; its prompt and each of its messages are checked.
         max_positions: the model's context, in tokens.
@@ -134,11 +136,18 @@ class Prompts:
         return tuple(tokens[-1] for tokens in found if tokens[:-1] == begun)
 
     def size(self, text: str) -> int:
-        """Return how many tokens a text has that the master itself adds to the answer, such as a heading."""
+        """Return how many tokens a text has that the master itself adds to the answer, such as a heading; 0
+        for "".
+
+        text: the characters, without any special tokens.
+        """
         return len(self._text.encode(text))
 
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
         """Return the prompts of a planned answer, which all begin with one shared prefix.
+
+        The kind of conversation depends on how the model plans: in lists, in markers with the model's own
+        parts, or in markers with the shipped parts.
 
         messages: the conversation, oldest turn first.
         rules: the maximum number of points, and what else limits the plan.
@@ -153,7 +162,8 @@ class Prompts:
 
 
 def messages_of(ask: Ask) -> tuple[Message, ...]:
-    """Return a request's conversation; a request with a bare prompt has a single user turn.
+    """Return a request's conversation; a request with a bare prompt has a single user turn. Empty for a
+    request that gives tokens in place of both.
 
     ask: what the client asks for, with a prompt or messages.
     """
@@ -177,13 +187,15 @@ class ListConversation:
     def __init__(
         self, text: Text, messages: Sequence[Message], rules: PlanRules, wording: Wording | None = None
     ) -> None:
-        """Render the planning turn and a sample branch, and find the prefix that both share.
+        """Render the planning turn and a sample branch, and find the prefix that both share. If the template
+        refuses a branch in the form of the wording, the default form is used.
 
-        wording: the sentences that ask for the list and for a point; None for the defaults. Raises
-        TemplateRefused if the template takes the conversation in no form.
         text: the model's tokenizer and chat template.
         messages: the conversation, oldest turn first, at least one.
         rules: the maximum number of points, and what else limits the plan.
+        wording: the sentences that ask for the list and for a point; None for the defaults.
+
+        Raises TemplateRefused if the template takes the conversation in no form.
         """
         wording = wording or Wording()
         question = messages[-1].content
@@ -227,7 +239,10 @@ class ListConversation:
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
-        parents, length: unused, since a list names neither dependencies nor lengths.
+        parents: unused, since a list names no dependencies.
+        length: unused, since a list names no lengths.
+        introduction: the answer's text before the first point, which the prompt quotes, or which begins the
+            branch's answer in the form "article"; "" for none.
         """
         head = ""
         if self._form == "article" and point.title:
@@ -235,7 +250,12 @@ class ListConversation:
         return self._branch_turn(self._branch_words(point, points, introduction), head)
 
     def _branch_turn(self, words: Sequence[str], head: str = "") -> PromptTurn:
-        """Return the prompt of a branch from what `_branch_words` returns. `head` begins its answer."""
+        """Return the prompt of a branch, in tokens.
+
+        words: the texts to fill in, as `_branch_words` returns them.
+        head: the first words of the branch's answer, which become part of the prompt; "" to let the model
+            write them.
+        """
         if self._slots:
             rendering = self._slots.fill(*map(self._text.mark, words))
         else:
@@ -264,11 +284,17 @@ class ListConversation:
 
     @property
     def _num_places(self) -> int:
-        """How many texts `_branch_words` returns."""
+        """The number of texts that `_branch_words` returns: 2 in the form "turns", else 1."""
         return 2 if self._form == "turns" else 1
 
     def _branch_words(self, point: Point, points: Sequence[Point], introduction: str = "") -> tuple[str, ...]:
-        """Return what a branch's prompt holds of the plan; in turns, the list is a text of its own."""
+        """Return the texts that a branch's prompt holds of the plan: (list, question for the point) in the
+        form "turns", else a single text with both.
+
+        point: the point that the branch writes.
+        points: all points of the plan.
+        introduction: the answer's text before the first point; "" for none.
+        """
         words = self._sentences.ask_for_point(self._form, point, points, introduction)
         return (write_list(points), words) if self._form == "turns" else (words,)
 
@@ -293,8 +319,8 @@ class ListConversation:
         return render_asked(self._text, self._messages, words, as_paragraph)
 
     def _tokens(self, rendering: str) -> tuple[int, ...]:
-        """Return the tokens of a rendering; the tokens of its beginning are taken from `_shared_tokens` if it
-        is the shared one.
+        """Return the tokens of a rendering. If it begins with the text that all prompts share, the tokens of
+        that beginning are taken from `_shared_tokens`; otherwise all of it is tokenized.
 
         rendering: a rendered prompt of this conversation, with marks.
         """
@@ -341,8 +367,10 @@ class MarkersConversation(ListConversation):
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
-        parents: the points on which `point` depends, each with its finished text.
+        parents: the points on which `point` depends, each with its finished text; empty if it depends on
+            none.
         length: about how many tokens the text shall have.
+        introduction: unused, since a plan in markers has no introduction.
         """
         return self._branch_turn((_fill_branch(shipped_parts(), point, points, parents, length),))
 
@@ -354,7 +382,13 @@ class MarkersConversation(ListConversation):
         return fill_skeleton(shipped_parts(), rules).skeleton_turn
 
     def _branch_words(self, point: Point, points: Sequence[Point], introduction: str = "") -> tuple[str, ...]:
-        """Return what a branch's prompt holds of the plan, for the sample from which its places are found."""
+        """Return the text that a branch's prompt holds of the plan, for the sample from which its places are
+        found: without parents, and with a wished length of 1.
+
+        point: the point that the branch writes.
+        points: all points of the plan.
+        introduction: unused, since a plan in markers has no introduction.
+        """
         return (_fill_branch(shipped_parts(), point, points, [], 1),)
 
 
@@ -404,16 +438,18 @@ def render_asked(text: Text, messages: tuple[Message, ...], words: str, as_parag
         return text.render(ask_after(messages, words, as_paragraph))
 
 
+# The file of a model's directory in which `specsot eval --router` stores the measured threshold.
 ROUTER_FILE = "router.json"
 
 
 def read_threshold(directory: Path) -> float | None:
-    """Return the router's threshold that `specsot eval --router` measured for the model of this directory.
-
-    Return None if the directory has no ROUTER_FILE, or if the file's threshold is null.
-    Raises ModelError for a file that cannot be read.
+    """Return the router's threshold that `specsot eval --router` measured for the model of this directory:
+    the lowest score with which an answer is planned. Return None if the directory has no ROUTER_FILE, or if
+    the file's threshold is null.
 
     directory: the model's directory.
+
+    Raises ModelError for a file that cannot be read.
     """
     path = directory / ROUTER_FILE
     if not path.is_file():
@@ -425,7 +461,9 @@ def read_threshold(directory: Path) -> float | None:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from error
 
 
+# The file of a model's directory that holds the templates of its prompts; see `PromptParts`.
 PARTS_FILE = "specsot.json"
+# The shipped file of the same format, for chat models that were not trained in the language of markers.
 MARKERS_FILE = Path(__file__).with_name("markers.json")
 
 
@@ -479,7 +517,10 @@ def read_parts(directory: Path) -> PromptParts | None:
 
 @cache
 def shipped_parts() -> PromptParts:
-    """Return the parts by which a chat model that was not trained for markers is asked for them."""
+    """Return the parts by which a chat model that was not trained for markers is asked for them.
+
+    Raises ModelError if the shipped file cannot be read.
+    """
     return read_parts_file(MARKERS_FILE)
 
 
@@ -531,13 +572,14 @@ class PartsConversation:
     told: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
-        """Render the conversation.
-
-        Raises TemplateRefused, and ModelError if the template does not append turns.
+        """Render the conversation, and find the place of a further user turn in it.
 
         text: the model's tokenizer and chat template.
         parts: the templates of the model's prompts, with {points} and {tools} filled in.
         messages: the conversation, oldest turn first, at least one.
+
+        Raises TemplateRefused if the template does not take the conversation, and ModelError if it does not
+        append turns.
         """
         self._text = text
         self._parts = parts
@@ -564,8 +606,10 @@ class PartsConversation:
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
-        parents: the points on which `point` depends, each with its finished text.
+        parents: the points on which `point` depends, each with its finished text; empty if it depends on
+            none.
         length: about how many tokens the text shall have.
+        introduction: unused, since a plan in markers has no introduction.
         """
         return self._turn(_fill_branch(self._parts, point, points, parents, length))
 
@@ -624,12 +668,15 @@ def _fill_branch(
     parents: Sequence[tuple[Point, str]],
     length: int,
 ) -> str:
-    """Return the user turn that asks for one point.
+    """Return the text of the user turn that asks for one point.
 
-    points: the whole plan. parents: the points on which `point` depends, with their texts. length: about how
-    many tokens the text shall have.
     parts: the templates of the model's prompts.
     point: the point that the branch writes.
+    points: all points of the plan, which are quoted line by line.
+    parents: the points on which `point` depends, each with its finished text; empty to quote no text.
+    length: about how many tokens the text shall have.
+
+    Raises KeyError or IndexError if a template has a placeholder that is not known.
     """
     plan = "".join(parts.plan_line.format(id=other.id, title=other.title) for other in points)
     read = "".join(parts.parent_text.format(id=one.id, title=one.title, text=text) for one, text in parents)
@@ -637,7 +684,8 @@ def _fill_branch(
 
 
 def _with_system(system_prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the conversation with the model's system prompt before the caller's, in a single system turn.
+    """Return the conversation with the model's system prompt before the caller's, in a single system turn. A
+    conversation without a system turn gets one.
 
     system_prompt: the model's system prompt; "" returns the conversation unchanged.
     messages: the caller's conversation, at least one turn.

@@ -204,7 +204,7 @@ class Replica:
 
     @property
     def drafts(self) -> bool:
-        """Whether the ring is complete and has a drafter."""
+        """True if the ring is complete and has a drafter."""
         ring = self.fleet.ring
         return ring is not None and ring.drafter is not None
 

@@ -143,9 +143,13 @@ class CutReader(EmptyCommand):
     """Disconnect the client, because it has stopped reading."""
 
 
+# Commands that open a sequence for the first time.
 Open = OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | OpenPolish
+# Commands about the client that reads, or does not read, the request's events.
 ForReader = KeepRequest | ReleaseRequest | WatchReader | CutReader
+# Commands that concern sequences in the ring.
 InRing = Open | ReopenSequence | CloseSequence | RenewLeases
+# Everything that a plan or an input may order; a `Numbered` sends its event to the client.
 Command = InRing | Numbered | FailRequest | DropRequest | ForReader
 
 # The reason that clients receive for each way in which a sequence ends.

@@ -14,7 +14,8 @@ from specsot_master.core.request import RequestState
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """An input that concerns one request. It is handled by the engine that runs the request.
+    """Base class of inputs that concern one request. Such an input is handled by the engine that runs the
+    request.
 
     request: the request that the input concerns.
     """
@@ -129,13 +130,17 @@ class MasterLeaving:
 
 # Inputs after which a waiting request, sequence or branch may be able to start.
 Opening = RingReady | RequestArrived | RequestMoved | PromptMade
+# Inputs that come from the ring.
 RingEvent = Result | RingReady | RingLost
+# Everything that `Engine.handle` takes.
 Input = RequestEvent | RingEvent | OrderUnsent | MasterLeaving
 
 
 def react(event: RequestEvent) -> Sequence[Command]:
     """Return the commands that follow from an event which touches neither the ring nor the queue; an empty
     list for any other event.
+
+    A `ReadingOverdue` of a client that has read something since, or has nothing to read, cuts nobody off.
 
     event: an input that concerns one request.
 

@@ -71,6 +71,10 @@ class SequenceFactory:
         seed: the request's sampling seed.
         ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
             `min_tokens`.
+        limit: the most tokens that the sequence may decode.
+        rules: the plan grammar that constrains the sequence; None for a sequence that is no skeleton, or is
+            not constrained.
+        trace: the request's tracing context, which the stages put on their spans; None without tracing.
         soft_limit: the tokens from which on the sequence ends after a sentence; None for no soft end. There
             is none either if the client wants a form, or wants the model's end tokens ignored.
         """
@@ -151,7 +155,7 @@ def renewed_lease(position: int, lease: int, max_position: int, grant: int) -> i
 
 @dataclass(slots=True)
 class TokenLog:
-    """Every token of a sequence. After a failure the KV cache is rebuilt from this log.
+    """Every token of a sequence, prompt and decoded. After a failure the KV cache is rebuilt from this log.
 
     opening: the opening under which the sequence runs now, or ran last.
     prompt: the tokens that the sequence was first opened with, those that it forks included.
@@ -168,7 +172,7 @@ class TokenLog:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All tokens in order: the prompt, then the decoded ones."""
+        """All token ids in order: the prompt, then the decoded ones."""
         return (*self.prompt, *self.written)
 
     @property
@@ -220,6 +224,7 @@ class TokenLog:
         return outcome.tokens
 
 
+# Returns the text of token ids; "" for none.
 Decode = Callable[[Sequence[int]], str]
 
 BROKEN = "\ufffd"  # The replacement character: decoders write it for bytes that are not a whole character.
@@ -270,8 +275,8 @@ class Detokenizer:
         return delta
 
     def flush(self) -> str:
-        """Return the text that was held back, as no more tokens come. Trailing bytes of an incomplete
-        character are dropped.
+        """Return the text that was held back, as no more tokens come; "" if none was. Trailing bytes of an
+        incomplete character are dropped.
         """
         text = self._decode(self._context + self._pending).rstrip(BROKEN)
         delta = text[self._shown :]
@@ -332,7 +337,8 @@ class ActiveSequence:
     def read(
         self, tokens: Sequence[int], logprobs: Sequence[Logprob] = (), prompt_logprobs: Sequence[Logprob] = ()
     ) -> list[TextPiece]:
-        """Turn the newly appended tokens into pieces of text, one per token.
+        """Turn the newly appended tokens into pieces of text, one per token; no pieces if nothing was
+        appended and the sequence goes on.
 
         After the sequence's end, a last piece without a token carries the text that was held back and the
         token that stopped the sequence. If the sequence ended by a stop token, that token yields no piece of

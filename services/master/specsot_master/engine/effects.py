@@ -94,7 +94,7 @@ class Effects(Home):
         self._ended: str | None = None
 
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
-        """Execute the commands of a request one by one.
+        """Execute the commands of a request one by one; do nothing if there are none.
 
         request: the request.
         decided: the commands; may be a generator whose next command depends on the effect of the previous one
@@ -195,17 +195,20 @@ class Effects(Home):
         ordinal: int = 0,
         rules: PlanRules | None = None,
     ) -> None:
-        """Create a decoding sequence, and place it in the ring if its request has been admitted.
+        """Create a decoding sequence, and place it in the ring if its request has been admitted. While old
+        records are replayed after a restart the request is not admitted; then the sequence is only created,
+        and is opened in the ring later.
 
         The caller has made sure that the sequence's pages are reserved or free.
 
+        request: the request that the sequence belongs to.
+        order: the command that opens the sequence; it selects the prompt.
         limit: the maximum number of generated tokens.
         ordinal: 0 for a skeleton or a direct answer, PLAN_ORDINAL for a speculative skeleton, else the id of
             the branch's point.
         rules: the plan grammar that constrains the sequence, or None.
 
-        While old records are replayed the request is not admitted, so the sequence is created only, and is
-        opened in the ring later.
+        Raises Unavailable if the ring is gone.
         """
         sequence = self._tables.make(request, order, ordinal, limit, rules)
         if self._queue.is_live(request):
@@ -223,7 +226,8 @@ class Effects(Home):
             self._tables.renew(request)
 
     def _tell(self, request: RequestState, numbered: Numbered) -> None:
-        """Append an event to the request's buffer for its client; end the request after Finished.
+        """Append an event to the request's buffer for its client; end the request after Finished. While the
+        request is replayed after a restart, the event is only buffered, since it was counted the first time.
 
         request: the request.
         numbered: the event with its number.
@@ -242,7 +246,8 @@ class Effects(Home):
             self._forget(request)
 
     def _note_finished(self, request: RequestState, event: Finished) -> None:
-        """Log the end of a request, and save the measured costs for forecasts if a save is due.
+        """Log the end of a request, and save the measured costs for forecasts if a save is due; otherwise
+        nothing is saved.
 
         request: the request.
         event: its last event, with its statistics.
@@ -261,7 +266,7 @@ class Effects(Home):
         request.events.disconnect(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
 
     def _fail(self, request: RequestState, error: SpecsotError, final: bool) -> None:
-        """End a request with an error.
+        """End a request with an error. A request that has ended already is not failed again.
 
         request: the request; an ended one is not failed again.
         error: what the client receives.

@@ -136,6 +136,8 @@ class Engine(Effects):
         """Fail every request that owns, or forks from, the sequence of an order that could not be sent. The
         prefix of that sequence is marked as suspect, so that no later request forks from it.
 
+        If no request uses the sequence, no request fails.
+
         order: the order that stage 0 did not receive.
         """
         sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
@@ -204,8 +206,9 @@ class Engine(Effects):
             pass
 
     def _admit_next(self, state: RingState, now: float) -> bool:
-        """Admit the next waiting request if its pages are free. Return True if a request was admitted. A new
-        request starts its plan; a request that ran in an earlier epoch reopens its sequences.
+        """Admit the next waiting request if its pages are free. Return True if a request was admitted, False
+        if none waits or its pages are not free. A new request starts its plan; a request that ran in an
+        earlier epoch reopens its sequences.
 
         state: sizes and limits of the running ring.
         now: the present time, in seconds of the engine's clock.
@@ -244,11 +247,16 @@ class Engine(Effects):
 
     def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
         """Reopen the sequences that the request lost with an epoch, in the plan's order, while pages last.
-        The request's own grant is used first. A request of a model that forks, and has lost threads, first
-        gets a prefix of all that its threads share.
+        Sequences for which no pages are left stay lost, and a later call tries again; without a lost
+        sequence, nothing happens.
 
-        The request's own grant is used first. reserved_only: use nothing but this grant. A request that has
-        lost branches first gets a prefix of all that its branches share.
+        A request that has lost branches, or threads of a model that forks, first gets a prefix of all that
+        they share, so that this is computed once.
+
+        request: an admitted request.
+        state: sizes and limits of the running ring.
+        reserved_only: use only the pages that are reserved for the request itself (its grant), because other
+            requests wait for the free ones.
         """
         self._tables.lengthen(request, request.lost_prefix, state)
         for sequence in request.lost:
@@ -317,6 +325,7 @@ class Engine(Effects):
 
     def _end_epoch(self) -> list[RequestState]:
         """Forget everything that this epoch held in the ring. Return all requests; all of them wait again.
+        The list is empty if there was no request.
 
         Orders that have not been sent are dropped, and all sequences of every request are marked as lost.
         """
@@ -515,17 +524,17 @@ class Engine(Effects):
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits or runs."""
+        """True if no request waits or runs."""
         return not self._queue.all_requests
 
     @property
     def stranded(self) -> list[RequestState]:
-        """Requests that are too large for the present ring and wait for a larger one."""
+        """Requests that are too large for the present ring and wait for a larger one; empty if all fit."""
         return self._queue.stranded
 
     @property
     def at_work(self) -> int:
-        """Requests that a new epoch would disturb."""
+        """Number of requests that a new epoch would disturb: all but the stranded ones."""
         return len(self._queue.all_requests) - len(self.stranded)
 
     def fitting(self, ring: RingState) -> int:
@@ -537,7 +546,7 @@ class Engine(Effects):
 
     def final_rows(self) -> dict[int, int]:
         """Return, by sequence id, how many of its first tokens have final KV on every stage, so that the KV
-        can be migrated while requests continue; see `RingTables.final_rows`. Return nothing unless the
+        can be migrated while requests continue; see `RingTables.final_rows`. The dict is empty unless the
         running epoch is the one that the engine fills.
         """
         state = self._ring.state()
@@ -545,12 +554,14 @@ class Engine(Effects):
 
     @property
     def has_work(self) -> bool:
-        """Whether the ring holds a sequence that its next step can advance, so that a result is due."""
+        """True if the ring holds a sequence that its next step can advance, so that a result is due."""
         return self._tables.has_work
 
     @property
     def free_pages(self) -> int:
-        """KV pages that no request has reserved, and pages of cached prefixes that no request needs now."""
+        """KV pages that no request has reserved, and pages of cached prefixes that no request needs now. 0
+        without a running ring, and all pages of a new ring that the engine does not fill yet.
+        """
         state = self._ring.state()
         if state is None:
             return 0
@@ -558,7 +569,7 @@ class Engine(Effects):
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Ids of the sequences that hold cached prompt prefixes."""
+        """Ids of the sequences that hold cached prompt prefixes; empty if none is cached."""
         return self._tables.prefixes.sequences
 
     @property
@@ -568,7 +579,7 @@ class Engine(Effects):
 
     @property
     def all_requests(self) -> list[RequestState]:
-        """The requests in the ring, then the waiting ones."""
+        """The requests in the ring, then the waiting ones; empty if there are none."""
         return self._queue.all_requests
 
     @property

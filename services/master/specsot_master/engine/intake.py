@@ -127,6 +127,9 @@ class Intake:
         default, or as many tokens as the model's context and the ring's KV pages hold after the prompt.
 
         ask: what the client asks for, after `_check`.
+
+        Raises what `_encode` raises. A request that does not fit even with one token is returned, and refused
+        by the check that follows.
         """
         prompt = await self._encode(ask, position_limit(ask, self._ring_to_fit()))
         if ask.limits.max_new_tokens is not None:
@@ -237,6 +240,8 @@ class Intake:
     def _check(self, ask: Ask, id: str | None) -> None:
         """Make the checks that need no encoded prompt.
 
+        Return nothing if the request passes.
+
         ask: what the client asks for.
         id: the request id that the client chose, or None.
 
@@ -285,8 +290,11 @@ class Intake:
         return await asyncio.to_thread(self._word, ask)
 
     def _word(self, ask: Ask) -> EncodedPrompt:
-        """Decide whether the request is answered directly or by a plan, and return the prompts of that way. A
-        model that forks by its own tags gets the chat prompt with an open thinking block, if the request
+        """Decide whether the request is answered directly or by a plan, and return the prompts of that way.
+        For a direct answer, `answer` of the result holds the prompt and `conversation` is None; for a plan,
+        `answer` is empty and `conversation` holds the prompts.
+
+        A model that forks by its own tags gets the chat prompt with an open thinking block, if the request
         allows forks. Tokens given in place of messages are used as they are.
 
         ask: what the client asks for.

@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 
 class OrderQueue:
-    """Sends orders to the ring one after the other, in the order of the calls.
+    """Sends orders to stage 0 of the ring one after the other, in the order of the calls.
 
     If the ring refuses an order because the ring is gone, the engine receives `RingLost` and the remaining
     orders are dropped. If one order cannot be sent for another reason, the engine receives `OrderUnsent` with
@@ -136,7 +136,7 @@ class RingTables:
 
     @property
     def has_work(self) -> bool:
-        """Whether the ring holds a sequence that its next step can advance."""
+        """True if the ring holds a sequence that its next step can advance."""
         return any(sequence.has_work for _, sequence in self._by_id.values())
 
     @property
@@ -171,7 +171,8 @@ class RingTables:
         return self._migrated.offer((sequence for _, sequence in self._by_id.values()), slots)
 
     def group(self, outcomes: Iterable[Outcome]) -> list[tuple[RequestState, list[tuple[int, Outcome]]]]:
-        """Group a step's outcomes by request. Outcomes of sequences that are closed are dropped.
+        """Group a step's outcomes by request. Outcomes of sequences that are closed, or unknown, are dropped;
+        empty if none is left.
 
         Each outcome comes with its sequence's ordinal within the request (0, or the id of a branch's point):
         # outcomes of sequences [7 9 8], of which 7, 8 are ordinals 0, 1 of request a and 9 is ordinal 0 of b
@@ -239,6 +240,8 @@ class RingTables:
         state: sizes and limits of the running ring.
         again: True if the sequence was open in an earlier epoch. Then the sequence gets a new id, its
             generated tokens become part of its prompt, and migrated KV is reused.
+
+        Raises KeyError if the request is not admitted.
         """
         log = sequence.log
         turn = request.turn(sequence.ordinal)
@@ -279,7 +282,8 @@ class RingTables:
         self.ledger.return_pages(request.id, sequence.pages)
 
     def renew(self, request: RequestState) -> None:
-        """Send a longer lease for each sequence of the request that is in the ring and needs a longer lease.
+        """Send a longer lease for each sequence of the request that is in the ring and needs a longer lease;
+        send nothing for the others.
 
         See `renewed_lease`, for example with a grant of 256 tokens and a maximum position of 1000:
         # position 100, lease 256 -> 156 positions are left, more than 128: no order
@@ -298,13 +302,15 @@ class RingTables:
     # --- pages and prefixes ---
 
     def admit(self, request: RequestState, state: RingState) -> bool:
-        """Reserve the pages that a request needs to begin, and pin or open its prompt prefix. The options
-        come best first: fork the longest cached prefix, or open a new one. Return False, with nothing
-        changed, if there is no room for any of them.
+        """Reserve the pages that a request needs to begin, and pin or open its prompt prefix. Return False,
+        with nothing changed, if there is no room.
 
         The options come best first: fork the longest cached prefix, or open a new one. A request with a
-        speculative plan is admitted without the plan if there is no room for it (`RequestState.plans`).
-        Return False, with nothing changed, if there is no room for any of them.
+        speculative plan is admitted without the plan (`RequestState.plans` becomes False) if there is no room
+        for both.
+
+        request: a waiting request, whose `node`, `shared` and `found` are set if it is admitted.
+        state: sizes and limits of the running ring.
         """
         speculates = request.prompt.speculates and not request.begun
         if speculates and self._has_places(request) and self._admit(request, state, request.beginning.plan):
@@ -315,14 +321,22 @@ class RingTables:
         return True
 
     def _has_places(self, request: RequestState) -> bool:
-        """Return True if the branches of a plan fit the largest batch that is allowed, or if the ring is
-        empty.
+        """Return True if the branches of a plan, and one more sequence, fit the largest batch that is
+        allowed, or if the ring is empty.
+
+        request: the request, whose `max_parallel` bounds its branches.
         """
         places = request.ask.limits.max_parallel + 1
         return not self._by_id or len(self._by_id) + places <= self._config.live
 
     def _admit(self, request: RequestState, state: RingState, more: int) -> bool:
-        """Admit the request with `more` pages in addition to its grant, if there is room."""
+        """Admit the request if there is room for it and for some further pages. Return False, with nothing
+        changed, if there is not.
+
+        request: a waiting request.
+        state: sizes and limits of the running ring.
+        more: KV pages that are granted in addition, for a speculative plan; 0 for none.
+        """
         drafted = is_drafted(request, state)
         beginning = request.beginning
         keeps = self._config.prefix_cache and beginning.window is None
@@ -336,15 +350,17 @@ class RingTables:
         return False
 
     def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
-        """Replace the request's prefix by a longer one, which all branches of its plan fork.
+        """Replace the request's prefix by a longer one, which all branches of its plan fork. Change nothing
+        if the present prefix is already as long, or if there is no room; then each branch computes the tokens
+        itself.
 
-        tokens: what the prompts of all branches begin with. The new prefix forks the old one, so
-        only the pages after the shared full pages are charged:
+        The new prefix forks the old one, so only the pages after the shared full pages are charged:
         # page_rows 16, old prefix 40 tokens, new prefix 60 tokens
         # -> pages_for(60) - shared_pages(40) = 4 - 2 = 2 pages; the partly filled third page is copied
 
         request: an admitted request.
-        tokens: the prompt and everything written before the threads.
+        tokens: the token ids with which the prompts of all branches, or of all threads, begin; empty to
+            change nothing.
         state: sizes and limits of the running ring.
         """
         node = request.node
@@ -361,7 +377,7 @@ class RingTables:
 
     def has_room(self, request: RequestState, pages: int, reserved_only: bool = False) -> bool:
         """Return True if an admitted request may use so many more pages; unneeded prefixes are evicted for
-        them.
+        them. Return False if they are neither granted, nor free, nor to be had by an eviction.
 
         request: the request.
         pages: KV pages that it needs in addition to those that it uses.

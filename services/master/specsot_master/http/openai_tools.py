@@ -76,12 +76,12 @@ class ToolUse:
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether an answer that may call a function ends with its first call."""
+        """True if an answer that may call a function ends with its first call."""
         return not self.parallel and not self.is_forced
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer must call a function."""
+        """True if the answer must call a function."""
         return self.required or self.named is not None
 
     @property

@@ -151,6 +151,7 @@ class PromptPrefix:
     plan: int = 0
 
 
+# For a request whose sequences share nothing and need no pages.
 NO_PREFIX = PromptPrefix((), False, lambda _: 0)
 
 
@@ -164,6 +165,8 @@ def answer_prefix(prompt_tokens: tuple[int, ...], ask: Ask, ring: RingState) -> 
     ring: sizes and limits of the ring.
 
     Raises InvalidRequest if the ring can never hold the request.
+
+    Raises what `grant_answer` raises.
     """
     grant_answer(len(prompt_tokens), ask, ring)
     length = len(prompt_tokens) + ask.limits.new_tokens
@@ -211,7 +214,7 @@ class AdmissionOption:
 
     @property
     def shared(self) -> int:
-        """Tokens that the request's decoding sequences fork."""
+        """Number of tokens that the request's decoding sequences fork; 0 if they fork nothing."""
         return len(self.own) or self.route.length
 
 
@@ -273,13 +276,15 @@ def position_limit(ask: Ask, ring: RingState) -> int:
 
 
 def _check_context(prompt_length: int, length: int, ask: Ask, ring: RingState) -> None:
-    """Raise InvalidRequest if the window does not fit the model, and ContextLengthExceeded if the sequence
-    may exceed the position limit.
+    """Check that a sequence fits the model; return nothing if it does.
 
     prompt_length: tokens of the prompt, for the error's message.
     length: the most tokens that the sequence may have, prompt included.
     ask: what the client asks for; only its window matters.
     ring: sizes and limits of the ring.
+
+    Raises InvalidRequest if the window does not fit the model, and ContextLengthExceeded if the sequence may
+    exceed the position limit.
     """
     _check_window(ask.window, ring)
     if length > position_limit(ask, ring):
@@ -302,10 +307,12 @@ def _check_window(window: Window | None, ring: RingState) -> None:
 
 
 def _check_memory(pages: int, ring: RingState) -> int:
-    """Return `pages`. Raise TooLarge if the whole ring has fewer.
+    """Return `pages` unchanged if the whole ring has at least so many.
 
     pages: KV pages that the request needs at most.
     ring: sizes and limits of the ring.
+
+    Raises TooLarge if the ring has fewer.
     """
     if pages > ring.pages:
         raise TooLarge(
@@ -329,7 +336,7 @@ class _RequestPages:
 
     @property
     def charge(self) -> int:
-        """Pages that the request is charged."""
+        """Pages that the request is charged: what it uses, but at least its base grant."""
         return max(self.grant, self.used)
 
 
@@ -361,7 +368,7 @@ class PageLedger:
         self.free -= pages
 
     def free_prefix_pages(self, pages: int) -> None:
-        """Return the pages of a prefix that was removed, so that they are free again.
+        """Make the pages of a prefix free again, because the prefix was removed.
 
         pages: KV pages that were set aside for the prefix.
         """
@@ -386,6 +393,8 @@ class PageLedger:
         request_id: the id of an admitted request.
         pages: KV pages of the sequence.
         reserved_only: use only the base grant, because other requests wait for free pages.
+
+        Raises KeyError for a request that was not admitted.
         """
         account = self._pages_of_requests[request_id]
         more = self.shortfall(request_id, pages)
@@ -400,13 +409,15 @@ class PageLedger:
 
         request_id: the id of an admitted request.
         pages: KV pages that it would use in addition.
+
+        Raises KeyError for a request that was not admitted.
         """
         account = self._pages_of_requests[request_id]
         return max(account.grant, account.used + pages) - account.charge
 
     def return_pages(self, request_id: str, pages: int) -> None:
-        """Return the pages of a sequence that is over. An unknown request is ignored: it returned everything
-        when it was removed.
+        """Return the pages of a sequence that is over, so that they are free again unless the request's base
+        grant still covers them. An unknown request is ignored: it returned everything when it was removed.
 
         request_id: the id of the request.
         pages: KV pages that `use_pages` charged for the sequence.
@@ -424,7 +435,7 @@ class PageLedger:
             self._change(account, 0, account.used)
 
     def remove(self, request_id: str) -> None:
-        """Return all pages of a request that is over. An unknown request is ignored.
+        """Free all pages of a request that is over. An unknown request is ignored.
 
         request_id: the id of the request.
         """
