@@ -17,6 +17,7 @@ from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
 from specsot_master.core.ring.ring_state import RingOptions
 
+# The first word of the names of the master's metrics: its own, or that of vLLM.
 MetricPrefix = Literal["specsot", "vllm"]
 
 
@@ -32,7 +33,9 @@ class MasterConfig:
     service: What all services have: address, TLS, logs, telemetry.
     """
 
+    # The heading of these options in the help text.
     HEADING: ClassVar[str] = "Endpoints"
+    # Options without a tier of their own are listed only in the full help.
     TIER: ClassVar[Tier] = "expert"
 
     model: Annotated[
@@ -117,10 +120,12 @@ class MasterConfig:
         return Tokens(self.token_file, self.token) if self.guarded else None
 
     def check(self) -> None:
-        """Raise InvalidRequest for options that contradict each other or expose a port without protection.
+        """Check the options together; return nothing if they may be used.
 
         Clients authenticate by tokens and members by certificates. If either is required, members need a port
         of their own.
+
+        Raises InvalidRequest for options that contradict each other or expose a port without protection.
         """
         self.pulse.check()
         self.tokens()

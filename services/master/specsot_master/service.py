@@ -135,8 +135,8 @@ def start_telemetry(master: Master, observation: Observation, config: MasterConf
 
 
 def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
-    """Return one detector per ring, in the order of the rings, that reports a ring which has work but makes
-    no step.
+    """Return one detector per ring, in the order of the rings, each of which reports when its ring has work
+    but makes no step.
 
     master: the master with its rings.
     stuck_after: seconds without a step after which a ring counts as stalled.
@@ -202,7 +202,7 @@ async def shut_down(
 
 @asynccontextmanager
 async def running_alongside(*coroutines: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    """Run coroutines during the block, and cancel them at its end.
+    """Run coroutines during the block, and cancel them at its end. The context yields None.
 
     If one of them fails, the block is cancelled at once and its error is raised: a master that no longer
     follows its own state must not report that it is healthy.
@@ -262,7 +262,10 @@ async def open_endpoints(
 
 
 def check_extra() -> None:
-    """Raise InvalidRequest if the extra `http` is not installed."""
+    """Return nothing if the extra `http` is installed.
+
+    Raises InvalidRequest if it is not, with the command that installs it.
+    """
     try:
         import specsot_master.http.app  # noqa: F401
     except ModuleNotFoundError as error:

@@ -9,18 +9,19 @@ from typing import Any
 from specsot_master.core.dialects.response_items import as_chunk
 from specsot_master.core.dialects.tool_calls.arguments import read_arguments
 
+# A decoded JSON object.
 Json = dict[str, Any]
 CALL_ID = "toolu_"  # The prefix of the ids of tool calls.
 
 
 @dataclass(slots=True)
 class MessageWriter:
-    """Converts the choices of chat chunks to events of Anthropic's message API.
+    """Converts the choices of chat chunks to events of Anthropic's message API, and to the whole message.
 
     One block of `content` is written at a time: a thought, a text, or a tool call.
 
-    head: the fields of the message object that do not change.
-    content: the blocks so far.
+    head: the fields of the message object that do not change: its id, type, role and model.
+    content: the blocks so far, the last of which may be unfinished.
     """
 
     head: Mapping[str, Any]
@@ -58,7 +59,7 @@ class MessageWriter:
             self._stop = self._reason_of(choice["finish_reason"], hit), hit if isinstance(hit, str) else None
 
     def end(self, usage: Json) -> Iterator[Json]:
-        """Finish the last block and yield the events at the end of the message.
+        """Finish the last block, if it is unfinished, and yield the events at the end of the message.
 
         usage: the tokens of the whole call, in the format of chat completions.
         """
@@ -113,7 +114,7 @@ class MessageWriter:
 
     def _take_call(self, call: Json) -> Iterator[Json]:
         """Yield the events for a new part of a tool call; a new block is begun if it is another call than
-        before.
+        before. No event is yielded for a part that adds no arguments to the same call.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """
@@ -128,7 +129,7 @@ class MessageWriter:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _begin(self, block: Json) -> Iterator[Json]:
-        """Finish the last block, and yield the event that begins another one.
+        """Finish the last block, if it is unfinished, and yield the event that begins another one.
 
         block: the new block, with empty contents.
         """
@@ -138,7 +139,9 @@ class MessageWriter:
         yield {"type": "content_block_start", "index": len(self.content) - 1, "content_block": dict(block)}
 
     def _close(self) -> Iterator[Json]:
-        """Finish the unfinished block, if there is one, and yield its last events."""
+        """Finish the unfinished block, if there is one, and yield its last events; yield nothing if there is
+        none.
+        """
         if not self._open:
             return
         block = self.content[-1]
@@ -162,6 +165,7 @@ class MessageWriter:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
 
+# Anthropic's stop_reason for each finish_reason of chat completions.
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 

@@ -22,8 +22,8 @@ MIN_LOGPROB = -9999.0
 class Thought:
     """A part of what the model thinks before it answers.
 
-    text: the new text.
-    tokens: all tokens of the thought, with its last part; else 0.
+    text: the new text; "" if this part only counts tokens.
+    tokens: the number of all tokens of the thought, with its last part; else 0.
     """
 
     text: str
@@ -32,16 +32,17 @@ class Thought:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What one event adds to a choice. Not frozen, because a frozen object takes three times as long to make.
+    """What one event of an answer adds to a choice of the response. Not frozen, because a frozen object takes
+    three times as long to make.
 
-    text: new text of the answer.
-    thought: new text of the thought before the answer.
+    text: new text of the answer; "" if there is none.
+    thought: new text of the thought before the answer; "" if there is none.
     logprobs: logprobs of the new tokens; None if the client asked for none.
-    reason: the finish_reason, at the end only.
-    stop: the stop string or stop token that ended the answer.
-    calls: new parts of tool calls.
+    reason: the finish_reason of the choice, with its last delta only; else None.
+    stop: the stop string, or the id of the stop token, that ended the answer; None if neither did.
+    calls: new parts of tool calls, as members of `tool_calls`; empty if there are none.
     begins: True for the first delta of a choice.
-    extra: the event itself, for clients that asked to see branches.
+    extra: the event itself as JSON values, for clients that asked to see branches; else None.
     """
 
     text: str = ""
@@ -64,13 +65,13 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:
-    """What the client asked to receive.
+    """What the client asked to receive in addition to the text.
 
     logprobs: True to send logprobs.
-    planning: True if the request has the `specsot` field.
+    planning: True if the request has the `specsot` field, so that the response gets one.
     branches: True to send the events of plans and branches.
     plan: True to send the plan as a thought.
-    special: special tokens, which texts may leave out.
+    special: ids of special tokens, which texts may leave out.
     """
 
     logprobs: bool = False
@@ -126,13 +127,13 @@ def unwritten(event: events.Event) -> events.Event | None:
 class UsageCount:
     """Counts the tokens of one API call: each prompt once, and everything that was written for all answers.
 
-    prompts: prompt tokens by the number of the prompt in the call.
+    prompts: number of prompt tokens, by the number of the prompt in the call.
     completion: written tokens, thoughts included.
-    thoughts: tokens of thoughts.
-    plans: tokens of plans.
-    headings: tokens of headings.
+    thoughts: tokens of thoughts, which `completion` counts too.
+    plans: tokens of plans, which `completion` counts too.
+    headings: tokens of headings, which `completion` counts too.
     discarded: tokens that no answer uses, in addition to the written ones.
-    cached: cached prompt tokens by the number of the prompt.
+    cached: number of cached prompt tokens, by the number of the prompt in the call.
     """
 
     prompts: dict[int, int] = field(default_factory=dict[int, int])
@@ -144,7 +145,7 @@ class UsageCount:
     cached: dict[int, int] = field(default_factory=dict[int, int])
 
     def count(self, prompt: int, event: events.Event | Thought) -> None:
-        """Count one event of the call.
+        """Count one event of the call; an event that carries no counts is ignored.
 
         prompt: the number of the prompt within the call to which the event's answer belongs.
         event: an event of the answer, or a part of its thinking.
@@ -163,7 +164,7 @@ class UsageCount:
             self.cached[prompt] = max(self.cached.get(prompt, 0), figures.cached_tokens)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `usage` object of chat completions."""
+        """Return the `usage` object of chat completions; all its counts are 0 before the first event."""
         prompt = sum(self.prompts.values())
         return {
             "prompt_tokens": prompt,
@@ -199,7 +200,8 @@ def finish_reason(finished: events.Finished) -> str:
 
 
 def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
-    """Return the `specsot` field of a whole choice.
+    """Return the `specsot` field of a whole choice: its mode, decision, seed and statistics, the forecast if
+    one was made, and the branches if the client asked for them.
 
     view: what the events have told of the answer, which is finished.
     telling: what the client asked to receive.
@@ -231,9 +233,12 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
 
 
 def _extra_of(numbered: events.Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
-    """Return the event as JSON values for a client that asked for branches, without the text that the chunk
-    carries anyway; None if the client does not receive it. Clients with the `specsot` field always receive
-    the end and a forecast.
+    """Return an event as JSON values for a client that asked for branches, without the text that the chunk
+    carries anyway. Return None if the client does not receive it. Clients with the `specsot` field always
+    receive the end, and a start that has a forecast.
+
+    numbered: an event of the answer, with its number.
+    telling: what the client asked to receive.
     """
     event = numbered.event
     always = isinstance(event, events.Finished) or (isinstance(event, events.Started) and event.forecast)
@@ -247,11 +252,11 @@ def _extra_of(numbered: events.Numbered, telling: ChoiceOptions) -> dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The names of one endpoint's objects.
+    """The names of one OpenAI endpoint's JSON objects.
 
-    prefix: the prefix of ids.
-    whole: the `object` of a whole answer.
-    chunk: the `object` of a chunk.
+    prefix: the prefix of the ids of its responses.
+    whole: the value of `object` in a whole answer.
+    chunk: the value of `object` in a chunk.
     """
 
     prefix: str
@@ -259,12 +264,15 @@ class Dialect:
     chunk: str
 
 
+# The objects of chat completions.
 CHAT = Dialect("chatcmpl-", "chat.completion", "chat.completion.chunk")
+# The objects of text completions, whose chunks have the same name as whole answers.
 TEXT = Dialect("cmpl-", "text_completion", "text_completion")
 
 
 def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffsets) -> dict[str, Any]:
-    """Return one choice of a chunk.
+    """Return one choice of a chunk, in the endpoint's format. Members without a value in this chunk are left
+    out, but for `logprobs` and `finish_reason`, which are then None.
 
     dialect: the endpoint's format.
     index: the index of the choice.
@@ -289,7 +297,7 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffs
 def choice_of(
     dialect: Dialect, index: int, view: View, telling: ChoiceOptions, thought: str = ""
 ) -> dict[str, Any]:
-    """Return one choice of a whole answer.
+    """Return one choice of a whole answer, in the endpoint's format.
 
     dialect: the endpoint's format.
     index: the index of the choice.
@@ -331,7 +339,7 @@ def _logprobs_of(
 
 
 def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
-    """Return the `logprobs` object of chat completions.
+    """Return the `logprobs` object of chat completions; its list is empty if there are no tokens.
 
     tokens: the tokens with their logprobs.
     """
@@ -343,17 +351,22 @@ def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
 
 
 def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:
-    """Return one candidate token in the form of chat completions."""
+    """Return one candidate token in the form of chat completions: its text, its logprob of at least
+    MIN_LOGPROB, and its bytes as numbers.
+
+    candidate: the token, whose bytes may be only a part of a character.
+    """
     raw = candidate.raw
     shown = raw.decode(errors="replace")
     return {"token": shown, "logprob": max(candidate.logprob, MIN_LOGPROB), "bytes": list(raw)}
 
 
 def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offsets: list[int]) -> dict[str, Any]:
-    """Return the `logprobs` object of text completions: four lists with one entry per token.
+    """Return the `logprobs` object of text completions: four lists with one entry per token. A prompt's first
+    token has None in place of a logprob.
 
     tokens: the tokens with their logprobs.
-    offsets: how many characters of the choice precede each token.
+    offsets: how many characters of the choice precede each token, one number per token.
     """
     return {
         "tokens": [_shown_token(one.chosen) for one in tokens],
@@ -425,8 +438,10 @@ class TextOffsets:
 
 
 def _shown_token(candidate: events.Candidate) -> str:
-    """Return a token as text. A token that is only a part of a character is written as OpenAI does:
+    r"""Return a token as text. A token that is only a part of a character is written as OpenAI does:
     "bytes:\\xe2\\x82".
+
+    candidate: the token with its bytes.
     """
     try:
         return candidate.raw.decode()
