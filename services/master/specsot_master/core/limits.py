@@ -12,6 +12,7 @@ from specsot.params import MAX_TOKEN_CHARACTERS, Ask, Mode
 from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, points_asked
 
+# The roles that messages may have.
 ROLES = ("system", "user", "assistant", "tool")
 # Characters. Bounds each stop string of a request. Untuned.
 MAX_STOP_CHARACTERS = 256
@@ -57,7 +58,7 @@ def soft_limit(limit: int, aim: int | None = None) -> int:
         limit 400 -> 340 (85 %)    limit 100 -> 60 (a sentence before the end)    limit 50 -> 25 (half)
         limit 400, aim 60 -> 51 (85 % of the aim)
 
-    limit: the most tokens that the client's limit leaves to the branch.
+    limit: the most tokens that the client's limit leaves to the branch, at least 1.
     aim: how many tokens the branch should have, about; None for as many as the model writes.
     """
     soft = max(min(int(SOFT_END_FROM * limit), limit - SENTENCE_TOKENS), limit // 2)
@@ -85,6 +86,8 @@ def prompt_characters(ask: Ask) -> int:
 
 def check_sizes(ask: Ask, request_id: str | None, max_positions: int) -> None:
     """Check everything that can be refused without tokenising the prompt: sizes, and the roles of messages.
+
+    Return nothing if the request passes.
 
     ask: what the client asks for.
     request_id: the id that the client chose, or None.
@@ -125,8 +128,10 @@ def check_tokens(ask: Ask, vocabulary: int) -> None:
     """Raise InvalidRequest if the request names a token id outside the vocabulary, in its prompt, its biases
     or its stop tokens.
 
+    Return nothing if the request passes; a request that names no token always does.
+
     ask: what the client asks for.
-    vocabulary: the number of token ids that the model has.
+    vocabulary: the number of token ids that the model has; ids count from 0.
     """
     biased = [token for token, _ in ask.sampling.logit_bias]
     named = {"logit_bias": biased, "tokens": ask.tokens, "stop_token_ids": ask.stop_token_ids}
@@ -189,12 +194,13 @@ def rules_of(
     ask: Ask, listed: bool = False, points: int | None = None, speculates: bool = False
 ) -> PlanRules:
     """Return what this request's skeleton may contain. A plan has no more points than the token limit can pay
-    for.
+    for, at least two in a list and at least one in markers.
 
-    listed: True if the model plans in a numbered list. The rules of a list then carry no token budget (the
-        limit of the sequence bounds the plan), so that few different grammars are compiled.
-    points: the most points of a list that the client's time limit allows, or None. If the client asked for a
-        number of points, each may be shorter than usual.
+    ask: what the client asks for; its limits, mode, tools and question are used.
+    listed: True if the model plans in a numbered list. The rules of a list carry no token budget (the limit
+        of the sequence bounds the plan), so that few different grammars are compiled.
+    points: the most points of a list that the client's time limit allows, or None for no such limit. If the
+        client asked for a number of points, each may be shorter than usual.
     speculates: True if the plan aims at the length of a direct answer, so that it has few points unless the
         client asked for a number.
     """
@@ -236,11 +242,14 @@ def least_of(ask: Ask, budget: int) -> int:
 
 
 def aim_of(answer_tokens: int, points: int, others: int) -> int:
-    """Return how many tokens each of `points` points should have so that the answer has `answer_tokens`.
-
-    others: tokens of the introduction, the headings and the closing.
+    """Return how many tokens each point should have so that the answer has a certain length: at least MIN_AIM
+    and at most MAX_AIM.
 
         answer of 320 tokens, 6 points, 110 for the others -> 35
+
+    answer_tokens: tokens of the whole answer.
+    points: the number of points, at least 1.
+    others: tokens of the introduction, the headings and the closing.
     """
     return max(MIN_AIM, min((answer_tokens - others) // points, MAX_AIM))
 
@@ -249,7 +258,9 @@ def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> 
     """Return the most tokens that the skeleton's sequence may decode. If the skeleton may turn out to be the
     answer itself, that is all of the request's tokens.
 
-    speculates: True if the plan aims at the length of a direct answer.
+    ask: what the client asks for; its limits and mode are used.
+    listed: True if the model plans in a numbered list, which is never the answer itself.
+    speculates: True if the plan aims at the length of a direct answer, so that it is short.
     """
     if speculates:
         more = max(rules_of(ask, listed, speculates=True).max_points - USUAL_POINTS, 0)
@@ -260,7 +271,7 @@ def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> 
 
 @dataclass(frozen=True, slots=True)
 class BudgetShares:
-    """How the tokens of a plan are divided.
+    """How the tokens of a plan are divided between its headings and its branches.
 
     points: the points that are written, the first ones of the plan.
     headings: tokens of each point's heading, by point id; a point without an entry has no heading.
@@ -279,7 +290,7 @@ def share_out(
     min_text_tokens: int,
     max_branch_tokens: int | None = None,
 ) -> BudgetShares:
-    """Divide tokens between the points of a plan.
+    """Divide tokens between the points of a plan; points for which there are too few tokens are left out.
 
     Keeps as many first points as get at least `min_text_tokens` tokens of text in addition to their headings,
     but at least one point. If one point is left and its heading leaves less than `min_text_tokens`, the
@@ -289,7 +300,7 @@ def share_out(
     headings: tokens of each point's heading, by point id.
     total: tokens for all headings and budgets together; greater than 0.
     min_text_tokens: the fewest tokens for the text of a point.
-    max_branch_tokens: the most tokens of one branch, or None.
+    max_branch_tokens: the most tokens of one branch, or None for no such bound.
     """
     kept = tuple(points[: max(_affordable(points, headings, total, min_text_tokens), 1)])
     spent = sum(headings[point.id] for point in kept)
@@ -310,13 +321,13 @@ def split_budget(
     Tokens are divided in proportion to the wished lengths; tokens left by rounding go to the largest
     remainders. The sum is at most `total`.
 
-        lengths {1: 10, 2: 30}, total 9              -> {1: 2, 2: 7}  (2.25 and 6.75, the larger remainder
-        gets 1) lengths {1: 10, 2: 30}, total 9, min_share 4 -> {1: 4, 2: 5}  (point 1 is raised, 2 gets the
-        rest)
+        lengths {1: 10, 2: 30}, total 9              -> {1: 2, 2: 7}  (2.25 and 6.75)
+        lengths {1: 10, 2: 30}, total 9, min_share 4 -> {1: 4, 2: 5}  (point 1 is raised)
 
     points: the points that are written, at least one.
     total: tokens for all branches together, at least len(points).
-    max_share: the most tokens of one branch, or None.
+    max_share: the most tokens of one branch, or None for no such bound; tokens beyond it are given to no
+        other branch.
     min_share: the fewest tokens of one branch; if there are too few tokens for that, an equal part is the
         fewest.
     """

@@ -439,7 +439,7 @@ class TextOffsets:
 
 def _shown_token(candidate: events.Candidate) -> str:
     r"""Return a token as text. A token that is only a part of a character is written as OpenAI does:
-    "bytes:\\xe2\\x82".
+    "bytes:\xe2\x82".
 
     candidate: the token with its bytes.
     """

@@ -6,27 +6,32 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# A decoded JSON object.
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Converts the choices of chat chunks to events of OpenAI's Responses API.
+    """Converts the choices of chat chunks to events of OpenAI's Responses API, and to the whole response.
 
     One item of `output` is written at a time: a thought, a message, or a function call.
 
-    head: the fields of the response object that do not change.
+    head: the fields of the response object that do not change: its id, model, and the echoed request.
     spaces: for functions that have a namespace, the namespace and the function's name in it, by the name that
-        the model uses.
-    output: the finished items.
+        the model uses; empty if no function has one.
+    output: the finished items, in order.
     """
 
     head: Mapping[str, Any]
     spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     output: list[Json] = field(default_factory=list[Json])
+    # The sequence number of the next event.
     _number: int = 0
+    # The item that is being written; None between two items.
     _item: Json | None = None  # The unfinished item.
+    # The index of the call that the unfinished item holds; None if it holds none.
     _call: int | None = None  # The index of the call that the unfinished item holds.
+    # The finish_reason of the choice; None until it arrives.
     _reason: str | None = None
 
     def begin(self, usage: Json) -> Iterator[Json]:
@@ -52,7 +57,8 @@ class ResponseWriter:
         self._reason = choice["finish_reason"] or self._reason
 
     def end(self, usage: Json) -> Iterator[Json]:
-        """Finish the last item and yield the event that ends the response.
+        """Finish the last item, if one is unfinished, and yield the event that ends the response: completed,
+        incomplete, or failed for a finish_reason that is unknown or missing.
 
         usage: the tokens of the whole call, in the format of chat completions.
         """
@@ -123,7 +129,7 @@ class ResponseWriter:
 
     def _take_call(self, call: Json) -> Iterator[Json]:
         """Yield the events for a new part of a function call; a new item is begun if it is another call than
-        before.
+        before. No event is yielded for a part that adds no arguments to the same call.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """
@@ -152,7 +158,8 @@ class ResponseWriter:
         yield self._event("response.output_item.added", output_index=len(self.output), item=told)
 
     def _close(self, status: str = "completed") -> Iterator[Json]:
-        """Finish the unfinished item, if there is one, and yield its last events.
+        """Finish the unfinished item, if there is one, and yield its last events; yield nothing if there is
+        none.
 
         status: the item's status from now on.
         """
@@ -174,7 +181,7 @@ class ResponseWriter:
 
     @property
     def _written(self) -> Json:
-        """The unfinished item."""
+        """The unfinished item; there must be one."""
         assert self._item is not None
         return self._item
 
@@ -188,7 +195,9 @@ class ResponseWriter:
         return place | ({"content_index": 0} if content else {}) | more
 
 
+# The response's status for each finish_reason of chat completions; any other reason means "failed".
 _STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "abort": "incomplete"}
+# The prefix of the id of an item of each type.
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 
@@ -216,7 +225,8 @@ def usage_of(usage: Json) -> Json:
 
 
 def as_chunk(choice: Json) -> Json:
-    """Return a choice of a whole answer in the form of a chunk's choice.
+    """Return a choice of a whole answer in the form of a chunk's choice: its message becomes the delta, and
+    its calls are numbered from 0.
 
     choice: a choice of a chat completion, with a "message".
     """

@@ -9,7 +9,7 @@ from typing import Any
 def tools_in_words(functions: list[dict[str, Any]], example: str | None = None) -> str:
     """Return the instructions that offer functions.
 
-    functions: the offered functions, in OpenAI's format.
+    functions: the offered functions, in OpenAI's format; each is listed as a line of JSON.
     example: a call as the model's template writes it; None asks for calls in the form of Hermes' models.
     """
     signatures = "\n".join(

@@ -9,10 +9,11 @@ from typing import Any, Final, cast
 from specsot_master.core.dialects.tool_calls.arguments import Json, read_arguments, rewritten
 from specsot_master.core.dialects.tool_calls.forms import CallForm
 
-# References, and nested schemas. A longer chain of references counts as circular.
+# References in a chain, and schemas inside each other. A longer chain of references counts as circular.
 MAX_REFERENCES: Final = 32
+# Keywords that compose a schema from a list of schemas.
 _COMPOSED: Final = ("anyOf", "oneOf", "allOf")
-# Keywords whose value is one schema, a list of schemas, or schemas by name.
+# Keywords whose value is one schema.
 _ONE: Final = (
     "additionalProperties",
     "contains",
@@ -24,7 +25,9 @@ _ONE: Final = (
     "then",
     "unevaluatedProperties",
 )
+# Keywords whose value may be a list of schemas.
 _LISTED: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+# Keywords whose value is an object of schemas by name.
 _NAMED: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
 
@@ -42,11 +45,12 @@ def parameters_of(function: Mapping[str, Any]) -> Json:
 
 
 def arguments_schema(functions: Sequence[Json], name: str) -> Json:
-    """Return the JSON schema of the arguments of one function. Raises StopIteration if there is no such
-    function.
+    """Return the JSON schema of the arguments of one function.
 
     functions: the offered functions, in OpenAI's format.
     name: the name of the function.
+
+    Raises StopIteration if no function has this name.
     """
     return next(parameters_of(one) for one in functions if one["name"] == name)
 
@@ -141,7 +145,8 @@ def resolved(schema: Any, root: Json) -> Json:
 
 
 def _follow(way: str, root: Json) -> Any:
-    """Return what a reference such as "#/$defs/Value" leads to, or None.
+    """Return what a reference such as "#/$defs/Value" leads to, or None if it leads nowhere or into another
+    document.
 
     way: the reference.
     root: the whole schema, at whose top references begin.
@@ -158,6 +163,7 @@ def _follow(way: str, root: Json) -> Any:
     return here
 
 
+# The classes of decoded values, by the name of the JSON type.
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "object": (dict,),
     "array": (list,),
@@ -270,7 +276,10 @@ def types_of(schema: Any, root: Json, depth: int = 0) -> frozenset[str]:
 
 
 def _type_of(value: Any) -> str:
-    """Return the name of the JSON type of a decoded value, such as "integer"."""
+    """Return the name of the JSON type of a decoded value, such as "integer"; 3.0 has the type "number".
+
+    value: a decoded JSON value.
+    """
     if isinstance(value, bool):
         return "boolean"
     return next(name for name, kinds in _TYPES.items() if isinstance(value, kinds))
@@ -283,7 +292,7 @@ def value_of_text(text: str, name: str, parameters: Json) -> Any:
         "3" -> 3 for an integer, "3" for a string
 
     text: the argument as the model has written it.
-    name: the name of the argument.
+    name: the name of the argument; one that the schema does not declare may have any type.
     parameters: the JSON schema of all arguments of the function.
     """
     properties = parameters.get("properties")
@@ -303,7 +312,10 @@ def value_of_text(text: str, name: str, parameters: Json) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    """Raise ValueError: NaN and Infinity are no JSON."""
+    """Raise ValueError, because NaN and Infinity are no JSON.
+
+    name: the constant that the decoder has found.
+    """
     raise ValueError(name)
 
 
