@@ -28,11 +28,11 @@ CPU_PAGE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The expected speed of one sequence without drafts, which advances one token per step.
+    """The expected speed of a ring for one sequence without drafts, which advances one token per step.
 
     names: a name and layer range for each stage, for display.
-    stages: seconds of compute of each stage per step.
-    hops: seconds of all hops between stages per step together.
+    stages: seconds of compute of each stage per step; 0.0 for a worker that has measured nothing.
+    hops: seconds of all hops between stages per step together; 0.0 within one host.
     """
 
     names: tuple[str, ...]
@@ -46,7 +46,9 @@ class Throughput:
         return 1 / step if sum(self.stages) else None
 
     def __str__(self) -> str:
-        """Describe the ring: "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s plainly"."""
+        """Describe the ring: "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s plainly"; only its
+        names if no stage was measured.
+        """
         if self.tokens_per_second is None:
             return ", ".join(self.names)
         parts = [f"{name} {in_ms(seconds)}" for name, seconds in zip(self.names, self.stages)]
@@ -81,6 +83,8 @@ def head_cost_in_layers(worker: Registration) -> float:
 def _number_in(worker: Registration) -> float:
     """Return the number at the end of a worker's name, so that "worker-0" is the first stage; infinity if
     there is none, so that such workers come after all numbered ones.
+
+    worker: the worker's registration.
     """
     found = re.search(r"-(\d+)$", worker.name)
     return int(found[1]) if found else math.inf
@@ -121,7 +125,7 @@ def _seconds(stage: Stage, member: Registration, is_last: bool) -> float:
 
 def _hops(workers: Sequence[Registration]) -> float:
     """Return the seconds of all hops of one step: from each stage to the next, and from the last back to the
-    first.
+    first; 0 for a single stage.
 
     A hop within a host takes no time. Between hosts it takes at most the mean of both members' round trips to
     the master, as the path between them could lead over the master.
@@ -139,18 +143,19 @@ SPEED_NOISE_FACTOR = 1.25
 # Fraction. A further stage must reduce the slowest stage's time to this share of what it was. Untuned.
 MAX_STAGE_TIME_RATIO = 0.9
 
+# Stands for the sizes of weights that a worker has not reported.
 NO_WEIGHTS = WeightBytes(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCost:
-    """One worker as a place for layers.
+    """One worker as a place for layers: what a stage on it costs, and how many layers it has room for.
 
     worker: the worker's registration.
     layer_cost: the cost of one layer per step, in seconds, or the same unit for all workers if they were not
         measured.
-    head_layers: the cost of the lm_head, in layers.
-    free_bytes: bytes for weights; infinite if the worker's memory is unknown.
+    head_layers: the cost of the lm_head, in layers; 0.0 if it is unknown or does not count.
+    free_bytes: bytes for weights, in addition to the KV pages; infinite if the worker's memory is unknown.
     """
 
     worker: Registration
@@ -167,7 +172,7 @@ class WorkerCost:
         return self.layer_cost * (num_layers + self.head_layers * is_last)
 
     def max_layers(self, is_first: bool = False, is_last: bool = False) -> float:
-        """Return how many layers fit into the worker's room, at least minus a few if not even the embedding
+        """Return how many layers fit into the worker's room; 0 or a negative number if not even the embedding
         or the lm_head fits; infinity if the room is unknown.
 
         is_first: True for the first stage, which has the embedding.
@@ -183,9 +188,9 @@ class LayerSplit:
     """A division of all layers between workers.
 
     workers: the workers in ring order.
-    counts: the number of layers of each.
-    slowest_stage_cost: the cost of the slowest stage.
-    step_cost: the cost of a step, which is the sum over all stages.
+    counts: the number of layers of each worker, in the same order.
+    slowest_stage_cost: the cost of the slowest stage, in the unit of `WorkerCost.layer_cost`.
+    step_cost: the cost of a step, which is the sum over all stages, in the same unit.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -255,7 +260,8 @@ def fits(
 
 
 def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[WorkerCost]:
-    """Return the cost and the room of each worker while all of them run, in the same order.
+    """Return the cost and the room of each worker while all of them run, in the same order; empty without
+    workers.
 
     Workers of one host compete for its cores while they measure, so the quickest measurement is used for all
     of them. Memory that they share is taken from the report with the most free memory, and divided. If all
@@ -363,6 +369,8 @@ def _room(worker: Registration, workers: Sequence[Registration]) -> float:
 def _host(worker: Registration) -> str:
     """Return the worker's host; its own name if the host is unknown, so that it shares a host with no other
     worker.
+
+    worker: the worker's registration.
     """
     return worker.host or worker.name
 
@@ -370,6 +378,8 @@ def _host(worker: Registration) -> str:
 def _memory(worker: Registration) -> str:
     """Return what identifies the memory of a worker: its first GPU, or its host. Workers with the same value
     share their memory.
+
+    worker: the worker's registration.
     """
     return worker.gpus[0] if worker.gpus else _host(worker)
 
@@ -395,6 +405,7 @@ def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
     )
 
 
+# The layer ranges of an epoch in ring order, with the worker of each; empty for no epoch.
 Stages = tuple[Stage, ...]
 
 
@@ -462,7 +473,7 @@ def could_form(
 def better_stages(
     members: Sequence[Registration], config: RingConfig, present: Stages, busy_names: Collection[str]
 ) -> Stages | None:
-    """Return the stages of a ring that is better than the present one, or None.
+    """Return the stages of a ring that is better than the present one, or None if no better one is possible.
 
     A ring is better if it has more workers, where fewer than configured had to be used, or if it gains a
     drafter that joined late; then the stages may be the present ones.
