@@ -11,15 +11,15 @@ from specsot.core.info import RequestsInfo, StepsInfo
 from specsot.errors import SpecsotError
 from specsot.events import Statistics
 
-# Decimal digits of the figures that clients receive: seconds are rounded to microseconds, ratios and rates to
-# 4 digits.
+# Decimal digits. Seconds that clients receive are rounded to microseconds.
 SECONDS_DIGITS = 6
+# Decimal digits. Ratios and rates that clients receive are rounded to so many.
 RATIO_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTokens:
-    """Tokens of one request's output.
+    """Tokens of one request's output, by what became of them.
 
     written: tokens that the model wrote, up to the end of each sequence. Accepted drafts after the end are
         not counted, so that the count does not depend on the drafter.
@@ -42,7 +42,7 @@ class OutputTokens:
 
 @dataclass(slots=True)
 class RequestTally:
-    """Running figures of one request.
+    """Running figures of one request, which become its statistics at the end.
 
     began: when the request arrived, in seconds; all times are on the same clock.
     prompt_tokens: tokens of the prompt.
@@ -51,9 +51,10 @@ class RequestTally:
     trees: draft rounds, over all sequences.
     tree_tokens: tokens that the draft rounds added.
     paused_trees: draft rounds without drafts, because the drafter was paused as unprofitable.
-    first_token: when the first token arrived that was not part of the router's score; None before.
-    phase: the phase that runs now, or None.
-    phase_began: when that phase began.
+    first_token: when the first token arrived that was not part of the router's score, in seconds; None
+        before.
+    phase: the name of the phase that runs now, such as "decode"; None before the first and after the last.
+    phase_began: when that phase began, in seconds; 0.0 before the first phase.
     phases: seconds of each phase that has ended. The first step of a phase adds "<phase>_prefill".
     """
 
@@ -109,7 +110,8 @@ class RequestTally:
     def close(
         self, mode: str, decision: str, counts: OutputTokens, num_branches: int, now: float
     ) -> Statistics:
-        """Return the statistics of the finished request, and end its last phase.
+        """Return the statistics of the finished request, and end its last phase. Without a first token its
+        seconds are 0.0, and without a draft round `mean_accepted` is 1.0.
 
         mode: "direct" or "sot": how the request was answered.
         decision: why, in the router's words.
@@ -156,7 +158,9 @@ class RequestCounts:
 
     @property
     def ended(self) -> tuple[tuple[str, int], ...]:
-        """How many requests ended for each reason, as (reason, count), sorted by reason."""
+        """How many requests ended for each reason, as (reason, count), sorted by reason; empty if none has
+        ended.
+        """
         return tuple(sorted(self._ended.items()))
 
     def enter(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
@@ -205,7 +209,7 @@ MAX_STEPS = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of the ring.
+    """One step of the ring, as the meter remembers it.
 
     when: when its result arrived, in seconds.
     tokens: tokens that it added to all sequences.
@@ -255,8 +259,8 @@ class StepMeter:
             listener(result)
 
     def info(self) -> StepsInfo:
-        """Return the current figures. Another thread may call this while results arrive, as the method reads
-        a copy.
+        """Return the current figures; all of them are 0 before the first step. Another thread may call this
+        while results arrive, as the method reads a copy.
         """
         since = self._clock() - WINDOW_SECONDS
         recent = [step for step in tuple(self._newest) if step.when >= since]
@@ -283,13 +287,16 @@ def _smoothed(smoothed: tuple[float, ...], newest: tuple[float, ...]) -> tuple[f
 
 
 def _mean(values: Iterable[int]) -> float:
-    """Return the rounded mean, or 0.0 for no values."""
+    """Return the rounded mean, or 0.0 for no values.
+
+    values: the numbers, in any order.
+    """
     listed = list(values)
     return round(sum(listed) / len(listed), RATIO_DIGITS) if listed else 0.0
 
 
 class StallDetector:
-    """Detects a ring that has stopped."""
+    """Detects a ring that has work, but makes no step."""
 
     def __init__(self, patience: float) -> None:
         """Watch a ring that has made no steps.
@@ -321,7 +328,7 @@ MAX_DEPARTURES = 32
 
 
 class RetryHints:
-    """Computes when a refused client should try again.
+    """Computes how many seconds a refused client should wait before it tries again.
 
     The n-th client that is refused since a request left is sent to the n-th place that will become free.
     """

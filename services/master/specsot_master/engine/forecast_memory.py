@@ -18,7 +18,7 @@ PAUSE = 10.0
 
 
 class ForecastMemory:
-    """The file of one model's measured costs.
+    """The file of one model's measured costs, from which forecasts are computed.
 
     If several processes write the file, the last one wins. A file that cannot be read or written is ignored.
     """

@@ -28,7 +28,9 @@ MAX_MEASURED_TOKENS = 512
 # Seconds of wall time after which a trial is killed. The trial itself ends after 4 s of CPU time. Untuned.
 TRIAL_SECONDS = 30.0
 
+# What is wrong with a form whose trial was ended.
 _SLOW = "takes too long to compile"
+# What is wrong with a form, by the exit status of its trial's process; a negative status is that of a signal.
 _CRASHES = {
     -signal.SIGXCPU: _SLOW,
     -signal.SIGKILL: _SLOW,
@@ -44,8 +46,9 @@ Measure = Callable[[Form], int | None]
 
 
 class GrammarSandbox:
-    """Checks forms (grammars, JSON schemas, regular expressions) of requests, and caches the results. One new
-    form is tried at a time. A trial runs to its end, even if no request waits for its result.
+    """Checks forms (grammars, JSON schemas, regular expressions) of requests by compiling them in a
+    subprocess, and caches the results. One new form is tried at a time. A trial runs to its end, even if no
+    request waits for its result.
     """
 
     def __init__(self, trial: Trial | None = None, fewest: Measure | None = None) -> None:
@@ -104,9 +107,11 @@ class GrammarSandbox:
                 del self._wanted[mine]
 
     def _make_room(self, mine: tuple[str, Form]) -> None:
-        """Raise Overloaded if no place is left, or if this client's forms take half of the places already.
+        """Check that there is a place for one more waiting form; return nothing if there is.
 
         mine: (client, form). A pair that waits already needs no further place.
+
+        Raises Overloaded if no place is left, or if this client's forms take half of the places already.
         """
         places = sum(client == mine[0] for client, _ in self._wanted)
         if mine not in self._wanted and (
@@ -115,10 +120,12 @@ class GrammarSandbox:
             raise Overloaded("too many constraints are tried at once")
 
     async def _find(self, form: Form) -> str:
-        """Return the result of a form's trial, or "" for a valid form; start the trial once no other one
-        runs.
+        """Return the result of a form's trial: what is wrong with it, or "" for a valid form. The trial
+        starts once no other one runs; a cached result is returned at once.
 
         form: the form to try.
+
+        Raises what the trial raises.
         """
         while (complaint := self._recall(form)) is None:
             tried, trial = self._now = self._now or (form, asyncio.create_task(self._try(form)))
@@ -153,7 +160,7 @@ class GrammarSandbox:
         """Cache a result; the least recently used one is dropped if the cache is full.
 
         form: the form that was tried.
-        complaint: what is wrong with it, or "".
+        complaint: what is wrong with it, or "" if it is valid.
         """
         self._known[form] = complaint
         if len(self._known) > MAX_CACHED_CHECKS:

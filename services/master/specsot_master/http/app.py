@@ -73,7 +73,7 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
 
 def read_page() -> str:
-    """Return index.html with its styles and scripts inlined, so that hashes can allow them."""
+    """Return index.html as text with its styles and scripts inlined, so that hashes can allow them."""
     folder = files("specsot_master.http") / "page"
 
     def put_in(link: re.Match[str]) -> str:
@@ -87,6 +87,7 @@ def read_page() -> str:
     return re.sub(_PARTS, put_in, (folder / "index.html").read_text(encoding="utf-8"))
 
 
+# Finds a link to a style or a script in index.html, with its file's name.
 _PARTS = r'<link rel="stylesheet" href="(?P<style>[^"]+)">|<script src="(?P<script>[^"]+)"></script>'
 
 
@@ -119,7 +120,8 @@ def headers_of(page: str) -> dict[str, str]:
 
 
 def _hashes_of(page: str, tag: str) -> str:
-    """Return the hashes of all texts between <tag> and </tag>, as a content security policy lists them.
+    """Return the hashes of all texts between <tag> and </tag>, as a content security policy lists them; "" if
+    there are none.
 
     page: the HTML text.
     tag: "style" or "script".
@@ -129,7 +131,8 @@ def _hashes_of(page: str, tag: str) -> str:
 
 
 def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Iterable[str] = ()) -> ASGIApp:
-    """Return the whole application, with the middleware that checks requests first.
+    """Return the whole application, with the middleware that checks requests first: the size of bodies, the
+    token if tokens are required, and the origin if origins are given.
 
     context: what all endpoints share.
     tokens: the valid client tokens, or None if none is required.
