@@ -51,6 +51,7 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def show_page() -> Response:
+        """Return the status page."""
         return HTMLResponse(page, headers=headers)
 
     @router.get("/ring")

@@ -82,6 +82,7 @@ from specsot_master.http.thinking import ThinkFirst, generate_thinking, think_fi
 from specsot_master.http.unserved_fields import UNSERVED
 from specsot_master.master import RequestCounter
 
+# The events of a call's answers, as (index of the answer, event).
 CallEvents = AsyncGenerator[tuple[int, Numbered | Thought], None]
 
 
@@ -96,12 +97,12 @@ class OpenAICall:
     copies: How many answers each prompt gets; consecutive asks belong to one prompt.
     echoed_prompts: The prompt with which each answer begins; empty unless `echo` was asked for.
     spell: Returns a token's bytes, if log probabilities of the echoed prompt are asked for; else None.
-    prompt_only: Whether the answer consists of the echoed prompt only.
-    tools: The tools that the model may call, or None.
-    think: How the model thinks before each answer, or None.
-    usage: Whether a stream ends with the usage.
-    head: The members with which every object of this call begins.
-    warnings: What of the request the answer is not held to; reported once.
+    prompt_only: True if the answer consists of the echoed prompt only.
+    tools: The tools that the model may call, or None if it may call none.
+    think: How the model thinks before each answer, or None if it does not.
+    usage: True if a stream ends with the usage.
+    head: The members with which every object of this call begins; None before `answer` sets them.
+    warnings: Parts of the request that the answer is not held to, in words; reported once. Empty for none.
     """
 
     asks: tuple[Ask, ...]
@@ -224,13 +225,17 @@ class OpenAICall:
         return {**(self.head or {}), "object": object_kind}
 
     def _as_asked(self, events: CallEvents) -> CallEvents:
-        """Return the events, changed by `_heard` if the prompt is echoed or no text is wanted."""
+        """Return the events, changed by `_heard` if the prompt is echoed or no text is wanted; else
+        unchanged.
+
+        events: what `generate` returned.
+        """
         return self._heard(events) if self.echoed_prompts or self.prompt_only else events
 
     async def _heard(self, events: CallEvents) -> CallEvents:
-        """Yield the events; a prompt's log probabilities, which come in several events, are joined in one
-        event, from the prompt's first token on. If the answer consists of the echoed prompt only, its
-        generated text is removed from the events.
+        """Yield the events as the client asked for them. A prompt's log probabilities, which come in several
+        events, are joined in one event, from the prompt's first token on. If the answer consists of the
+        echoed prompt only, its generated text is removed from the events.
 
         events: what `generate` returned; closed at the end.
         """
@@ -281,7 +286,10 @@ class OpenAICall:
 
 
 def event_of(numbered: Numbered | Thought) -> Event | Thought:
-    """Return an event without its number; thinking, which has none, is returned as it is."""
+    """Return an event without its number; thinking, which has none, is returned as it is.
+
+    numbered: an event of an answer, or a part of its thinking.
+    """
     return numbered if isinstance(numbered, Thought) else numbered.event
 
 
@@ -296,12 +304,24 @@ def openai_routes(context: HttpContext) -> APIRouter:
         "/chat/completions", responses=documented(ChatCompletion, stream=True), openapi_extra=CALLERS
     )
     async def complete_chat(request: Request, body: ChatBody) -> Response:
-        """Answer a conversation, as one object or as server-sent events."""
+        """Answer a conversation, as one object or as server-sent events.
+        \f
+        request: the HTTP request of the client.
+        body: the parsed body.
+
+        Raises InvalidRequest for a body that cannot be served, and the errors of the request.
+        """
         return await answer(context, request, body, await chat_call(context, body))
 
     @router.post("/completions", responses=documented(Completion, stream=True), openapi_extra=CALLERS)
     async def complete(request: Request, body: CompletionBody) -> Response:
-        """Continue texts, as one object or as server-sent events."""
+        """Continue texts, as one object or as server-sent events.
+        \f
+        request: the HTTP request of the client.
+        body: the parsed body.
+
+        Raises InvalidRequest for a body that cannot be served, and the errors of the requests.
+        """
         refuse_unserved(body)
         context.unknown.check(body, COMPLETION_CALLER_NAMES, UNSERVED)
         words = caller_names_of(body)
@@ -333,7 +353,12 @@ def openai_routes(context: HttpContext) -> APIRouter:
 
     @router.get("/models/{name:path}", response_model=ModelCard)
     async def show_model(name: str) -> dict[str, Any]:
-        """Describe one listed model."""
+        """Describe one listed model.
+        \f
+        name: the model's name, as `list_models` lists it.
+
+        Raises NotFound for any other name.
+        """
         if name not in names_of(context):
             raise NotFound(f"no model named {name!r} here")
         return model_card(context, name)
@@ -405,7 +430,7 @@ async def _asks_of(
 
 
 class OtherWriter(Protocol):
-    """Converts the chunks of a chat completion to the events or the response of another API."""
+    """Converts the chunks of a chat completion to the events, or to the response, of another API."""
 
     def begin(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events that precede the first chunk.
@@ -461,11 +486,13 @@ async def answer_in_other_format(
 async def _events_of(
     writer: OtherWriter, call: OpenAICall, events: CallEvents
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield another API's events for the chunks of a call.
+    """Yield another API's events for the chunks of a call; only those of the end if there is no chunk.
 
     writer: converts the chunks.
     call: the requests that run.
-    events: what `call.generate` returned.
+    events: what `call.generate` returned; closed at the end.
+
+    Raises the errors of the requests.
     """
     usage = UsageCount()
     begun = False
@@ -506,7 +533,8 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
 
 
 def choice_options(body: Asking, with_logprobs: bool) -> ChoiceOptions:
-    """Return what a choice contains: log probabilities, and our own field with or without branches.
+    """Return what a choice contains in addition to its text: log probabilities, and our own field with or
+    without branches.
 
     body: the parsed body, whose field `specsot` asks for our own field.
     with_logprobs: True if the body asks for log probabilities.
@@ -548,7 +576,7 @@ def model_without_suffix(context: HttpContext, name: str | None) -> str | None:
     """Return the model's plain name for a listed name, and other names as they are.
 
     context: what all endpoints share.
-    name: the model's name in the body, or None.
+    name: the model's name in the body, or None, which is returned as it is.
 
     Raises InvalidRequest for the name that asks for plans, which text completions do not have.
     """

@@ -17,7 +17,8 @@ FieldForm = tuple[str, params.FormKind, tuple[str, ...]]
 
 
 def form_of(body: Asking) -> params.Form | None:
-    """Return the form that the answer must have (a JSON schema, a regular expression, a choice), or None.
+    """Return the form that the answer must have (a JSON schema, a regular expression, a choice), or None for
+    any form.
 
     body: the parsed body.
 
@@ -115,7 +116,10 @@ def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None
 
 
 def _written(schema: dict[str, Any] | str) -> str:
-    """Return a JSON schema as text; text is returned as it is."""
+    """Return a JSON schema as text; text is returned as it is.
+
+    schema: the schema as an object, or as JSON text.
+    """
     return schema if isinstance(schema, str) else json.dumps(schema)
 
 
@@ -124,12 +128,18 @@ COMPLETION_TOKENS = 16
 # Seeds are below this bound, so that a signed 64-bit integer holds them.
 SEED_BOUND = 2**63
 
+# Returns the token ids of a text.
 Encode = Callable[[str], tuple[int, ...]]
 
+# Fields of a body that are sampling parameters of the same names.
 _SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+# Fields of `specsot` that are limits of the same names.
 _LIMITS = ("max_parallel", "max_branch_tokens", "max_skeleton_tokens")
+# Fields of a body that say how an answer ends, and which are fields of `Ask` of the same names.
 _ENDS = ("min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+# Fields of `specsot` that are fields of `Ask` of the same names.
 _GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware", "finish_within_s", "polish")
+# Our names of fields that stand in `specsot`.
 _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 
 # From our names of fields to those of chat completions.
@@ -144,6 +154,7 @@ CHAT_CALLER_NAMES: Mapping[str, str] = {
     **{name: f"specsot.window.{name}" for name in ("sinks", "recent")},
     **{name: f"specsot.pruning.{name}" for name in ("keep_ratio", "prune_every", "skip_layers")},
 }
+# From our names of fields to those of text completions.
 COMPLETION_CALLER_NAMES: Mapping[str, str] = {
     **CHAT_CALLER_NAMES,
     "prompt": "prompt",
@@ -241,11 +252,14 @@ def writes_nothing(body: CompletionBody) -> bool:
 
 
 def check_ids(prompts: Sequence[Sequence[int]], max_positions: int, limits: params.Limits) -> None:
-    """Raise InvalidRequest for an empty prompt, and ContextLengthExceeded for a too long one.
+    """Check that each prompt has tokens and fits the context together with its answer; return nothing if all
+    do.
 
     prompts: the token ids of each prompt.
     max_positions: how many tokens prompt and answer may have together.
     limits: the limits of the answer, which must fit after the prompt.
+
+    Raises InvalidRequest for an empty prompt, and ContextLengthExceeded for a too long one.
     """
     for ids in prompts:
         if not ids:
@@ -286,9 +300,11 @@ def text_of(turn: Turn, field: str) -> str:
 
 
 def num_characters(body: ChatBody) -> int:
-    """Return the number of characters of all turns. Raises InvalidRequest if a turn is not text.
+    """Return the number of characters of all turns; 0 for turns without content.
 
     body: the parsed body.
+
+    Raises InvalidRequest if a turn is not text.
     """
     return sum(len(text_of(turn, f"messages.{n}.content")) for n, turn in enumerate(body.messages))
 
@@ -336,7 +352,8 @@ def limits_of(body: Asking, *wanted_tokens: int | None) -> params.Limits:
 
 
 def copies_of(ask: params.Ask, body: Asking) -> list[params.Ask]:
-    """Return `n` copies of a request, with consecutive seeds if the caller named one.
+    """Return `n` copies of a request, one if the body names no number, with consecutive seeds if the caller
+    named one.
 
         # seed 7, n 3 -> seeds 7, 8, 9; without a seed, the master draws one for each copy
 

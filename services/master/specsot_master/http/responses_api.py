@@ -37,28 +37,35 @@ from specsot_master.http.openai_schemas import (
 from specsot_master.http.schemas import CALLERS, ResponseObject, documented
 from specsot_master.http.unserved_fields import FOREIGN
 
+# A decoded JSON object.
 Json = dict[str, Any]
+# The items of a conversation: messages, function calls and their results.
 Items = Annotated[Many[Json], at_most(MAX_MESSAGES)]
 
 
 class ResponseReasoning(Model):
     """How much the model thinks."""
 
+    # How much the model thinks, for templates that use it; None for the template's default.
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class ResponseText(Model):
     """The form of the answer's text."""
 
+    # A JSON schema that the answer must follow; None for any form.
     format: Json | None = None
+    # Only the default is served.
     verbosity: Literal["medium"] | None = None
 
 
 def _check_included(included: list[str] | None) -> list[str] | None:
-    """Return the value unchanged. Raise ValueError if it asks for log probabilities; other values concern
-    OpenAI's own tools, or are included anyway.
+    """Return the value unchanged; values that concern OpenAI's own tools, or are included anyway, change
+    nothing.
 
     included: the field `include`, or None.
+
+    Raises ValueError if it asks for log probabilities, which this endpoint does not return.
     """
     if included and (name := "message.output_text.logprobs") in included:
         raise ValueError(f"{name} is not supported: leave it out")
@@ -68,20 +75,35 @@ def _check_included(included: list[str] | None) -> list[str] | None:
 class ResponsesBody(Model):
     """POST /v1/responses. input: text, or items of a conversation."""
 
+    # The model's public name; None for the only one.
     model: Words | None = None
+    # The conversation: text, or items, oldest first.
     input: Annotated[Words | Items, Field(examples=["Why is the sky blue?"])]
+    # The system prompt; None for none.
     instructions: Words | None = None
+    # The most tokens of thought and answer; None for AGENT_TOKENS, or as many as fit.
     max_output_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
+    # The sampling temperature; None for the default.
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    # The probability mass from which tokens are sampled; None for the default.
     top_p: float | None = None
+    # True to answer by server-sent events.
     stream: bool | None = None
+    # The tools that the answer may call; None for none.
     tools: Annotated[Many[Json] | None, Few] = None
+    # "auto", "none", "required", or the function that must be called; None lets the model decide.
     tool_choice: Words | Json | None = None
+    # False if the answer may make one call only.
     parallel_tool_calls: bool | None = None
+    # How much the model thinks; None for what its template does by default.
     reasoning: ResponseReasoning | None = None
+    # The form of the answer's text; None for any.
     text: ResponseText | None = None
+    # What the response contains in addition; log probabilities are refused, other values change nothing.
     include: Annotated[Many[Words] | None, Few, AfterValidator(_check_included)] = None
+    # The caller's own notes, which the response repeats.
     metadata: Annotated[Json | None, Few] = None
+    # How the answer is planned, in SpecSoT's own field; None for a direct answer.
     specsot: Annotated[Planning | None, Few] = None
 
 
@@ -94,12 +116,14 @@ _HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
+# From our names of fields to those of this API, for errors.
 _CALLER_NAMES = {
     "prompt": "input",
     "messages": "input",
     "max_new_tokens": "max_output_tokens",
     "tokens": "input",
 }
+# From names of chat completions to those of this API, for fields that callers mistake.
 _CHAT_CALLER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
 # Tools of OpenAI's servers that agents always offer. They are ignored, and a model that does not know of them
 # never calls them. Other tools of OpenAI's servers are refused, because a caller who offers them relies on
@@ -116,7 +140,13 @@ def responses_routes(context: HttpContext) -> APIRouter:
 
     @router.post("/responses", responses=documented(ResponseObject, stream=True), openapi_extra=CALLERS)
     async def respond(request: Request, body: ResponsesBody) -> Response:
-        """Answer a conversation in items, as one object or as server-sent events."""
+        """Answer a conversation in items, as one object or as server-sent events.
+        \f
+        request: the HTTP request of the client.
+        body: the parsed body.
+
+        Raises InvalidRequest for a body that cannot be served, and the errors of the request.
+        """
         turns, places = turns_of(body)
         with naming_turns(places):
             chat = chat_of(body, turns, context)
@@ -171,7 +201,8 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
 
 
 def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
-    """Return (namespace, function) for every offered function; the namespace is "" if there is none.
+    """Return (namespace, function) for every offered function; the namespace is "" if there is none, and the
+    list is empty if no function is offered.
 
     body: the parsed body.
 
@@ -211,6 +242,7 @@ def chat_tool(function: Json, name: str) -> Json:
     return {"type": "function", "function": {"name": name, **about}}
 
 
+# Members of a function that chat completions have too.
 _FUNCTION = ("description", "parameters")
 
 

@@ -30,6 +30,7 @@ from specsot_master.text import Text
 # Tokens. The maximum length of thinking by `reasoning_effort`, for templates that do not use it. For higher
 # efforts, thinking may have as many tokens as the answer. Untuned.
 MAX_THINKING_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
+# The field, and the template's variable, that holds OpenAI's reasoning effort.
 EFFORT = "reasoning_effort"
 # Characters. The end of the thinking that the turns of a plan read. Untuned.
 MAX_NOTE_CHARACTERS = 2000
@@ -39,15 +40,15 @@ NOTES = "You have thought about the question. Your conclusions:"
 
 @dataclass(frozen=True, slots=True)
 class ThinkFirst:
-    """How a model thinks before it answers.
+    """How a model thinks before it answers, and the two requests that this takes.
 
     prompt: The prompt in tokens, up to where thinking begins.
     most: The maximum number of tokens of thinking; None for as many as the answer may have.
     text: The model's tokenizer.
     style: The tags around thinking.
-    head: The text with which the answer begins.
-    shown: Whether the caller receives the thinking.
-    forks: Whether the thinking may fork into threads; then the answer is a single sequence.
+    head: The text with which the answer begins; "" to let the model write it.
+    shown: True if the caller receives the thinking.
+    forks: True if the thinking may fork into threads; then the answer is a single sequence.
     """
 
     prompt: tuple[int, ...]
@@ -181,7 +182,8 @@ def wants_thinking(body: ChatBody, text: Text, may_fork: bool = False) -> bool:
 
 
 def with_notes(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
-    """Return the conversation with the end of the thinking in its system turn; its question is unchanged.
+    """Return the conversation with the end of the thinking in its system turn, which is added if there is
+    none; its question is unchanged.
 
     messages: the conversation, oldest turn first, at least one.
     thought: the text of the thinking.
@@ -220,7 +222,8 @@ async def generate_thinking(
     counter: RequestCounter, ask: Ask, caller: Caller, think: ThinkFirst
 ) -> AsyncGenerator[Numbered | Thought, None]:
     """Yield the events of an answer, preceded by what the model thinks. Thinking is yielded as `Thought`,
-    with its number of tokens at the end.
+    with its number of tokens at the end. If thinking leaves no tokens for the answer, or none of its form
+    fits, the Finished event has an empty text.
 
     counter: the entry point of requests.
     ask: the request of thinking and answer together.
