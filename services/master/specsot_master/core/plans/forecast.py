@@ -65,7 +65,7 @@ class TurnSums:
     computing: float = 0.0
 
     def add(self, seconds: float, tokens: float) -> None:
-        """Add one turn. An outlier counts as MAX_OUTLIER times the mean.
+        """Add one turn. An outlier counts as MAX_OUTLIER times the mean; the first turn counts as it is.
 
         seconds: how long the turn took.
         tokens: how many tokens it added to each sequence, on average.
@@ -90,9 +90,9 @@ class RingStepTimes:
     def __init__(self, curve: Curve = (), kept: Mapping[str, Sequence[float]] | None = None) -> None:
         """Create the measurements of a ring.
 
-        kept: the measurements of another ring of the same model. They are scaled by the ratio of both rings'
-            curves.
         curve: seconds of compute of one step by tokens in its batch; empty if the stages have not measured.
+        kept: the measurements of another ring of the same model, as the method `kept` returned them; None for
+            none. They are scaled by the ratio of both rings' curves.
         """
         self._curve = CostCurve(curve)
         self._sums = {int(count): self._restored(int(count), *told) for count, told in (kept or {}).items()}
@@ -107,10 +107,13 @@ class RingStepTimes:
         self, count: int, turns: float, seconds: float, tokens: float, computing: float
     ) -> TurnSums:
         """Return another ring's sums for this ring: with at most the weight RESTORED, and scaled by the
-        curves.
+        curves. Without a curve the seconds stay as they were.
 
         count: the number of sequences that took part in the turns.
-        turns, seconds, tokens, computing: the fields of the other ring's `TurnSums`.
+        turns: the weight of the other ring's turns, greater than 0.
+        seconds: the weighted seconds of its turns.
+        tokens: the weighted number of tokens that a turn added to each sequence.
+        computing: the seconds of compute that its curve gives for one turn; 0.0 without a curve.
         """
         here = self._curve.at(count)
         share = min(1.0, RESTORED / turns)
@@ -118,14 +121,17 @@ class RingStepTimes:
         return TurnSums(turns * share, seconds * share * slower, tokens * share, here or computing)
 
     def kept(self) -> dict[str, list[float]]:
-        """Return the measurements for `__init__` of a later ring."""
+        """Return the measurements for `__init__` of a later ring, by the number of sequences as text; {}
+        before any turn was measured.
+        """
         return {
             str(count): [one.turns, one.seconds, one.tokens, one.computing]
             for count, one in self._sums.items()
         }
 
     def on_result(self, result: Result, now: float) -> None:
-        """Measure one result that arrived at `now`.
+        """Measure one result. It measures no turn if it is the first one of its sequences, or only computes
+        prompts.
 
         The result ends a turn unless a prompt was computed since the sequences' last result, which would have
         made the turn longer. Sequences whose last result is older than the first one's last result take no
@@ -182,7 +188,8 @@ class RingStepTimes:
         return self._curve.at(rows) * slower if rows > 0 else 0.0
 
     def _nearest(self, count: int) -> int | None:
-        """Return the measured number of sequences that is nearest to `count`, or None.
+        """Return the measured number of sequences that is nearest to `count`, or None if no turn was
+        measured.
 
         count: how many sequences take part.
         """
@@ -206,6 +213,7 @@ class Ended(NamedTuple):
     cut: bool
 
 
+# Names of the attributes of `AnswerLengths` that are kept.
 LENGTHS = ("direct", "plan", "points", "branch")
 
 
@@ -223,7 +231,7 @@ class AnswerLengths:
     def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
         """Start with the lengths of an earlier process.
 
-        kept: what `kept` has returned there, as JSON values; None for no lengths.
+        kept: what the method `kept` has returned there, as JSON values; None for no lengths.
         """
         known = kept or {}
         direct = (
@@ -240,8 +248,8 @@ class AnswerLengths:
         return {name: list(getattr(self, name)) for name in LENGTHS}
 
     def on_event(self, event: Event) -> None:
-        """Learn from one client event. Text that was cancelled or failed says nothing about lengths and is
-        ignored.
+        """Learn from one client event; other events are ignored. Text that was cancelled or failed says
+        nothing about lengths and is ignored too.
 
         event: an event of any request of this model.
         """
@@ -256,13 +264,17 @@ class AnswerLengths:
                 pass
 
     def steps(self, kind: str, limit: int) -> list[float]:
-        """Return how many steps past direct answers took, as samples for an answer of at most `limit` tokens.
+        """Return how many steps past direct answers took, as samples for an answer of a certain length; [] if
+        no answer says anything about it.
 
         Answers to the same kind of question are used if there are any. Otherwise a question whose form tells
         that its answer is short gets the usual length of such answers (SHORT_ANSWERS). For any other kind the
         answers to questions that are not short are used, if there are at least OTHERS; not for code and for
         questions that are usually planned, whose lengths are others. An answer that a limit cut is assumed to
         run into the new limit too, so its steps are scaled by limit / tokens.
+
+        kind: the kind of the question, as the router's rules name it.
+        limit: the most tokens that the answer may have.
         """
         alike = [one for one in self.direct if one.kind == kind]
         if not alike and kind in SHORT_ANSWERS:
@@ -291,13 +303,13 @@ class AnswerLengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a forecast depends on.
+    """What a forecast depends on: the sizes of one request, and what else runs.
 
     prompt: tokens that must be prefilled before the first token.
     limits: the request's limits.
     suffix: tokens that must be prefilled for each branch; None if that is not known yet.
     others: sequences of other requests that take turns at the same time.
-    kind: the kind of the question, as the router's rules name it.
+    kind: the kind of the question, as the router's rules name it; "" if it is unknown.
     """
 
     prompt: int
@@ -400,7 +412,7 @@ class Forecaster:
 
         workload: the sizes of the request.
         points: the points of the plan, with their needs.
-        plan: tokens that the plan took.
+        plan: tokens that the plan took; 0.0 if they do not count.
         """
         limits = workload.limits
         lengths = self.lengths.branches(len(points))
@@ -493,7 +505,8 @@ def likeliest(lengths: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Outlook:
-    """The forecasts of one request. The argument `passed` is the number of seconds since the request arrived.
+    """The forecasts of one request, and what is learned from its end. The argument `passed` is the number of
+    seconds since the request arrived.
 
     costs: the ring's forecaster.
     workload: what the request's forecasts depend on.
@@ -501,6 +514,7 @@ class Outlook:
 
     costs: Forecaster
     workload: Workload
+    # The forecast seconds since the arrival, by what was forecast.
     _told: dict[str, float] = field(default_factory=dict[str, float])
 
     def of_both(self, passed: float) -> Forecast | None:
@@ -529,7 +543,8 @@ class Outlook:
         return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])
 
     def on_end(self, planned: bool, seconds: float, steps: int, tokens: int, cut: bool) -> None:
-        """Learn from the end of the request.
+        """Learn from the end of the request: the length of a direct answer, and the errors of the forecasts
+        that were made.
 
         planned: True if the answer had branches.
         seconds: seconds from its arrival to its end.
@@ -549,8 +564,13 @@ class Outlook:
         self, about: str, seconds: float | None, passed: float
     ) -> tuple[float | None, float | None, float | None]:
         """Remember a forecast, and return its seconds since the arrival with the lower and upper ends of its
-        range. Return None for all three if the range is unknown or wider than WIDEST. The forecast is
-        remembered all the same, so that the range of later forecasts follows from its error.
+        range. Return None for all three if there is no forecast, or if its range is unknown or wider than
+        WIDEST. The forecast is remembered all the same, so that the range of later forecasts follows from its
+        error.
+
+        about: "direct", "planned" or "branches": what the forecast is of.
+        seconds: the forecast in seconds from now, or None if nothing is known.
+        passed: seconds since the request arrived.
         """
         if seconds is None:
             return None, None, None

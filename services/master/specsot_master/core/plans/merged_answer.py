@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from specsot.core.skeleton import Point
 from specsot.events import TokenLogprobs
 
+# The text between two paragraphs of an answer.
 GAP = "\n\n"
 
 
@@ -39,9 +40,11 @@ class MergedAnswer:
     ) -> None:
         """Create an answer that holds its introduction only.
 
+        points: the points whose texts are merged, in the order of the answer.
         titled: the ids of the points that get a heading.
-        introduction: the text before the first point, which was sent to the client already.
-        closing: the id of the point that is a paragraph of its own after the others, without a heading.
+        introduction: the text before the first point, which was sent to the client already; "" for none.
+        closing: the id of the point that is a paragraph of its own after the others, without a heading; None
+            for no such point.
         """
         self._points = tuple(points)
         self._titled_ids = frozenset(titled)
@@ -86,14 +89,16 @@ class MergedAnswer:
         return self._advance()
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Return the logprobs of the tokens whose text was merged since the last call."""
+        """Return the logprobs of the tokens whose text was merged since the last call; () if there are
+        none.
+        """
         taken = self._logprobs
         self._logprobs = []
         return tuple(taken)
 
     def _advance(self) -> str:
         """Release the text of the first unfinished branch, and move on to the next one if the branch is
-        finished.
+        finished. Return the text that the answer gains; "" if it gains none.
         """
         out: list[str] = []
         while self._current < len(self._points):
@@ -109,7 +114,8 @@ class MergedAnswer:
         return delta
 
     def _take(self, point: Point) -> str:
-        """Return what a branch has written since the last call, with its heading before its first text.
+        """Return what a branch has written since the last call, with its heading before its first text; "" if
+        it has written nothing.
 
         point: the point of the branch.
         """
