@@ -195,7 +195,7 @@ class RequestCounter:
 
 @dataclass(slots=True)
 class Master:
-    """A master without its ports: one or several rings, and what they share.
+    """A master without its ports: one or several rings, what they share, and the entry point of requests.
 
     text: Tokenizer and chat template of the model.
     model: Name, fingerprint and limits of the model, as clients see them.

@@ -93,7 +93,7 @@ class RingUser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member that has joined.
+    """A member of a fleet that has joined, with its link.
 
     registration: What the member said of itself when it joined.
     downlink: The master's link to the member.
@@ -104,7 +104,9 @@ class Member:
 
 
 class MemberTable:
-    """Members by name, in the order in which they joined; sends them messages in the background."""
+    """The members of one fleet by name, in the order in which they joined; sends them messages in the
+    background.
+    """
 
     def __init__(self, on_lost: Callable[[str, str], None]) -> None:
         """Create a table without members.

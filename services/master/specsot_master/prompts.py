@@ -39,7 +39,7 @@ from specsot_master.text import Text
 
 
 class Prompts:
-    """Makes all prompts for one model.
+    """Makes the prompts of all requests to one model, in tokens.
 
     Attributes: `listed` is set if the model plans in numbered lists. `tags` are the fork tags of a model that
     was trained to fork, else None. A model with neither plans in the language of markers. `threshold` is the
@@ -562,7 +562,8 @@ def _parts_of(decoded: dict[str, Any]) -> PromptParts:
 
 
 class PartsConversation:
-    """The prompts of one request for a model that was trained in the language of markers and has own parts.
+    """The prompts of one request for a model that was trained in the language of markers, and whose directory
+    holds templates of its prompts.
 
     All prompts begin with the rendered conversation (`prefix`), followed by one more turn:
     # prefix | user turn that asks for the plan or a point | head of the assistant's turn

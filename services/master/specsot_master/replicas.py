@@ -93,7 +93,7 @@ def block_hashes(ask: Ask) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaLoad:
-    """The load of a ring; loads compare by `waiting` first, then by `used`.
+    """The load of one ring of a master; loads compare by `waiting` first, then by `used`.
 
     waiting: Number of requests that are not in the ring yet.
     used: Fraction of the KV pages that requests have reserved.

@@ -234,7 +234,7 @@ _SPECIAL_NAMES = (
 
 
 class Text:
-    """Encodes, decodes and renders for one model.
+    """The tokenizer and the chat template of one model: encodes, decodes, and renders conversations.
 
     Only templates write special tokens; text never contains them.
 

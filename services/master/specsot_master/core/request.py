@@ -93,7 +93,8 @@ class Reader:
 
 
 class EventBuffer:
-    """A numbered buffer of events with any number of pushes and at most one attached reader at a time.
+    """A numbered buffer of one request's events, with any number of pushes and at most one attached reader at
+    a time.
 
     The attribute `over` is True once the buffer was ended: no event follows. `error` is the error that the
     buffer was ended with, or None.

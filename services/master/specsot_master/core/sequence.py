@@ -17,7 +17,9 @@ from specsot_master.core.plans.text_pieces import TextPiece
 
 
 class SequenceFactory:
-    """Creates all openings of one engine. Sequence ids count up from 1 and are never reused."""
+    """Creates the openings of all sequences of one engine. Sequence ids count up from 1 and are never
+    reused.
+    """
 
     def __init__(
         self,
@@ -234,7 +236,7 @@ MAX_PENDING_TOKENS = 16
 
 
 class Detokenizer:
-    """Incremental detokenizer of one sequence.
+    """Incremental detokenizer of one sequence: turns its token ids into text as they arrive.
 
     Each `feed` decodes the tokens since the last whole character together with a few tokens before them, and
     returns only the text that is new: many tokenizers drop the leading space of the first token that they
@@ -296,7 +298,7 @@ class Detokenizer:
 
 @dataclass(slots=True)
 class ActiveSequence:
-    """A sequence that decodes, as the master tracks it.
+    """A sequence that decodes, as the master tracks it: its tokens, its text, its lease and its KV pages.
 
     log: the sequence's opening and tokens.
     detokenizer: turns the sequence's tokens into text.

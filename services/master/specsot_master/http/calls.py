@@ -283,7 +283,7 @@ class ServerSentEvents(Response):
 
 
 class _EventWriter:
-    """Writes events to a client, which must keep reading."""
+    """Writes server-sent events to a client, which must keep reading."""
 
     def __init__(self, send: Send, stall_seconds: float) -> None:
         """Create a writer that has written nothing.
@@ -386,7 +386,7 @@ MIN_TIMEOUT_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class HttpContext:
-    """What all HTTP endpoints share.
+    """What all HTTP endpoints share: the entry point of requests, the model, and the options of the server.
 
     counter: Runs requests.
     model: Name and limits of the model.

@@ -47,7 +47,7 @@ Content = Words | Annotated[Many[Json], at_most(MAX_MESSAGES)]
 
 
 class ClaudeTurn(Model):
-    """A message: text, or a list of content blocks."""
+    """A message of a conversation: text, or a list of content blocks."""
 
     # Who wrote the message.
     role: Literal["user", "assistant", "system"]

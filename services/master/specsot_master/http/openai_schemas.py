@@ -200,7 +200,7 @@ class Leaving(BaseModel):
 
 
 class Planning(BaseModel):
-    """SpecSoT's own field.
+    """SpecSoT's own field of a body: how the request is planned and decoded.
 
     branches: whether to return the plan and every branch in addition to the answer.
     """
@@ -239,14 +239,14 @@ class Planning(BaseModel):
 
 
 class StreamOptions(Model):
-    """What a stream contains in addition to the answer."""
+    """What a stream contains in addition to the answer's text."""
 
     # True to end the stream with the usage.
     include_usage: bool | None = None
 
 
 class JsonSchema(Model):
-    """A named JSON schema.
+    """A named JSON schema for the answer.
 
     `strict` and `name` are accepted and ignored: answers always follow their schema.
     """
@@ -414,7 +414,7 @@ class PastCall(Model):
 
 
 class Turn(Model):
-    """A message.
+    """A message of a conversation.
 
     name, reasoning_content: only used if the conversation is rendered with tools or thinking.
     """
@@ -435,7 +435,7 @@ class Turn(Model):
 
 
 class ToolFunction(Model):
-    """A function that may be called. parameters: a JSON schema, which forced calls always follow."""
+    """A function that may be called."""
 
     # The function's name.
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]

@@ -73,7 +73,7 @@ def _check_included(included: list[str] | None) -> list[str] | None:
 
 
 class ResponsesBody(Model):
-    """POST /v1/responses. input: text, or items of a conversation."""
+    """POST /v1/responses"""
 
     # The model's public name; None for the only one.
     model: Words | None = None

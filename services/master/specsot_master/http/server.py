@@ -196,8 +196,8 @@ def _sniffless(send: Send) -> Send:
 
 
 class _StreamingConnection(h11.Connection):
-    """Writes the pieces of a chunked body without h11's state machine, whose state they do not change,
-    because that takes less time.
+    """An HTTP connection that writes the pieces of a chunked body without h11's state machine, whose state
+    they do not change, because that takes less time.
     """
 
     def send(self, event: Any) -> Any:
@@ -215,7 +215,7 @@ class _StreamingConnection(h11.Connection):
 
 
 class _TimedConnection(H11Protocol):
-    """A connection that is cut if its client stalls.
+    """An HTTP connection that is cut if its client stalls.
 
     The client stalls if the rest of a head does not arrive, or the rest of a body after its response is
     complete, or if the client no longer reads. The first two have HEADER_SECONDS; the kernel watches the

@@ -20,7 +20,7 @@ MIN_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A part of what the model thinks before it answers.
+    """A part of what the model thinks before it answers, in the place of an event.
 
     text: the new text; "" if this part only counts tokens.
     tokens: the number of all tokens of the thought, with its last part; else 0.

@@ -38,7 +38,7 @@ _FENCES = ("```", "~~~")
 
 @dataclass(frozen=True, slots=True)
 class LoopRule:
-    """When a text repeats itself so much that it is ended.
+    """When a sequence's text repeats itself so much that it is ended.
 
     sentences: how often a sentence may come anywhere in the text until it is a loop.
     cycles: how often a line, or a series of clauses, may come in a row until it is a loop.
@@ -59,8 +59,8 @@ DIRECT_LOOPS = LoopRule(sentences=5, cycles=4, words=False)
 
 
 class StopStrings:
-    """Cuts text at stop strings. Text may be fed in pieces of any size; the output never contains a stop
-    string, nor text after it.
+    """Cuts the text of one sequence at stop strings. Text may be fed in pieces of any size; the output never
+    contains a stop string, nor text after it.
 
     The stop string that is complete first ends the text, so that the result does not depend on the pieces.
     Among stop strings that are complete at the same character, the longest wins. Stop strings in `shown` stay
@@ -121,8 +121,8 @@ class StopStrings:
 
 
 class LoopWatch:
-    """Cuts text where it begins to repeat itself. Text may be fed in pieces of any size; the output contains
-    no loop, nor text after it, and does not depend on the pieces.
+    """Cuts the text of one sequence where it begins to repeat itself. Text may be fed in pieces of any size;
+    the output contains no loop, nor text after it, and does not depend on the pieces.
 
     Texts are compared by letters, without bullets, numbers, case and punctuation. A loop is a long enough
     sentence that comes as often as the rule says; clauses that come in a row as often as it says; or, if the

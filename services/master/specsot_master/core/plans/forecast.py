@@ -51,7 +51,8 @@ NEAR = 0.2
 
 @dataclass(slots=True)
 class TurnSums:
-    """Sums over past turns, in which the newest turns have the largest weight.
+    """Sums over a ring's past turns (the time from one result of a sequence to its next), in which the newest
+    turns have the largest weight.
 
     turns: the sum of the weights.
     seconds: the weighted seconds of the turns.
@@ -78,7 +79,7 @@ class TurnSums:
 
 
 class RingStepTimes:
-    """Measured turns by the number of sequences that take part in them.
+    """The measured turns of one ring, by the number of sequences that take part in them.
 
     A turn is the time from one result of a sequence to its next one, with the tokens that the sequence gains.
     Steps that also carry prompts are measured separately. `curve` gives seconds of compute by tokens in the
@@ -199,7 +200,7 @@ class RingStepTimes:
 
 
 class Ended(NamedTuple):
-    """A past direct answer.
+    """A past direct answer, from whose length later answers are forecast.
 
     kind: the kind of its question.
     steps: the steps that it took.
@@ -218,7 +219,7 @@ LENGTHS = ("direct", "plan", "points", "branch")
 
 
 class AnswerLengths:
-    """Lengths of one model's past answers.
+    """Lengths of one model's past answers, from which those of later answers are forecast.
 
     `direct` holds direct answers, `plan` tokens of plans, `points` the numbers of points of plans, and
     `branch` tokens of branches. A branch that a limit cut is stored as 0 tokens, because its full length is

@@ -57,7 +57,7 @@ _BLOCK_END = "\n"
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The outline of one thread.
+    """The outline of one thread, which a forking model writes before the thread itself.
 
     number: the number as the model wrote it, such as "1" or "2.1".
     title: the rest of the outline on one line, cut to the length of a title.
@@ -69,7 +69,7 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class ForkTags:
-    """The fork and join tags as tokens of one model.
+    """The fork and join tags of one model, as its tokens.
 
     outlines_end: the token of the tag that ends the outlines.
     thread_end: the token of the tag that ends a thread.
@@ -242,6 +242,7 @@ class ForkPlan:
     of the answer.
     """
 
+    # The time limit that `RequestPlan` may have; a request with one never forks.
     deadline: None = None
 
     def __init__(self, ask: Ask, request: str, seed: int, model: str, now: float, tags: ForkTags) -> None:

@@ -40,7 +40,7 @@ _FEWEST_COUNTED = 3
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What is known of the introduction after some tokens of the direct answer.
+    """What is known of a planned answer's introduction after some tokens of the direct answer.
 
     visible: how many first characters of the direct answer may be shown already.
     complete: True once the introduction is known: the first `visible` characters.

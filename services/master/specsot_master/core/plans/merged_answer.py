@@ -21,12 +21,12 @@ def heading_of(point: Point) -> str:
 
 
 class MergedAnswer:
-    """Merges branches that write in any order. The first unfinished branch streams live; text of later
-    branches waits until all branches before them are finished.
+    r"""Merges the texts of a plan's branches, which write in any order, into one answer. The first unfinished
+    branch streams live; text of later branches waits until all branches before them are finished.
 
         write(2, "B")  -> ""
-        write(1, "A")  -> "## 1. First\\nA"
-        finish(1)      -> "\\n\\n## 2. Second\\nB"
+        write(1, "A")  -> "## 1. First\nA"
+        finish(1)      -> "\n\n## 2. Second\nB"
 
     A branch without text gets no heading. `headed` lists the points whose headings were released.
     """

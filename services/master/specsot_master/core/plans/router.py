@@ -39,11 +39,11 @@ KNOWN_QUESTIONS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a request is planned, and why.
+    """What the router decided: whether a request is planned, and why.
 
     mode: "direct", "sot" for a plan, or "auto" if the model decides: by its score if there is a threshold,
         else by what it writes.
-    reason: why, in a few words.
+    reason: why, in a few words, as the statistics of the request show it.
     threshold: the lowest score with which the answer is planned, or None if no score is taken.
     """
 
@@ -77,11 +77,11 @@ YES_OR_NO = "a yes-or-no question"
 
 @dataclass(frozen=True, slots=True)
 class ScorePrompt:
-    """A prompt after which one token is scored.
+    """The router's prompt after which one token is scored, to learn how the model would begin its answer.
 
-    tokens: the prompt.
-    several: tokens that continue toward several things.
-    one: tokens that continue toward one thing.
+    tokens: the token ids of the prompt.
+    several: ids of tokens that continue toward several things.
+    one: ids of tokens that continue toward one thing.
     threshold: the lowest score with which the answer is planned.
     """
 
@@ -163,10 +163,11 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
     The decision is "auto" if the score must decide, or if a model that was trained to plan may choose by
     itself because no rule demands a direct answer.
 
-    messages: the conversation; empty if the prompt is given in tokens.
-    taught: True if the model was trained to plan.
-    threshold: the score threshold that was measured for this model, or None.
     ask: what the client asks for.
+    messages: the conversation, oldest turn first; empty if the prompt is given in tokens.
+    taught: True if the model was trained to plan.
+    threshold: the score threshold that was measured for this model; None if none was, so that a question that
+        the rules leave open is answered directly.
     """
     if ask.mode != "auto":
         return Decision(ask.mode, ASKED_FOR)
@@ -201,7 +202,7 @@ def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
 
 
 def ends_loops(ask: Ask) -> bool:
-    """Return whether a direct answer ends where it repeats itself over and over.
+    """Return True if a direct answer ends where it repeats itself over and over.
 
     Text is not ended that may have to repeat itself: code, which the question asks for, what a form
     describes, what continues a prompt in tokens, and what the question wants repeated. Neither is text that
@@ -233,7 +234,12 @@ def decide_question(question: str, later: bool = False) -> Decision:
 # A search by all rules takes as long as a hundred tokens of the answer.
 @lru_cache(KNOWN_QUESTIONS)
 def _decide_short(text: str, later: bool) -> Decision:
-    """Decide by the words of a question of at most LONG_TEXT characters; see `decide_question`."""
+    """Decide by the words of a question of at most LONG_TEXT characters; see `decide_question`. The decision
+    is remembered.
+
+    text: the question, without white space around it.
+    later: True if the conversation already has an answer, so that the question may refer back to it.
+    """
     parts = tuple(_bare(part) for part in re.split(router_words.SPLIT, text) if part.strip())
     if not parts:
         return Decision("direct", NO_WORDS)
@@ -262,8 +268,8 @@ def _decide_short(text: str, later: bool) -> Decision:
 
 
 def points_asked(question: str) -> int | None:
-    """Return the number of things that a question asks for explicitly, or None: "List five European rivers."
-    -> 5.
+    """Return the number of things that a question asks for explicitly: "List five European rivers." -> 5.
+    Return None if it names no number.
 
     question: the text that the client asks.
     """
@@ -275,7 +281,8 @@ def points_asked(question: str) -> int | None:
 
 
 def _bare(part: str) -> str:
-    """Return the sentence without polite phrases: "Could you please tell me how ..." -> "how ...".
+    """Return the sentence in lower case without polite phrases: "Could you please tell me how ..." -> "how
+    ...".
 
     part: a sentence of the question.
     """
@@ -298,7 +305,7 @@ def compares(question: str) -> bool:
 
 
 def _is_code(text: str, parts: Sequence[str]) -> bool:
-    """Return whether code is given, or is what answers the question.
+    """Return True if code is given, or is what answers the question.
 
     A program language that is named asks for code, unless the question is about languages. Sentences that ask
     for advice in prose do not count ("How can I make a web page load faster?").
@@ -351,7 +358,7 @@ def _form_in(text: str, parts: Sequence[str]) -> str | None:
 
 
 def _last_form(part: str) -> str | None:
-    """Return the name of the form with which the last sentence begins, or None.
+    """Return the name of the form with which the last sentence begins, or None if it begins with none.
 
     part: the sentence, in lower case and without polite phrases.
     """
@@ -381,16 +388,27 @@ def _wants_one_cause(part: str) -> bool:
 
 
 def _holds(pattern: str, text: str) -> bool:
-    """Return True if the text contains the pattern, in any case."""
+    """Return True if the text contains the pattern, in any case.
+
+    pattern: a regular expression of `router_words`.
+    text: the question, or a sentence of it.
+    """
     return _compiled(pattern).search(text) is not None
 
 
 def _starts(pattern: str, text: str) -> bool:
-    """Return True if the text begins with the pattern, in any case."""
+    """Return True if the text begins with the pattern, in any case.
+
+    pattern: a regular expression of `router_words`.
+    text: the question, or a sentence of it.
+    """
     return _compiled(pattern).match(text) is not None
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Return the compiled pattern, which ignores case."""
+    """Return the compiled pattern, which ignores case. Each pattern is compiled once.
+
+    pattern: a regular expression of `router_words`.
+    """
     return re.compile(pattern, re.IGNORECASE)

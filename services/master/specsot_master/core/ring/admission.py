@@ -197,7 +197,7 @@ def plan_prefix(prefix_tokens: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOption:
-    """One way for a request to enter the ring.
+    """One way for a request to enter the ring: what it forks, and how many KV pages it takes.
 
     route: the cached prefix that is forked, if any.
     own: the beginning that is opened as a new prefix; empty to open none.
@@ -325,7 +325,7 @@ def _check_memory(pages: int, ring: RingState) -> int:
 
 @dataclass(slots=True)
 class _RequestPages:
-    """The pages of one request.
+    """The KV pages that one request is charged.
 
     grant: its base grant, reserved even while unused.
     used: pages that its sequences use.
@@ -341,8 +341,8 @@ class _RequestPages:
 
 
 class PageLedger:
-    """KV pages promised to requests and to prefixes. A request is charged what it uses, but at least its base
-    grant.
+    """Accounts for the KV pages of a ring that are promised to requests and to prefixes. A request is charged
+    what it uses, but at least its base grant.
 
         capacity 10: admit(r, 4)  -> free 6
         use_pages(r, 3)           -> free 6, within the grant

@@ -185,7 +185,7 @@ class WorkerCost:
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """A division of all layers between workers.
+    """A division of all layers of the model between workers, with its cost.
 
     workers: the workers in ring order.
     counts: the number of layers of each worker, in the same order.

@@ -86,8 +86,8 @@ class BreakHistory:
 
 
 class Quarantine:
-    """Decides which requests may be in the ring. While some are on trial, only those and the cleared ones
-    may.
+    """Decides which requests may be in the ring after rings have broken. While some are on trial, only those
+    and the cleared ones may.
     """
 
     def __init__(self) -> None:

@@ -46,7 +46,8 @@ Expected = Literal["value", "key", "colon", "next"]
 
 
 class JsonRewriter:
-    """Rewrites the text of one JSON value as strict JSON. The text may be fed in pieces of any size.
+    """Rewrites the text of one JSON value, as a model wrote it, as strict JSON. The text may be fed in pieces
+    of any size.
 
     Text that is strict JSON comes back unchanged. Outside strings, one of `stops` ends the value, as the end
     of the text does, and everything open is closed. Inside a string a stop is a part of the string if the

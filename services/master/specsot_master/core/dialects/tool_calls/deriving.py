@@ -69,9 +69,7 @@ _PYTHON_CALL = re.compile(r"\(\s*" + KEYS[0] + r"\s*=")
 
 
 class Render(Protocol):
-    """Renders a conversation and the functions it offers. If `answer` is True, the text ends where the
-    model's answer begins. Raises InvalidRequest.
-    """
+    """A function that renders a conversation, and the functions it offers, by a chat template."""
 
     def __call__(
         self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
@@ -189,7 +187,7 @@ def cut_answers(
 
 
 class _Absent(Exception):
-    """Raised if a template does not render what was looked for."""
+    """Raised if a template does not render what was looked for in its text."""
 
 
 class _Probe:

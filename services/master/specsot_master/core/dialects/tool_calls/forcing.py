@@ -56,7 +56,7 @@ class _NotInForm(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """An answer that consists of calls.
+    """An answer that is forced to consist of tool calls.
 
     head: The text with which the prompt ends: the beginning of the first call, as far as it is the same for
         all allowed answers; "" if nothing is.

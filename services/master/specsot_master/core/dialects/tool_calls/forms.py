@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 
 class Hole(Enum):
-    """A place among marks at which every call has another text."""
+    """A place among the marks of a call at which every call has another text."""
 
     # The ordinal of the call; the value lists the characters that may fill the place.
     NUMBER = "0123456789"  # The ordinal of the call.
@@ -24,7 +24,7 @@ Marks = tuple[Mark, ...]
 
 
 class Unfinished(Exception):
-    """Raised if more text must arrive to decide whether marks match."""
+    """Raised if more text of an answer must arrive to decide whether marks match."""
 
 
 def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
@@ -74,7 +74,9 @@ Layout = Literal["object", "named", "parameters", "python"]
 
 @dataclass(frozen=True, slots=True)
 class ParameterForm:
-    """One argument: begin KEY middle VALUE end, as in `<parameter=KEY>VALUE</parameter>`."""
+    """How a model writes one argument of a call: begin KEY middle VALUE end, as in
+    `<parameter=KEY>VALUE</parameter>`.
+    """
 
     # The marks before the key.
     begin: Marks
@@ -101,7 +103,8 @@ class ParameterForm:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentTexts:
-    """The exact text of arguments: begin KEY middle VALUE end, with `between` between two of them.
+    """The exact text around the arguments of a call: begin KEY middle VALUE end, with `between` between two
+    of them.
 
     begin: The text before a key. Of `<param name="a">3</param>` it is `<param name="`.
     middle: The text between key and value, in the example `">`.
@@ -121,7 +124,8 @@ class ArgumentTexts:
 
 @dataclass(frozen=True, slots=True)
 class CallTexts:
-    """The exact text of calls: before NAME opening ARGUMENTS closing (between NAME ...) end.
+    """The exact text around the calls of an answer: before NAME opening ARGUMENTS closing (between NAME ...)
+    end.
 
     before: The text before the first name.
     opening: The text from a name to its arguments.

@@ -62,7 +62,9 @@ State = Literal["content", "tail", "object", "arguments", "members", "skipped", 
 
 
 class CodeTracker:
-    """Tracks whether the text so far ends inside a code fence, or inside backticks on its last line."""
+    """Tracks whether the text of an answer so far ends inside a code fence, or inside backticks on its last
+    line.
+    """
 
     def __init__(self) -> None:
         """Start outside of code."""
