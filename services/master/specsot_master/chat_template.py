@@ -51,7 +51,8 @@ class ChatTemplate:
         self._names = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
 
     def render(self, messages: Sequence[Message], for_answer: bool = True) -> str:
-        """Return the whole conversation as text, with thinking turned off.
+        """Return the whole conversation as text, with thinking turned off. What is returned for no messages
+        is up to the template.
 
         messages: the turns, oldest first.
         for_answer: end with the head of the assistant's next turn.
@@ -168,7 +169,7 @@ def _environment() -> Any:
         """Raise TemplateError with the template's own message, for the function `raise_exception` of
         templates.
 
-        reason: the message.
+        reason: the message, as the template words it.
         """
         raise TemplateError(reason)
 

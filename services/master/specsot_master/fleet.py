@@ -275,7 +275,8 @@ class Fleet:
         return self._table.remove(name)
 
     def knows(self, name: str, downlink: Link | None = None) -> bool:
-        """Return True if a member of this name has joined, and is still the process that the caller means.
+        """Return True if a member of this name has joined, and is still the process that the caller means;
+        False for an unknown name.
 
         name: the member's name.
         downlink: the link by which the caller knows the member. The result is False if a newer process has
@@ -524,7 +525,7 @@ class Fleet:
         """Return the layer ranges of these stages and their expected throughput in words, as
         `Throughput.__str__` writes them.
 
-        stages: stages on workers that have joined; KeyError for any other.
+        stages: stages on workers that have joined; empty for no layer ranges.
 
         Raises KeyError if a stage is on a worker that has not joined.
         """

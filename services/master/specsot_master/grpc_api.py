@@ -260,7 +260,7 @@ class _MemberReceiver:
         """Handle one message, and pass it to the fleet unless it is a heartbeat. Messages that arrive after
         the master has closed the link are ignored.
 
-        request: the message.
+        request: the message as the member has sent it, decoded from protobuf.
 
         Raises WireError if its contents do not decode.
         """
@@ -432,7 +432,7 @@ async def _receive(receiver: _MemberReceiver, requests: JoinRequests) -> None:
     """Receive the messages of a member's stream until it ends.
 
     receiver: handles the messages.
-    requests: the messages.
+    requests: the messages of the member, in order.
 
     Raises WireError for a message that does not decode.
     """

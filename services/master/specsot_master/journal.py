@@ -76,7 +76,7 @@ _NAMES: dict[type[Record], str] = {
 
 
 def encode_record(record: Record) -> str:
-    """Return a record as JSON: an array of its kind and its fields in order, such as ["again",3].
+    """Return a record as JSON text: an array of its kind and its fields in order, such as ["again",3].
 
     record: what happened to a request.
     """
@@ -486,7 +486,7 @@ class RequestJournal:
     def record(self, request: RequestState, record: Record) -> None:
         """Record what happened to a request, if the request is resumable and there is a journal.
 
-        request: the request.
+        request: the request, resumable or not.
         record: what happened, with times in seconds since the request's arrival.
         """
         if self._journal and request.ask.resumable:

@@ -277,7 +277,7 @@ class Master:
     def _members_of(self, replica: Replica) -> Iterable[MemberInfo]:
         """Yield the members of a ring for status pages; with the ring's number, if there are several rings.
 
-        replica: the ring.
+        replica: one of the master's rings.
         """
         members = replica.fleet.members()
         if len(self.replicas) == 1:

@@ -273,7 +273,7 @@ class ListConversation:
         return turn_from(self.prefix, self._tokens(self._render(words)), len(self._shared_tokens))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
-        """Return the words that follow the question and ask for the plan.
+        """Return the words that follow the question and ask for the plan, in the question's language.
 
         rules: the maximum number of points; if the question itself asks for this number, exactly so many are
             asked for.
@@ -311,10 +311,13 @@ class ListConversation:
         return self._render(*words, as_paragraph=self._form in ("outline", "article"))
 
     def _render(self, words: str, as_paragraph: bool = False) -> str:
-        """Return the rendered conversation with these words after its last turn.
+        """Return the rendered conversation with these words after its last turn, up to the head of the
+        answer.
 
         words: what the master asks for, such as a plan.
         as_paragraph: set the words off as a paragraph of their own; see `append_words`.
+
+        Raises TemplateRefused if the template takes the conversation in no form.
         """
         return render_asked(self._text, self._messages, words, as_paragraph)
 
@@ -393,8 +396,8 @@ class MarkersConversation(ListConversation):
 
 
 def head_of_answer(rendering: str, words: str) -> str:
-    """Return a rendering whose answer begins with these words; after a rendering that ends with ":"
-    ("Assistant:"), a space is inserted.
+    """Return a rendering whose answer begins with these words; unchanged for "". After a rendering that ends
+    with ":" ("Assistant:"), a space is inserted.
 
     rendering: a rendered conversation that ends with the head of the assistant's turn.
     words: the first words of the answer, which are part of the prompt.
@@ -506,10 +509,11 @@ def fill_skeleton(parts: PromptParts, rules: PlanRules) -> PromptParts:
 
 
 def read_parts(directory: Path) -> PromptParts | None:
-    """Return the prompt parts of a model, or None if its directory has no specsot.json. Raises ModelError if
-    the file cannot be used.
+    """Return the prompt parts of a model, or None if its directory has no specsot.json.
 
     directory: the model's directory.
+
+    Raises ModelError if the file cannot be used.
     """
     path = directory / PARTS_FILE
     return read_parts_file(path) if path.is_file() else None
@@ -644,7 +648,7 @@ class PartsConversation:
         return self._text.render((*self._messages, Message("user", words)), for_answer=False)
 
     def _answer(self, words: str) -> str:
-        """Return the text that the template adds to a user turn to begin the answer.
+        """Return the text that the template adds to a user turn to begin the answer; "" if it adds none.
 
         words: the text of a sample user turn.
 

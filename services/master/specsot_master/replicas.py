@@ -345,7 +345,8 @@ class RequestRouter:
         """Open a request in the largest complete ring that takes it, and return its events.
 
         ask: what the client asks for.
-        caller: who asks.
+        caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
+            owner.
         refusing_replica: the ring that was too small for the request; only rings with more KV pages are
             tried.
         refusal: the error of that ring.
@@ -418,7 +419,7 @@ def _load_of(replica: Replica) -> ReplicaLoad:
     """Return the load of a ring: how many requests wait for it, and which fraction of its KV pages is
     reserved (1.0 while the ring is not complete).
 
-    replica: the ring.
+    replica: the ring whose load is wanted.
     """
     ring = replica.fleet.ring
     used = 1 - replica.engine.free_pages / ring.pages if ring else 1.0

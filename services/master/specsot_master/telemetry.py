@@ -239,7 +239,8 @@ def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterat
 
 
 def _ended_requests(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
-    """Yield the counters of finished requests, by reason, and of failed requests, by error.
+    """Yield two metrics: the counters of finished requests, by reason, and of failed requests, by error. They
+    have no values before a request has ended.
 
     engines: the values of each ring.
     prefix: begins the names of both metrics.
@@ -271,7 +272,7 @@ PLAN_POINT_BUCKETS = tuple(range(1, 17))
 
 
 def count_buckets(max_bound: int) -> tuple[int, ...]:
-    """Return the bucket bounds 1, 2, 5, 10, 20, 50, ..., as vLLM builds them.
+    """Return the bucket bounds 1, 2, 5, 10, 20, 50, ..., as vLLM builds them; () for a bound below 1.
 
         # max_bound 100 -> (1, 2, 5, 10, 20, 50, 100)
 
@@ -372,7 +373,7 @@ class Metrics:
         return one
 
     def _gauges(self, info: Info) -> list[EngineGauges]:
-        """Return the present values of all rings.
+        """Return the present values of all rings, in the order of the rings.
 
         info: the present state of the rings.
         """
@@ -535,7 +536,7 @@ def observe_master(
 ) -> Metrics:
     """Record metrics of all requests and steps of a master from now on, and return them.
 
-    master: the master.
+    master: the master whose requests and steps are recorded.
     registry: the registry of the process, or None to create one.
     prefix: begins all names.
     """

@@ -105,7 +105,8 @@ class ControlTokens:
         return found
 
     def encode(self, rendering: str) -> tuple[int, ...]:
-        """Return the token ids of a rendering with marks; what is marked becomes ordinary text.
+        """Return the token ids of a rendering with marks; what is marked becomes ordinary text. The result is
+        empty for "".
 
         Control tokens get secret names before the marks are removed, so the tokenizer finds only those that
         the template wrote. If the model's merges still build a control token out of text, the marks are
@@ -142,7 +143,7 @@ class ControlTokens:
 
     @cached_property
     def _control(self) -> frozenset[int]:
-        """The ids of all control tokens."""
+        """The ids of all control tokens; empty if the tokenizer has none."""
         return frozenset(self._ids.values())
 
     @cached_property
@@ -206,7 +207,7 @@ class TokenBytes:
 
     @cached_property
     def _added(self) -> frozenset[int]:
-        """The ids of added tokens, whose names are their texts."""
+        """The ids of added tokens, whose names are their texts; empty if there are none."""
         return frozenset(self._tokenizer.get_added_tokens_decoder())
 
     @cached_property
@@ -396,11 +397,13 @@ class Text:
         self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
     ) -> str:
         """Render a conversation in which invented functions are offered and called; `form_of_template`
-        derives from such samples how the model writes tool calls.
+        derives from such samples how the model writes tool calls. An open thinking block is closed.
 
         turns: the turns in OpenAI's format, with `tool_calls` in them.
         functions: the functions that are offered, in OpenAI's format.
         answer: end with the head of the assistant's turn.
+
+        Raises TemplateRefused if the template does not take this conversation.
         """
         tools = [{"type": "function", "function": one} for one in functions]
         return self._skip_thinking(self._template.render_turns(turns, answer, tools=tools), answer)
@@ -603,7 +606,7 @@ def _convert_tokenizer(folder: Path) -> Any:
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or an empty one if there is no file.
 
-    path: the file.
+    path: the file, which need not exist.
 
     Raises ModelError for a file that is not a JSON object.
     """

@@ -87,8 +87,8 @@ Record = AdmittedRecord | BranchRecord | StepRecord | ReopenedRecord | Cancelled
 
 
 def fingerprint_of(tokens: Sequence[int]) -> str:
-    """Return a fingerprint of a prompt's tokens: 16 hexadecimal digits. Another template, plan file or
-    tokenizer changes it.
+    """Return a fingerprint of a prompt's tokens: 16 hexadecimal digits, also for no tokens. Another template,
+    plan file or tokenizer changes it.
 
     tokens: token ids.
     """

@@ -62,7 +62,7 @@ class Clock(Protocol):
     def later(self, seconds: float, callback: Callable[[], object], /) -> Timer:
         """Call a function on the event loop after a delay, unless the returned timer is cancelled before.
 
-        seconds: the delay.
+        seconds: the delay, from now.
         callback: called without arguments; its result is ignored.
         """
         ...
@@ -572,7 +572,8 @@ class RequestState:
     # --- records ---
 
     def play(self, record: records.Record) -> Iterator[commands.Command]:
-        """Apply a record to the plan and to the text, and yield the commands that follow.
+        """Apply a record to the plan and to the text, and yield the commands that follow; some records have
+        none.
 
         The engine plays a record when it happens, and a later master plays it again from the journal. The
         caller must execute each command before it asks for the next one, because later commands depend on the
@@ -614,7 +615,7 @@ class RequestState:
 
     def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[commands.Command]:
         """Apply one sequence's outcome of a step: log its tokens, detokenize them, and yield the commands
-        that follow.
+        that follow; none for a repeated outcome.
 
         sequence: the sequence that the step advanced.
         outcome: its accepted tokens and their logprobs, and why it ended, if it did.
@@ -692,7 +693,7 @@ class RequestState:
 
         event: an object of one of the classes in `core.inputs`.
         clock: schedules the call.
-        seconds: the delay.
+        seconds: the delay, from now.
         """
         kind = type(event)
         self.clear_alarms(kind)

@@ -96,7 +96,7 @@ class Effects(Home):
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
         """Execute the commands of a request one by one; do nothing if there are none.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         decided: the commands; may be a generator whose next command depends on the effect of the previous one
             (`RequestState.play`), so each command is executed before the next is drawn.
         """
@@ -151,7 +151,7 @@ class Effects(Home):
     def _fail_alone(self, request: RequestState, error: Exception, otherwise: SpecsotError) -> None:
         """Fail one request because of an error; log the error unless it is meant for the client as it is.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         error: the exception that was raised.
         otherwise: what the client receives if `error` is no SpecsotError.
         """
@@ -164,7 +164,7 @@ class Effects(Home):
         as after a broken ring. The quarantine forgets the request, so that other requests do not wait for its
         trial.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         misfit: why the present ring cannot hold it.
         """
         if request.misfit is None:
@@ -229,7 +229,7 @@ class Effects(Home):
         """Append an event to the request's buffer for its client; end the request after Finished. While the
         request is replayed after a restart, the event is only buffered, since it was counted the first time.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         numbered: the event with its number.
         """
         event = numbered.event
@@ -249,7 +249,7 @@ class Effects(Home):
         """Log the end of a request, and save the measured costs for forecasts if a save is due; otherwise
         nothing is saved.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         event: its last event, with its statistics.
         """
         ended = event.statistics
@@ -282,7 +282,7 @@ class Effects(Home):
         """End a request's events, and release all that the request holds in queue, ring and quarantine. A
         second call does nothing.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         error: what the client's subscription raises after the last event; None after Finished or an abandoned
             request.
         """

@@ -27,7 +27,7 @@ class LoopClock:
     def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
         """Call a function after a delay, unless the returned timer is cancelled.
 
-        seconds: the delay.
+        seconds: the delay, from now.
         act: called without arguments.
         """
         return asyncio.get_running_loop().call_later(seconds, act)
@@ -220,7 +220,7 @@ class Subscriptions:
         """Forget a kept request, in the journal too; afterwards another request may use its id. A second call
         does nothing.
 
-        request: the request.
+        request: a resumable request, running or ended.
         """
         if request.forgotten:
             return

@@ -136,7 +136,8 @@ class GrammarSandbox:
         return complaint
 
     async def _try(self, form: Form) -> str:
-        """Run the trial of a form in a thread, cache its result and return it. A raised error is not cached.
+        """Run the trial of a form in a thread, cache its result and return it: what is wrong with the form,
+        or "" if it is valid. A raised error is not cached.
 
         form: the form to try.
         """
@@ -150,7 +151,7 @@ class GrammarSandbox:
     def _recall(self, form: Form) -> str | None:
         """Return the cached result of a form, "" if it is valid, or None if it has not been tried.
 
-        form: the form.
+        form: the form that a client gave for its answer.
         """
         if form in self._known:
             self._known.move_to_end(form)
@@ -198,8 +199,8 @@ def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
     None if the vocabulary cannot be read.
 
     base: the model's directory, whose vocabulary is read when the first form is measured.
-    width: the number of logits.
-    ends: the ids of the end tokens.
+    width: the number of logits of the model, which bounds its token ids.
+    ends: the ids of the tokens that end an answer.
     """
 
     @functools.cache

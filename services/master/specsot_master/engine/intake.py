@@ -96,7 +96,7 @@ class Intake:
         Return the request with max_new_tokens resolved if it named none, its encoded prompts, and the seconds
         that are left of the caller's timeout (None without a timeout).
 
-        ask: what the client asks for.
+        ask: what the client asks for, as it was received.
         caller: who asks: the request id that the client chose, its name for fairness, and its timeout.
 
         Raises TimedOut if the timeout ends meanwhile, NotFound for an unknown model, InvalidRequest (with
@@ -180,7 +180,8 @@ class Intake:
         """Create the state of a validated request; a request without an id or seed gets random ones.
 
         ask: what the client asks for, with max_new_tokens resolved.
-        caller: who asks.
+        caller: who asks: the request id that the client chose, if it did, its name for fairness, and the
+            owner.
         now: the arrival time, in seconds of the engine's clock.
         prompt: the request's prompts in tokens.
 

@@ -86,7 +86,7 @@ class OrderQueue:
         """Send one order. An error that is no SpecsotError concerns this order only: it is logged, and the
         engine receives `OrderUnsent`.
 
-        order: the order.
+        order: an instruction for the sequencer, such as opening or closing a sequence.
 
         Raises SpecsotError if the ring is gone.
         """
@@ -202,7 +202,7 @@ class RingTables:
         """Create a decoding sequence of a request, with its token log and its detokenizer; `place` opens it.
         The request remembers it under its ordinal.
 
-        request: the request.
+        request: a request that is admitted, or whose old records are being replayed.
         order: the command to open a direct answer, skeleton, branch or polish, which selects the prompt (the
             *turn*: all prompt tokens, and how many of them the request's prefix shares).
         ordinal: 0, or the id of the branch's point.
@@ -267,7 +267,7 @@ class RingTables:
         migrated from the previous epoch. Unknown sequences are ignored.
 
         request: the request that the sequence belongs to.
-        sequence: the sequence.
+        sequence: one of the request's sequences, in the ring or waiting to be opened again.
         """
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
@@ -379,7 +379,7 @@ class RingTables:
         """Return True if an admitted request may use so many more pages; unneeded prefixes are evicted for
         them. Return False if they are neither granted, nor free, nor to be had by an eviction.
 
-        request: the request.
+        request: an admitted request.
         pages: KV pages that it needs in addition to those that it uses.
         reserved_only: count only what is left of the request's own grant, and evict nothing.
         """

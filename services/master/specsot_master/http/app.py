@@ -78,7 +78,7 @@ def read_page() -> str:
     folder = files("specsot_master.http") / "page"
 
     def put_in(link: re.Match[str]) -> str:
-        """Return the element that takes the place of a link to a style or script.
+        """Return the element that takes the place of a link to a style or script, with the file's text in it.
 
         link: a match of _PARTS.
         """
@@ -155,7 +155,7 @@ class TokenProtectedApi(FastAPI):
     """An application whose /openapi.json says that a token is required, and where none is."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the API document."""
+        """Return the API document, in which every path requires a token except OPEN_PATHS."""
         document = super().openapi()
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]

@@ -418,7 +418,7 @@ class HttpContext:
 
         characters: the length of the text that is processed. Long texts wait for each other; those below
             THREAD_CHARACTERS do not wait.
-        work: the function.
+        work: the function that is run, which must not use the event loop.
         arguments: its positional arguments.
 
         Raises what the function raises.
@@ -451,7 +451,8 @@ class HttpCall:
         return [counter.generate(ask, one) for ask, one in zip(asks, self.callers(len(asks)))]
 
     def callers(self, count: int) -> list[Caller]:
-        """Return the caller of each request of this call: the client, with the id of that request.
+        """Return the caller of each request of this call: the client, with the id of that request; an empty
+        list for no request.
 
         count: how many requests the call makes.
         """
@@ -460,7 +461,7 @@ class HttpCall:
 
 
 def call_of(request: Request) -> HttpCall:
-    """Return the call that an HTTP request makes, and bind its ids to the log's context.
+    """Return the call that an HTTP request makes, with a new id, and bind its ids to the log's context.
 
     The client's own x-request-id is used in logs only: proxies keep it when they repeat a call, so several
     calls may share one.

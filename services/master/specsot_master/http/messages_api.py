@@ -256,7 +256,7 @@ def chat_tool(tool: ClaudeTool, field: str) -> Json:
 
 
 def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
-    """Return the turns of a chat, and for each turn the part of the body of which it was made.
+    """Return the turns of a chat, at least one, and for each turn the part of the body of which it was made.
 
         # system "Be brief.", messages [user text, assistant tool_use, user tool_result + text]
         # -> turns [system, user, assistant, tool, user]

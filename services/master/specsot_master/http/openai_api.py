@@ -137,7 +137,7 @@ class OpenAICall:
         """Start one request, and return the events of its answer, up to its first call if only that counts.
 
         counter: the entry point of requests.
-        ask: the request.
+        ask: the request: what one answer is asked for.
         caller: id and owner of the request.
         """
         if self.think is None:
@@ -182,7 +182,7 @@ class OpenAICall:
             yield head | {"choices": [], "usage": usage.as_json()}
 
     async def gather(self, events: CallEvents) -> dict[str, Any]:
-        """Wait for all events, and return the response as one JSON object.
+        """Wait for all events, and return the response as one JSON object, with one choice per request.
 
         events: what `generate` returned; closed at the end.
 
@@ -218,7 +218,8 @@ class OpenAICall:
         return [ToolAnswer(self.tools) for _ in self.asks] if self.tools else []
 
     def _head(self, object_kind: str) -> dict[str, Any]:
-        """Return the members with which an object of this call begins.
+        """Return the members with which an object of this call begins; only "object" before `answer` has set
+        the others.
 
         object_kind: the value of the member "object".
         """
@@ -433,7 +434,7 @@ class OtherWriter(Protocol):
     """Converts the chunks of a chat completion to the events, or to the response, of another API."""
 
     def begin(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events that precede the first chunk.
+        """Yield the events that precede the first chunk; there may be none.
 
         usage: the tokens counted so far, in OpenAI's format.
         """
@@ -447,7 +448,7 @@ class OtherWriter(Protocol):
         ...
 
     def end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events after the last chunk.
+        """Yield the events after the last chunk, which finish whatever is unfinished.
 
         usage: the tokens of the whole call, in OpenAI's format.
         """
@@ -589,7 +590,7 @@ def model_without_suffix(context: HttpContext, name: str | None) -> str | None:
 
 
 def model_card(context: HttpContext, name: str) -> dict[str, Any]:
-    """Return the description of a listed model, in OpenAI's and vLLM's format.
+    """Return the description of a listed model, in OpenAI's and vLLM's format. The name is not checked.
 
     context: what all endpoints share.
     name: one of `names_of`.

@@ -164,8 +164,8 @@ COMPLETION_CALLER_NAMES: Mapping[str, str] = {
 
 
 def caller_names_of(body: Asking) -> Mapping[str, str]:
-    """Return the caller's names of our fields, which depend on the fields that the body uses, for error
-    messages.
+    """Return, by our names of fields, the names that the caller uses for them, for error messages. Some of
+    them depend on the fields that the body uses.
 
     body: the parsed body.
     """
@@ -213,8 +213,8 @@ def logprobs_of(body: ChatBody) -> int | None:
 
 
 def completion_asks(body: CompletionBody, encode: Encode, max_positions: int) -> list[params.Ask]:
-    """Return the requests of a text completion: `n` for each prompt, those of one prompt consecutively. Too
-    many or too long prompts are refused before any prompt is encoded.
+    """Return the requests of a text completion: `n` for each prompt, those of one prompt consecutively; at
+    least one. Too many or too long prompts are refused before any prompt is encoded.
 
     body: the parsed body.
     encode: returns the token ids of a text prompt.
@@ -329,8 +329,8 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
 
 
 def position_limit_of(body: Asking, max_positions: int) -> int:
-    """Return how many tokens prompt and answer may have together. Only a request with an attention window may
-    exceed the model's context.
+    """Return how many tokens prompt and answer may have together: the model's context, or MAX_TOKENS for a
+    request with an attention window.
 
     body: the parsed body.
     max_positions: the model's context, in tokens.
@@ -357,7 +357,7 @@ def copies_of(ask: params.Ask, body: Asking) -> list[params.Ask]:
 
         # seed 7, n 3 -> seeds 7, 8, 9; without a seed, the master draws one for each copy
 
-    ask: the request.
+    ask: the request of which copies are made.
     body: the parsed body, with `n`.
     """
     seed = ask.seed

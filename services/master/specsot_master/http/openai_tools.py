@@ -284,7 +284,8 @@ def functions_of(body: ChatBody) -> list[dict[str, Any]]:
 
 
 def _template_turn(turn: Turn, field: str) -> dict[str, Any]:
-    """Return a turn as chat templates expect it, with arguments of calls as values, not as JSON text.
+    """Return a turn as chat templates expect it, with arguments of calls as values, not as JSON text. Members
+    that the turn lacks are left out, but for its content, which is then "".
 
     turn: a turn of a parsed body.
     field: the name of the turn, such as "messages.0", for errors.
@@ -428,7 +429,8 @@ class ToolAnswer:
         return "tool_calls" if reason == "stop" and called else reason
 
     def complete_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return a complete choice with its calls separated from its content.
+        """Return a complete choice with its calls separated from its content; a choice without calls only
+        gets its thought.
 
         choice: a choice of a chat completion, whose content holds the calls as text.
         """

@@ -235,7 +235,7 @@ def joined(namespace: str, function: Json) -> str:
 def chat_tool(function: Json, name: str) -> Json:
     """Return a function in the format of chat completions.
 
-    function: the function as a JSON object of a Responses body.
+    function: the function as a JSON object of a Responses body; it may lack a description and parameters.
     name: its name, with any namespace.
     """
     about = {part: function[part] for part in _FUNCTION if function.get(part) is not None}
@@ -269,12 +269,13 @@ def chat_format(text_options: ResponseText | None) -> Json | None:
 
 
 def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
-    """Return the turns of a chat, and for each turn the part of the body in which it begins.
+    r"""Return the turns of a chat, and for each turn the part of the body in which it begins; two empty lists
+    for a body without items and instructions.
 
     Function calls belong to the assistant's turn before them; consecutive system or user items become one
     turn:
         # input [user "a", user "b", assistant "c", function_call, function_call_output]
-        # -> turns [user "a\\n\\nb", assistant "c" with the call, tool], places ["input.0", "input.2",
+        # -> turns [user "a\n\nb", assistant "c" with the call, tool], places ["input.0", "input.2",
         "input.4"]
 
     body: the parsed body.
@@ -338,7 +339,8 @@ def _add_words(turns: list[Json], role: Any, content: str) -> None:
 
 
 def head_of(body: ResponsesBody, context: HttpContext, response_id: str) -> Json:
-    """Return the members of a response object that repeat the request.
+    """Return the members of a response object that repeat the request; what the request left out has its
+    default.
 
     body: the parsed body.
     context: what all endpoints share.

@@ -36,7 +36,7 @@ class MessageWriter:
     _stop: tuple[str | None, str | None] = (None, None)
 
     def begin(self, usage: Json) -> Iterator[Json]:
-        """Yield the events before the first block.
+        """Yield the event before the first block, `message_start`, with an empty message.
 
         usage: the tokens counted so far, in the format of chat completions.
         """
@@ -59,7 +59,8 @@ class MessageWriter:
             self._stop = self._reason_of(choice["finish_reason"], hit), hit if isinstance(hit, str) else None
 
     def end(self, usage: Json) -> Iterator[Json]:
-        """Finish the last block, if it is unfinished, and yield the events at the end of the message.
+        """Finish the last block, if it is unfinished, and yield the events at the end of the message: at
+        least `message_delta` and `message_stop`.
 
         usage: the tokens of the whole call, in the format of chat completions.
         """
@@ -70,7 +71,8 @@ class MessageWriter:
         yield {"type": "message_stop"}
 
     def whole(self, choice: Json, usage: Json) -> Json:
-        """Return the whole message for one choice of an answer that is not streamed.
+        """Return the whole message for one choice of an answer that is not streamed; its `content` is empty
+        if the answer has neither text nor calls.
 
         choice: the choice, in the format of chat completions.
         usage: the tokens of the call, in the format of chat completions.
@@ -105,7 +107,7 @@ class MessageWriter:
         kind: the block's type, "thinking" or "text".
         part: the member of the block that holds the text.
         text: the new text.
-        more: further members of a new block.
+        more: further members of a new block, with their first values.
         """
         if not self._open or self.content[-1]["type"] != kind:
             yield from self._begin({"type": kind, part: "", **more})
@@ -158,7 +160,7 @@ class MessageWriter:
         self._input = ""
 
     def _delta(self, delta: Json) -> Json:
-        """Return the event that adds to the last block.
+        """Return the event that adds to the last block, which must be unfinished.
 
         delta: what is added, in Anthropic's format.
         """
@@ -170,7 +172,8 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 def usage_of(usage: Json) -> Json:
-    """Return the usage of chat completions under Anthropic's names, which count cached tokens separately.
+    """Return the usage of chat completions under Anthropic's names, which count cached tokens separately. No
+    tokens are ever counted as written to a cache.
 
         prompt_tokens 100 with cached_tokens 60 -> input_tokens 40, cache_read_input_tokens 60
 

@@ -223,7 +223,8 @@ def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
 
 
 def _branch_of(panel: Panel) -> dict[str, Any]:
-    """Return one branch of a plan for the `specsot` field.
+    """Return one branch of a plan for the `specsot` field: its point, its text, and its reason, which is None
+    if it did not begin.
 
     panel: what the events have told of the branch.
     """
@@ -328,7 +329,7 @@ def choice_of(
 def _logprobs_of(
     dialect: Dialect, text: str, tokens: tuple[events.TokenLogprobs, ...], offsets: TextOffsets
 ) -> dict[str, Any]:
-    """Return the `logprobs` object in the endpoint's format.
+    """Return the `logprobs` object in the endpoint's format; its lists are empty if there are no tokens.
 
     dialect: the endpoint's format.
     text: the text that the tokens added.
@@ -386,7 +387,7 @@ def first_of(token: int, raw: bytes) -> events.TokenLogprobs:
     as null.
 
     token: the token's id.
-    raw: its bytes.
+    raw: the token's bytes.
     """
     return events.TokenLogprobs(events.Candidate(token, raw, math.nan))
 
@@ -418,7 +419,7 @@ class TextOffsets:
         self._read = getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, text: str, tokens: tuple[events.TokenLogprobs, ...]) -> list[int]:
-        """Return the offsets of the next tokens, in characters of the choice's text.
+        """Return the offsets of the next tokens, in characters of the choice's text, one per token.
 
         text: the text that has been sent since the last call; parts of it may still be held back, so it may
             be shorter than the tokens.

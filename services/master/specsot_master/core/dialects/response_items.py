@@ -35,7 +35,7 @@ class ResponseWriter:
     _reason: str | None = None
 
     def begin(self, usage: Json) -> Iterator[Json]:
-        """Yield the events before the first item.
+        """Yield the two events before the first item, with an empty response.
 
         usage: the tokens counted so far; the Responses API does not report them here.
         """
@@ -67,7 +67,8 @@ class ResponseWriter:
         yield self._event(f"response.{status}", response=self.told(status, usage))
 
     def whole(self, choice: Json, usage: Json) -> Json:
-        """Return the whole response for one choice of an answer that is not streamed.
+        """Return the whole response for one choice of an answer that is not streamed; its `output` is empty
+        if the answer has neither text nor calls.
 
         choice: the choice, in the format of chat completions.
         usage: the tokens of the call, in the format of chat completions.
@@ -78,9 +79,10 @@ class ResponseWriter:
         return last["response"]
 
     def fail(self, error: Json) -> Json:
-        """Return the event that ends the response with an error.
+        """Return the event that ends the response with an error. It keeps the items that are finished.
 
-        error: the error in OpenAI's format, with "code" and "message".
+        error: the error in OpenAI's format, with "code" and "message"; a code of None is reported as
+            "server_error".
         """
         told = {"code": error["code"] or "server_error", "message": error["message"]}
         return self._event("response.failed", response=self.told("failed") | {"error": told})
@@ -103,8 +105,8 @@ class ResponseWriter:
     def _event(self, kind: str, **more: Any) -> Json:
         """Return an event with the next sequence number.
 
-        kind: the event's type.
-        more: its further members.
+        kind: the event's type, such as "response.created".
+        more: its further members, by name.
         """
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **more}
@@ -149,8 +151,8 @@ class ResponseWriter:
     def _open(self, kind: str, **more: Any) -> Iterator[Json]:
         """Begin another item, and yield its first event.
 
-        kind: the item's type.
-        more: its further members.
+        kind: the item's type: "reasoning", "message" or "function_call".
+        more: its further members, by name.
         """
         id = f"{_PREFIXES[kind]}_{self.head['id'].partition('_')[2]}{len(self.output)}"
         self._item = {"id": id, "type": kind, "status": "in_progress", **more}
@@ -186,7 +188,8 @@ class ResponseWriter:
         return self._item
 
     def _place(self, content: bool = True, **more: Any) -> Json:
-        """Return the members that say which item, and which part of its content, an event belongs to.
+        """Return the members that say which item, and which part of its content, an event belongs to. There
+        must be an unfinished item.
 
         content: True if the event belongs to the first part of the item's content.
         more: further members of the event.

@@ -170,12 +170,12 @@ class FirstSequence:
 
     @property
     def direct(self) -> bool:
-        """True if the text so far is a direct answer."""
+        """True if the text so far is a direct answer; False while that is not known."""
         return self._reader is None or self._reader.kind == "direct"
 
     @property
     def planned(self) -> bool:
-        """True if the text is a complete plan."""
+        """True if the text is a complete plan; False for a direct answer."""
         return self._reader is not None and self._reader.kind == "plan" and self._reader.finished
 
     @property
@@ -303,8 +303,8 @@ class FirstSequence:
         return (self._start or 0) + released
 
     def _read(self, text: str) -> str:
-        """Return what raw text adds to a direct answer. Text that is not known to be a direct answer is added
-        to the skeleton text.
+        """Return what raw text adds to a direct answer; "" if it adds nothing yet. Text that is not known to
+        be a direct answer is added to the skeleton text.
 
         text: the next raw text.
         """
@@ -315,7 +315,7 @@ class FirstSequence:
         return self._grown(lambda reader: reader.feed(text))
 
     def _grown(self, move: Callable[[PlanReader | ListReader], object]) -> str:
-        """Apply a change to the reader and return what it added to the direct answer.
+        """Apply a change to the reader and return what it added to the direct answer; "" if it added nothing.
 
         move: feeds the reader, or finishes it.
         """

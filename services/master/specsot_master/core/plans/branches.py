@@ -156,13 +156,13 @@ class PlanBranch:
 
     @property
     def live(self) -> bool:
-        """True while the branch's sequence runs."""
+        """True while the branch's sequence runs; False before it is opened, and once it is over."""
         return self.opened and self.reason is None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of the branch's text, white space around it included. Markers, and text after a stop string,
-        are left out.
+        """Token ids of the branch's text, white space around it included; () before the first one. Markers,
+        and text after a stop string, are left out.
         """
         return self.spans.within(self._begin, self._reach if self.answer.stopped else None)
 
@@ -262,7 +262,7 @@ class PlanBranches:
 
     @property
     def planned(self) -> tuple[Point, ...]:
-        """The points of the plan, without the closing."""
+        """The points of the plan that are written, without the closing."""
         return tuple(point for point in self.points if point.id != self.closing)
 
     @property
@@ -287,7 +287,7 @@ class PlanBranches:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of all branches' texts, in the plan's order."""
+        """Token ids of all branches' texts, in the plan's order; () before the first token."""
         return tuple(token for branch in self._branches.values() for token in branch.tokens)
 
     @property
@@ -403,10 +403,10 @@ class PlanBranches:
         return self._feed(branch, branch.release(reason)) + branch.answer.flush()
 
     def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
-        """Add pieces to a branch and return the part of their text that may be shown. Text after a stop
-        string is dropped.
+        """Add pieces to a branch and return the part of their text that may be shown; "" if all of it is held
+        back. Text after a stop string is dropped.
 
-        branch: the branch.
+        branch: a branch of this plan.
         pieces: pieces that are not held back.
         """
         shown: list[str] = []
@@ -433,8 +433,8 @@ class PlanBranches:
         return orphans
 
     def _orphans(self, id: int) -> tuple[int, ...]:
-        """Return the ids of branches that need `id`, directly or through others. One pass in id order is
-        enough, because a point only needs points with smaller ids.
+        """Return the ids of branches that need `id`, directly or through others; () if none does. One pass in
+        id order is enough, because a point only needs points with smaller ids.
 
         id: the id of a point whose branch has failed.
         """

@@ -204,7 +204,7 @@ class Ended(NamedTuple):
 
     kind: the kind of its question.
     steps: the steps that it took.
-    tokens: its tokens.
+    tokens: how many tokens it has.
     cut: True if a limit ended it, so that it would have been longer.
     """
 
@@ -245,7 +245,9 @@ class AnswerLengths:
         )
 
     def kept(self) -> dict[str, list[Any]]:
-        """Return the lengths for `__init__` of a later process, for JSON."""
+        """Return the lengths for `__init__` of a later process, as JSON values; the lists are empty before
+        any answer.
+        """
         return {name: list(getattr(self, name)) for name in LENGTHS}
 
     def on_event(self, event: Event) -> None:
@@ -343,7 +345,7 @@ class Forecaster:
         self._suffix = int(known["suffix"])
 
     def kept(self) -> dict[str, Any]:
-        """Return what a later process can start with, for JSON."""
+        """Return the measurements that a later process can start with, as JSON values."""
         misses = {way: list(shares) for way, shares in self.misses.items()}
         known = {"steps": self.steps.kept(), "lengths": self.lengths.kept()}
         return known | {"misses": misses, "suffix": self._suffix}

@@ -84,11 +84,11 @@ class ForkTags:
 
     @property
     def block_end(self) -> tuple[int, ...]:
-        """The tokens that follow a block in the answer."""
+        """The token ids that follow a block of threads in the answer."""
         return self.encode(_BLOCK_END)
 
     def head(self, outline: Outline, first: bool = True) -> tuple[int, ...]:
-        """Return the tokens that a thread's prompt ends with, and that precede the thread in the answer.
+        """Return the token ids that a thread's prompt ends with, and that precede the thread in the answer.
 
         outline: the outline of the thread.
         first: True for the first thread of a block, whose head begins a new line in the answer.
@@ -140,7 +140,7 @@ def may_fork(ask: Ask) -> bool:
 
 
 def _title(words: str) -> str:
-    """Return the words on one line, cut to MAX_TITLE_BYTES bytes.
+    """Return the words on one line, cut to MAX_TITLE_BYTES bytes; "" for white space.
 
     words: the text of an outline, which may have several lines.
     """
@@ -371,9 +371,11 @@ class ForkPlan:
         return [order, self._tell(BranchStarted(point.id, point.title, order.budget))]
 
     def head_of(self, thread: int) -> tuple[int, ...]:
-        """Return the tokens that a thread's prompt has after the request's prompt and the context.
+        """Return the token ids that a thread's prompt has after the request's prompt and the context.
 
         thread: the id of a thread of the current block.
+
+        Raises KeyError for an unknown thread.
         """
         return self._tags.head(self._outlines[thread])
 
@@ -416,7 +418,7 @@ class ForkPlan:
         """Return events for new text of a segment; an empty list if there is none.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
-        stretch: the segment.
+        stretch: the segment that this sequence writes.
         text: its new text that may be shown.
         step: how many tokens the present step added.
         """
@@ -455,7 +457,7 @@ class ForkPlan:
     def _take(self, stretch: Stretch) -> tuple[str, tuple[TokenLogprobs, ...]]:
         """Return the waiting text of a segment and its logprobs, and clear both; ("", ()) if nothing waits.
 
-        stretch: the segment.
+        stretch: a segment of the answer.
         """
         taken = "".join(stretch.waiting), tuple(stretch.logprobs)
         stretch.waiting = []
@@ -479,7 +481,8 @@ class ForkPlan:
         return [self._tell(MergedText(offset, text, logprobs, step))]
 
     def _spell(self, tokens: Sequence[int]) -> str:
-        """Return the text of tags. They are special tokens, which the client may have asked to leave out.
+        """Return the text of tags. They are special tokens, which the client may have asked to leave out;
+        then the result is "" but for white space.
 
         tokens: the tokens of the tags.
         """
@@ -492,7 +495,7 @@ class ForkPlan:
         answer.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
-        stretch: the segment.
+        stretch: the segment that this sequence writes.
         reason: why it ends.
         now: the present time, in seconds of the engine's clock.
         """
@@ -507,7 +510,7 @@ class ForkPlan:
         BranchFinished event.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
-        stretch: the segment.
+        stretch: the segment that this sequence writes.
         reason: why it ends.
         """
         text = stretch.answer.flush()

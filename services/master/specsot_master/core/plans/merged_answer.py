@@ -15,7 +15,7 @@ def heading_of(point: Point) -> str:
     """Return the heading that separates a point's text from the text before it. At the beginning of the
     answer the leading blank line is left out.
 
-    point: the point.
+    point: a point of the plan, with a title.
     """
     return f"{GAP}## {point.id}. {point.title}\n"
 
@@ -62,7 +62,7 @@ class MergedAnswer:
 
     @property
     def text(self) -> str:
-        """The merged answer so far, `length` characters."""
+        """The merged answer so far, `length` characters; the introduction alone before the first text."""
         return "".join(self._shown)
 
     def write(self, id: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> str:
@@ -79,7 +79,7 @@ class MergedAnswer:
 
     def finish(self, id: int, mark: str = "") -> str:
         """Mark a branch as finished. Return the new text of the merged answer, which may include text of
-        later branches.
+        later branches; "" if earlier branches are not finished.
 
         id: the point's id.
         mark: what follows the branch's text, such as "…" for an interrupted sentence.

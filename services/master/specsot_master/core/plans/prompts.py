@@ -33,7 +33,7 @@ class PromptTurn:
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The tokens after the shared ones."""
+        """The token ids after the shared ones, at least one."""
         return self.tokens[self.shared :]
 
 
@@ -121,7 +121,7 @@ class TurnSlots:
 
     @property
     def before(self) -> str:
-        """The rendering before the first place."""
+        """The rendered text before the first place."""
         return self.parts[0]
 
     def fill(self, *words: str) -> str:

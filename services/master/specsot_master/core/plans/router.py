@@ -310,7 +310,7 @@ def _is_code(text: str, parts: Sequence[str]) -> bool:
     A program language that is named asks for code, unless the question is about languages. Sentences that ask
     for advice in prose do not count ("How can I make a web page load faster?").
 
-    text: the question.
+    text: the question that the client asks.
     parts: its sentences, in lower case and without polite phrases.
     """
     if _holds(router_words.CODE_GIVEN, text):
@@ -326,7 +326,7 @@ def _is_maths(text: str) -> bool:
     """Return True if the text has figures with operators between them, or two quantities and a question for a
     third.
 
-    text: the question.
+    text: the question that the client asks.
     """
     return _holds(router_words.MATHS, text) or (
         len(_compiled(router_words.NUMBER).findall(text)) > 1 and _holds(router_words.QUANTITY, text)
@@ -348,7 +348,7 @@ def _form_in(text: str, parts: Sequence[str]) -> str | None:
     """Return the name of a form of one answer (such as a poem) that the text contains or that a sentence of
     it begins with; None if there is none.
 
-    text: the question.
+    text: the question that the client asks.
     parts: its sentences, in lower case and without polite phrases.
     """
     for name, (anywhere, first) in router_words.FORMS.items():

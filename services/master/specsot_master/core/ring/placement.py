@@ -200,7 +200,7 @@ class LayerSplit:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages with their ranges. Counts (3, 5) give the ranges 0:3 and 3:8."""
+        """The stages with their ranges, in ring order. Counts (3, 5) give the ranges 0:3 and 3:8."""
         edges = pairwise(accumulate(self.counts, initial=0))
         return tuple(
             Stage(site.worker.name, site.worker.address, Range(*edge))
@@ -295,7 +295,7 @@ def split_layers(sites: Sequence[WorkerCost], num_layers: int) -> LayerSplit | N
 
 
 def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
-    """Yield orders of the workers in the ring.
+    """Yield orders of the workers in the ring, at least one.
 
     Workers of one host are neighbours, and hosts come in the order in which they joined. Further orders have
     every other pair of first and last stage, which need the most room because of the embedding and the

@@ -18,7 +18,7 @@ from specsot_master.core.plans.prompts import shared_length
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """One prefix in the ring.
+    """One prefix whose KV is in the ring, for requests to fork.
 
     sequence: the id of the prefix's sequence.
     tokens: all tokens of the prefix, those of its parent included.
@@ -49,8 +49,9 @@ class PrefixNode:
 
     @property
     def keepable(self) -> bool:
-        """True if the prefix is worth its pages although no request needs it. A prefix that is not computed
-        yet would only keep other requests waiting for the rest of its prefill.
+        """True if the prefix is worth its pages although no request needs it; False while it is not computed,
+        if it is suspect, or if only one request may fork it. A prefix that is not computed yet would only
+        keep other requests waiting for the rest of its prefill.
         """
         return self.computed and not (self.suspect or self.own)
 
@@ -214,13 +215,13 @@ class PrefixTree:
             one.suspect = True
 
     def clear(self) -> None:
-        """Remove all prefixes."""
+        """Remove all prefixes, because the epoch has ended."""
         self._roots.clear()
         self._by_id.clear()
 
     def _nodes(self) -> list[PrefixNode]:
-        """Return a copy of all prefixes, as another thread reads the figures while prefixes are added and
-        removed.
+        """Return a copy of all prefixes, in the order in which they were added, as another thread reads the
+        figures while prefixes are added and removed; [] if there are none.
         """
         return list(self._by_id.values())
 
@@ -236,7 +237,8 @@ class PrefixTree:
 
 
 def ancestors(node: PrefixNode) -> Iterator[PrefixNode]:
-    """Yield the prefix itself, then its parent, and so on up to the root.
+    """Yield the prefix itself, then its parent, and so on up to the root; only the prefix itself if it has no
+    parent.
 
     node: the prefix to begin with.
     """

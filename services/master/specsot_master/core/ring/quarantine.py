@@ -69,7 +69,7 @@ class BreakHistory:
 
     @property
     def summary(self) -> str:
-        """The reason that the client receives if the request is given up."""
+        """The reason, in words, that the client receives if the request is given up."""
         return f"{self.breaks} rings broke while this request ran, {self.alone} of them with it alone in them"
 
     def on_break(self, on_trial_alone: bool) -> None:

@@ -137,7 +137,7 @@ class RequestQueue:
 
     @property
     def all_requests(self) -> list[RequestState]:
-        """All requests: the live ones, then the waiting ones."""
+        """All requests: the live ones, then the waiting ones; [] if there are none."""
         return [*self._live.values(), *self._waiting.values()]
 
     @property

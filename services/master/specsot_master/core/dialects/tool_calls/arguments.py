@@ -170,7 +170,7 @@ class JsonRewriter:
         item if a comma is pending or a key is due; outside of all containers it is dropped. Characters that
         JSON does not count as white space are always dropped.
 
-        one: the character.
+        one: the character in question.
         """
         self._at += 1
         if one not in _JSON_WHITE:
@@ -288,7 +288,7 @@ class JsonRewriter:
     def _is_in_word(self, one: str) -> bool:
         """Return True if a word without quotes can contain a character.
 
-        one: the character.
+        one: the character in question.
         """
         return _is_token(one) and one not in "{}[]:,\"'" and not any(one == stop[0] for stop in self._stops)
 
@@ -481,7 +481,7 @@ def _unmarked_text(special: frozenset[str]) -> re.Pattern[str]:
 def _is_token(one: str) -> bool:
     """Return True if a character is neither white space nor a control character.
 
-    one: the character.
+    one: the character in question.
     """
     return not one.isspace() and one > "\x1f"
 
@@ -495,7 +495,7 @@ def _escaped(text: str) -> str:
 
 
 def _string(text: str) -> str:
-    """Return text as a JSON string, with its quotes.
+    """Return text as a JSON string, with its quotes; '""' for "".
 
     text: the characters of the string.
     """

@@ -168,6 +168,8 @@ def example_call(render: Render, form: CallForm) -> str:
 
     render: renders a conversation by the template.
     form: how the template writes calls.
+
+    Raises InvalidRequest if the template refuses the call.
     """
     write = cut_answers(render, form.arguments_as_text)
     return write([("function-name", {"argument-name": "argument-value"})])
@@ -285,7 +287,7 @@ class _Probe:
 
 
 def _after(text: str, mark: str) -> str:
-    """Return the text after the last occurrence of a mark.
+    """Return the text after the last occurrence of a mark; "" if the text ends with it.
 
     text: the rendered conversation.
     mark: the text to look for.
@@ -343,7 +345,7 @@ def _form_of(probe: _Probe) -> CallForm | None:
 
 def _first_calls(probe: _Probe) -> Iterator[str]:
     """Yield one call as rendered alone, and as rendered after text, which a template may write in other
-    places.
+    places. The second is left out if the template does not show it.
 
     probe: renders calls by the template.
     """
@@ -680,7 +682,7 @@ def _other_middles(probe: _Probe) -> Iterator[str]:
 def _shown(value: Any) -> str:
     """Return the beginning of a value as a template writes it.
 
-    value: a JSON value that is not text.
+    value: a JSON value that is not text; of an object or a list only the bracket is returned.
     """
     return json.dumps(value)[0] if isinstance(value, (dict, list)) else json.dumps(value)
 

@@ -202,7 +202,8 @@ def _argument(form: CallForm, texts: ArgumentTexts, parameters: Json, name: str)
 
 
 def _excluded(form: CallForm, texts: ArgumentTexts) -> tuple[str, ...]:
-    """Return the marks that end a text when it is read, and therefore cannot be a part of it.
+    """Return the marks that end a text when it is read, and therefore cannot be a part of it; each once,
+    possibly none.
 
     form: how the model writes calls.
     texts: the exact texts around one argument.

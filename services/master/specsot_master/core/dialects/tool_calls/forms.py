@@ -97,7 +97,7 @@ class ParameterForm:
 
     @property
     def middles(self) -> tuple[Marks, ...]:
-        """The marks that may stand between key and value."""
+        """The marks that may stand between key and value, at least one sequence of them."""
         return (self.text_middle, *self.other_middles) if self.text_middle else (self.middle,)
 
 

@@ -78,7 +78,7 @@ class MemberStream(ABC):
         """Write one member of the object.
 
         key: the name of the argument.
-        value: its value.
+        value: its value, which JSON can express.
         """
         self._out.append(f"{', ' if self._members else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         self._out.append(json.dumps(value, ensure_ascii=False))

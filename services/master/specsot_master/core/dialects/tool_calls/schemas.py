@@ -89,7 +89,7 @@ def _call_schema(name: str, place: str, form: CallForm) -> Json:
 
 def moved(schema: Json, root: str) -> Json:
     """Return a copy of a JSON schema with its references changed so that it can be placed within another
-    schema.
+    schema. References into other documents stay as they are.
 
         root "#/$defs/arguments0": "#/$defs/Value" -> "#/$defs/arguments0/$defs/Value", "#" -> root
 
@@ -148,7 +148,7 @@ def _follow(way: str, root: Json) -> Any:
     """Return what a reference such as "#/$defs/Value" leads to, or None if it leads nowhere or into another
     document.
 
-    way: the reference.
+    way: the reference, as the schema has it.
     root: the whole schema, at whose top references begin.
     """
     here: Any = root if way.startswith("#") else None
@@ -231,7 +231,7 @@ def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
     """Return True if an object's members satisfy a JSON schema: required ones are present, and no others if
     the schema is closed.
 
-    value: the object.
+    value: the object whose members are checked.
     schema: the schema, not a reference.
     root: the whole schema, at whose top references begin.
     depth: how many schemas are nested around this one.

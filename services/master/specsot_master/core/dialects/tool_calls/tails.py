@@ -93,7 +93,7 @@ class CallTail:
         """Read one character between objects, or pass it on to `_read_object`. `alive` becomes False if no
         call can contain it.
 
-        one: the character.
+        one: the next character of the text.
         """
         if self._state == "object":
             self._read_object(one)
@@ -120,7 +120,7 @@ class CallTail:
         """Read one character of an object. `alive` becomes False if the object cannot be a call of an offered
         function.
 
-        one: the character.
+        one: the next character of the text.
         """
         if self._quoted:
             self._quoted = self._escaped or one != '"'
