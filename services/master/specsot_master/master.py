@@ -288,9 +288,9 @@ class Master:
 def assemble(
     base: Path,
     ring: RingOptions,
-    after: int = 0,
-    notes: RequestJournal | None = None,
-    forecasts: Path | None = None,
+    newest_epoch: int = 0,
+    request_journal: RequestJournal | None = None,
+    forecast_directory: Path | None = None,
 ) -> Master:
     """Read the model's tokenizer and config (no weights), and create a master with its engines and fleets.
 
@@ -299,9 +299,11 @@ def assemble(
 
     base: the model's directory.
     ring: the options of the rings.
-    after: the largest epoch number that an earlier master may have used; new epochs get larger numbers.
-    notes: the journal that survives a restart, or None to keep nothing.
-    forecasts: the directory with the measured costs for forecasts, one file per model; None to save none.
+    newest_epoch: the largest epoch number that an earlier master may have used; new epochs get larger
+        numbers.
+    request_journal: the journal that survives a restart, or None to keep nothing.
+    forecast_directory: the directory with the measured costs for forecasts, one file per model; None to save
+        none.
 
     Raises ModelError, and InvalidRequest for options that do not suit the model.
     """
@@ -311,11 +313,11 @@ def assemble(
     model = _describe(base, ring, prompts.style, text.has_template)
     _check(ring, model)
     config = _engine_config(base, ring, model)
-    journal = notes or RequestJournal()
-    sandbox = GrammarSandbox(fewest=measure_with(base, width, text.end_ids))
+    journal = request_journal or RequestJournal()
+    sandbox = GrammarSandbox(measure=measure_with(base, width, text.end_ids))
     rings = _ring_config(ring, model)
-    numbers = EpochNumbers(after)
-    memory = ForecastMemory(forecasts and forecasts / f"{model.fingerprint}.json")
+    numbers = EpochNumbers(newest_epoch)
+    memory = ForecastMemory(forecast_directory and forecast_directory / f"{model.fingerprint}.json")
     readers = Subscriptions(config, LoopClock(), journal)
     several, event, replicas = ring.replicas > 1, asyncio.Event(), list[Replica]()
     router = RequestRouter(replicas)

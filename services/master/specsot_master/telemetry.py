@@ -278,8 +278,8 @@ def count_buckets(max_bound: int) -> tuple[int, ...]:
 
     max_bound: the largest bound that may occur.
     """
-    steps = (step * 10**power for power in range(len(str(max_bound))) for step in (1, 2, 5))
-    return tuple(step for step in steps if step <= max_bound)
+    bounds = (digit * 10**power for power in range(len(str(max_bound))) for digit in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= max_bound)
 
 
 # Counters that are computed from results: help text, and a label in addition to LABELS.

@@ -136,26 +136,26 @@ class Effects(Home):
                     self._cut_reader(request)
 
     @contextmanager
-    def _isolate(self, request: RequestState, otherwise: SpecsotError | None = None) -> Generator[None]:
+    def _isolate(self, request: RequestState, default_error: SpecsotError | None = None) -> Generator[None]:
         """Catch every error in the block; the error ends this request only.
 
         request: the request that the block works on.
-        otherwise: the error that the client receives in place of an unexpected exception; None for "internal
-            error". A SpecsotError reaches the client as `failure_of` translates it.
+        default_error: the error that the client receives in place of an unexpected exception; None for
+            "internal error". A SpecsotError reaches the client as `failure_of` translates it.
         """
         try:
             yield
         except Exception as error:
-            self._fail_alone(request, error, otherwise or internal_error())
+            self._fail_alone(request, error, default_error or internal_error())
 
-    def _fail_alone(self, request: RequestState, error: Exception, otherwise: SpecsotError) -> None:
+    def _fail_alone(self, request: RequestState, error: Exception, default_error: SpecsotError) -> None:
         """Fail one request because of an error; log the error unless it is meant for the client as it is.
 
         request: a request of this engine, waiting, running or being replayed.
         error: the exception that was raised.
-        otherwise: what the client receives if `error` is no SpecsotError.
+        default_error: what the client receives if `error` is no SpecsotError.
         """
-        if (failure := failure_of(error, otherwise)) is not error:
+        if (failure := failure_of(error, default_error)) is not error:
             log.exception("a member, or the master, broke a rule", **request.log_fields)
         self._apply(request, [commands.FailRequest(failure)])
 

@@ -389,14 +389,14 @@ class Engine(Effects):
         refit(request, require_ring(self._ring))
         self.handle(inputs.RequestArrived(request))
 
-    async def revive(self, kept: Iterable[JournaledRequest]) -> None:
+    async def revive(self, journaled_requests: Iterable[JournaledRequest]) -> None:
         """Restore the requests that an earlier master process left in the journal. Unfinished requests
         continue; finished ones can be read again. A request that cannot be restored is logged and dropped
         from the journal.
 
-        kept: the requests as the journal keeps them.
+        journaled_requests: the requests as the journal keeps them.
         """
-        for one in kept:
+        for one in journaled_requests:
             try:
                 request = await self._intake.rebuild(one, self._clock.now() - self._journal.age(one))
             except Exception as error:  # A single unreadable request must not keep the master from starting.
@@ -405,18 +405,18 @@ class Engine(Effects):
             else:
                 self._replay(request, one)
 
-    def _replay(self, request: RequestState, kept: JournaledRequest) -> None:
+    def _replay(self, request: RequestState, journaled: JournaledRequest) -> None:
         """Apply the journal's records to a restored request, then queue the request if it has not ended. If
         the records cannot be applied, for example because prompts are worded differently now, the request
         fails. In every case the client can read the request again for a while.
 
         request: the request in its initial state.
-        kept: the same request as the journal keeps it, with its records.
+        journaled: the same request as the journal keeps it, with its records.
         """
         unplayable = Unavailable("what was written down of this request cannot be played again")
         with self._isolate(request, unplayable):
-            check_prompt_unchanged(kept.wording, request.wording)
-            for record in kept.records:
+            check_prompt_unchanged(journaled.wording, request.wording)
+            for record in journaled.records:
                 if not request.over:
                     self._apply(request, request.play(record))
         log.info("taken up again", **request.log_fields, over=request.over)

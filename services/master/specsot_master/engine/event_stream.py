@@ -24,13 +24,13 @@ class LoopClock:
         """Return the loop's monotonic time in seconds."""
         return asyncio.get_running_loop().time()
 
-    def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
+    def later(self, seconds: float, callback: Callable[[], object], /) -> Timer:
         """Call a function after a delay, unless the returned timer is cancelled.
 
         seconds: the delay, from now.
-        act: called without arguments.
+        callback: called without arguments.
         """
-        return asyncio.get_running_loop().call_later(seconds, act)
+        return asyncio.get_running_loop().call_later(seconds, callback)
 
 
 class Subscription(Reader, AsyncIterator[Numbered]):

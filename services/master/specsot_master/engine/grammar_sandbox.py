@@ -51,14 +51,14 @@ class GrammarSandbox:
     request waits for its result.
     """
 
-    def __init__(self, trial: Trial | None = None, fewest: Measure | None = None) -> None:
+    def __init__(self, trial: Trial | None = None, measure: Measure | None = None) -> None:
         """Create a sandbox without cached results.
 
         trial: compiles a form, and returns what is wrong with it, or ""; by default in a subprocess.
-        fewest: returns the number of tokens of a form's shortest answer; None to leave lengths unchecked.
+        measure: returns the number of tokens of a form's shortest answer; None to leave lengths unchecked.
         """
         self._trial = trial or compile_in_subprocess
-        self._fewest = fewest
+        self._fewest = measure
         self._known: OrderedDict[Form, str] = OrderedDict()
         # The number of waiting requests by (client, form).
         self._wanted: Counter[tuple[str, Form]] = Counter()
@@ -96,25 +96,25 @@ class GrammarSandbox:
 
         Raises Overloaded if too many new forms wait.
         """
-        mine = client, form
-        self._make_room(mine)
-        self._wanted[mine] += 1
+        waiting_pair = client, form
+        self._make_room(waiting_pair)
+        self._wanted[waiting_pair] += 1
         try:
             return await self._find(form)
         finally:
-            self._wanted[mine] -= 1
-            if not self._wanted[mine]:
-                del self._wanted[mine]
+            self._wanted[waiting_pair] -= 1
+            if not self._wanted[waiting_pair]:
+                del self._wanted[waiting_pair]
 
-    def _make_room(self, mine: tuple[str, Form]) -> None:
+    def _make_room(self, waiting_pair: tuple[str, Form]) -> None:
         """Check that there is a place for one more waiting form; return nothing if there is.
 
-        mine: (client, form). A pair that waits already needs no further place.
+        waiting_pair: (client, form). A pair that waits already needs no further place.
 
         Raises Overloaded if no place is left, or if this client's forms take half of the places already.
         """
-        places = sum(client == mine[0] for client, _ in self._wanted)
-        if mine not in self._wanted and (
+        places = sum(client == waiting_pair[0] for client, _ in self._wanted)
+        if waiting_pair not in self._wanted and (
             len(self._wanted) >= MAX_WAITING_FORMS or places >= MAX_WAITING_FORMS // 2
         ):
             raise Overloaded("too many constraints are tried at once")

@@ -145,9 +145,9 @@ class Intake:
                 tokens = self._room(ask, prompt, MIN_PLANNED_TOKENS - 1)
         return limited(ask, tokens), prompt
 
-    def _room(self, ask: Ask, prompt: EncodedPrompt, most: int) -> int:
-        """Return how many tokens fit after a prompt into the context and the ring's KV pages, 1 to `most`.
-        Return 1 if not even one token fits; the later check then reports the error.
+    def _room(self, ask: Ask, prompt: EncodedPrompt, max_tokens: int) -> int:
+        """Return how many tokens fit after a prompt into the context and the ring's KV pages, 1 to
+        `max_tokens`. Return 1 if not even one token fits; the later check then reports the error.
 
         Binary search for the largest limit that does not raise TooLarge:
         # range(1, most) holds the limits 1, 2, ...; if limit 300 is the first that exceeds, bisect_left
@@ -155,7 +155,7 @@ class Intake:
 
         ask: what the client asks for; its KV policy is used.
         prompt: the request's prompts in tokens.
-        most: the largest limit that is of interest, in tokens.
+        max_tokens: the largest limit that is of interest, in tokens.
         """
         ring = self._ring_to_fit()
         # A copy is validated in time proportional to its prompt, and each probe below makes a copy.
@@ -174,7 +174,11 @@ class Intake:
                 pass
             return False
 
-        return max(bisect_left(range(1, most), True, key=exceeds), 1) if exceeds(most) else most
+        return (
+            max(bisect_left(range(1, max_tokens), True, key=exceeds), 1)
+            if exceeds(max_tokens)
+            else max_tokens
+        )
 
     def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
         """Create the state of a validated request; a request without an id or seed gets random ones.
@@ -195,17 +199,17 @@ class Intake:
         refit(request, self._ring_to_fit())
         return request
 
-    async def rebuild(self, kept: JournaledRequest, since: float) -> RequestState:
+    async def rebuild(self, journaled: JournaledRequest, since: float) -> RequestState:
         """Create the initial state of a journaled request; the caller then replays its records.
 
-        kept: the request as the journal keeps it.
+        journaled: the request as the journal keeps it.
         since: the arrival time, in seconds of this engine's clock; it may be negative.
 
         Raises InvalidRequest if the prompts cannot be encoded.
         """
-        prompt = await self._encode(kept.ask)
-        request = self._make(kept.ask, kept.id, kept.client, kept.seed, since, prompt)
-        request.owner = kept.owner
+        prompt = await self._encode(journaled.ask)
+        request = self._make(journaled.ask, journaled.id, journaled.client, journaled.seed, since, prompt)
+        request.owner = journaled.owner
         return request
 
     def has_turn(self, request: RequestState, order: OpenBranch) -> bool:

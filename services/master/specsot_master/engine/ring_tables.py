@@ -329,23 +329,23 @@ class RingTables:
         places = request.ask.limits.max_parallel + 1
         return not self._by_id or len(self._by_id) + places <= self._config.live
 
-    def _admit(self, request: RequestState, state: RingState, more: int) -> bool:
+    def _admit(self, request: RequestState, state: RingState, extra_pages: int) -> bool:
         """Admit the request if there is room for it and for some further pages. Return False, with nothing
         changed, if there is not.
 
         request: a waiting request.
         state: sizes and limits of the running ring.
-        more: KV pages that are granted in addition, for a speculative plan; 0 for none.
+        extra_pages: KV pages that are granted in addition, for a speculative plan; 0 for none.
         """
         drafted = is_drafted(request, state)
         beginning = request.beginning
         keeps = self._config.prefix_cache and beginning.window is None
         route = self.prefixes.longest_match(beginning.tokens, drafted) if keeps else PrefixMatch()
-        for way in admission_options(beginning, route, state, keeps):
-            grant = way.grant + more
-            if self._make_room(way.pages + grant, way.route.node, way.slack):
+        for option in admission_options(beginning, route, state, keeps):
+            grant = option.grant + extra_pages
+            if self._make_room(option.pages + grant, option.route.node, option.slack):
                 self.ledger.admit(request.id, grant)
-                self._hold(request, way, drafted)
+                self._hold(request, option, drafted)
                 return True
         return False
 
@@ -368,8 +368,8 @@ class RingTables:
         pages = pages_for(len(tokens), state.page_rows) - shared_pages(shared, state)
         if shared >= len(tokens) or not self._make_room(pages, node):
             return
-        way = AdmissionOption(PrefixMatch(node, shared) if shared else PrefixMatch(), tokens, pages, 0)
-        request.node = self._open_prefix(request, way, is_drafted(request, state), None)
+        option = AdmissionOption(PrefixMatch(node, shared) if shared else PrefixMatch(), tokens, pages, 0)
+        request.node = self._open_prefix(request, option, is_drafted(request, state), None)
         self.prefixes.pin(request.node)
         request.shared = len(tokens)
         if node:
@@ -415,40 +415,40 @@ class RingTables:
         if node is not None:
             self.prefixes.mark_suspect(node)
 
-    def _make_room(self, pages: int, keep: PrefixNode | None = None, slack: int = 0) -> bool:
+    def _make_room(self, pages: int, kept_node: PrefixNode | None = None, slack: int = 0) -> bool:
         """Evict prefixes until so many pages are free. Return False, with nothing evicted, if that cannot be.
 
         # 3 pages free, 5 in unneeded prefixes, pages 6, slack 2 -> 3 lack, 3 + 2 <= 5: evict 3 pages, True
         # the same with slack 3 -> 3 + 3 > 5: False
 
         pages: KV pages that are needed.
-        keep: a prefix that must stay, with its ancestors; None for no such prefix.
+        kept_node: a prefix that must stay, with its ancestors; None for no such prefix.
         slack: pages that must be free or evictable in addition.
         """
         lacking = pages - self.ledger.free
-        if lacking + slack > self.prefixes.spare(keep):
+        if lacking + slack > self.prefixes.spare(kept_node):
             return False
-        self._evict(self.prefixes.evict(lacking, keep))
+        self._evict(self.prefixes.evict(lacking, kept_node))
         return True
 
-    def _hold(self, request: RequestState, way: AdmissionOption, drafted: bool) -> None:
+    def _hold(self, request: RequestState, option: AdmissionOption, drafted: bool) -> None:
         """Pin the prefix of an admission option for the request, after opening the prefix if it is new.
 
         request: the request that enters the ring.
-        way: the option, for which there is room.
+        option: the option, for which there is room.
         drafted: True if the ring drafts for the request.
         """
-        own = way.own
+        own = option.own
         window = request.beginning.window
-        node = self._open_prefix(request, way, drafted, window) if own else way.route.node
+        node = self._open_prefix(request, option, drafted, window) if own else option.route.node
         if node is not None:
             self.prefixes.pin(node)
         request.node = node
-        request.shared = way.shared
-        request.found = way.route.length
+        request.shared = option.shared
+        request.found = option.route.length
 
     def _open_prefix(
-        self, request: RequestState, way: AdmissionOption, drafted: bool, window: Window | None
+        self, request: RequestState, option: AdmissionOption, drafted: bool, window: Window | None
     ) -> PrefixNode:
         """Open a prefix that is not in the ring, and return it; the part that another prefix has is forked
         from there.
@@ -460,20 +460,22 @@ class RingTables:
         epoch.
 
         request: the request that needs the prefix.
-        way: the prefix's tokens and pages, and the prefix from which it forks.
+        option: the prefix's tokens and pages, and the prefix from which it forks.
         drafted: True if the drafter keeps KV of the prefix too.
         window: the attention window under which the prefix is computed, or None.
         """
-        source = way.route.node
-        at = way.route.length
+        source = option.route.node
+        at = option.route.length
         fork = Fork(source.sequence, at) if source else None
-        opening = self._factory.prefix(len(way.own), drafted, fork, window)
+        opening = self._factory.prefix(len(option.own), drafted, fork, window)
         if not window:
-            opening = replace(opening, reused=self._migrated.of_prefix(request, way.own, at))
-        node = PrefixNode(opening.sequence, way.own, way.pages, drafted, source, at, own=window is not None)
+            opening = replace(opening, reused=self._migrated.of_prefix(request, option.own, at))
+        node = PrefixNode(
+            opening.sequence, option.own, option.pages, drafted, source, at, own=window is not None
+        )
         self.prefixes.add(node)
-        self.ledger.reserve_prefix_pages(way.pages)
-        self._outbox.put(Open(opening, way.own[at:], first_lease(opening.prompt, 0)))
+        self.ledger.reserve_prefix_pages(option.pages)
+        self._outbox.put(Open(opening, option.own[at:], first_lease(opening.prompt, 0)))
         return node
 
     def _evict(self, nodes: list[PrefixNode]) -> None:

@@ -559,15 +559,15 @@ def _penalizes(body: BaseModel) -> bool:
     )
 
 
-def refuse_foreign_fields(body: BaseModel, instead: str) -> None:
+def refuse_foreign_fields(body: BaseModel, own_field: str) -> None:
     """Check that a body of another API has no field of chat completions, served or not, that this API lacks.
     Values that change nothing are accepted.
 
     body: the parsed body; `model_extra` holds its unknown fields.
-    instead: the field that this API has for the form of an answer.
+    own_field: the field that this API has for the form of an answer.
 
     Raises InvalidRequest that names the first such field.
     """
     for name in unserved_in(body.model_extra or {}, FOREIGN):
-        use = f"use {instead}, or " if name in FORMS else ""
+        use = f"use {own_field}, or " if name in FORMS else ""
         raise InvalidRequest(f"{name} is not supported: {use}leave it out", name)

@@ -90,15 +90,15 @@ class MessageWriter:
         told = {**self.head, "content": list(self.content), "stop_reason": reason, "stop_sequence": hit}
         return told | {"usage": usage_of(usage)}
 
-    def _reason_of(self, reason: str, hit: str | int | None) -> str:
+    def _reason_of(self, reason: str, stop: str | int | None) -> str:
         """Return Anthropic's stop_reason; "end_turn" for a finish_reason that has no other.
 
         reason: the finish_reason of chat completions.
-        hit: the stop string or stop token that ended the answer, or None.
+        stop: the stop string or stop token that ended the answer, or None.
         """
         if any(block["type"] == "tool_use" for block in self.content) and reason != "length":
             return "tool_use"
-        return "stop_sequence" if isinstance(hit, str) else _REASONS.get(reason, "end_turn")
+        return "stop_sequence" if isinstance(stop, str) else _REASONS.get(reason, "end_turn")
 
     def _write(self, kind: str, part: str, text: str, **more: Any) -> Iterator[Json]:
         """Yield the events that add text to a block of this kind; a new block is begun if the last one is of

@@ -81,25 +81,25 @@ class ChoiceOptions:
     special: frozenset[int] = frozenset()
 
 
-def delta_of(numbered: events.Numbered | Thought, telling: ChoiceOptions) -> ChoiceDelta | None:
+def delta_of(numbered: events.Numbered | Thought, options: ChoiceOptions) -> ChoiceDelta | None:
     """Return what an event adds to a choice, or None if the client receives nothing for it.
 
     numbered: an event of the answer, or a part of its thinking.
-    telling: what the client asked to receive.
+    options: what the client asked to receive.
 
     Raises SpecsotError, as `finish_reason` does.
     """
     if isinstance(numbered, Thought):
         return ChoiceDelta(thought=numbered.text) if numbered.text else None
     event = numbered.event
-    extra = _extra_of(numbered, telling)
+    extra = _extra_of(numbered, options)
     match event:
         case events.Started():
             return ChoiceDelta(begins=True, extra=extra)
         case events.MergedText():
-            logprobs = event.logprobs if telling.logprobs else None
+            logprobs = event.logprobs if options.logprobs else None
             return ChoiceDelta(event.text, logprobs=logprobs, extra=extra)
-        case events.SkeletonText() if telling.plan:
+        case events.SkeletonText() if options.plan:
             return ChoiceDelta(thought=event.text, extra=extra)
         case events.PromptScored():
             return ChoiceDelta(logprobs=event.logprobs)
@@ -199,12 +199,12 @@ def finish_reason(finished: events.Finished) -> str:
             raise SpecsotError("the model could not write this answer")
 
 
-def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
+def planning_of(view: View, options: ChoiceOptions) -> dict[str, Any]:
     """Return the `specsot` field of a whole choice: its mode, decision, seed and statistics, the forecast if
     one was made, and the branches if the client asked for them.
 
     view: what the events have told of the answer, which is finished.
-    telling: what the client asked to receive.
+    options: what the client asked to receive.
     """
     assert view.started is not None
     assert view.finished is not None
@@ -217,7 +217,7 @@ def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
     }
     if view.started.forecast:
         told["forecast"] = dataclasses.asdict(view.started.forecast)
-    if telling.branches:
+    if options.branches:
         told |= {"skeleton": view.skeleton, "branches": [_branch_of(panel) for panel in view.panels]}
     return told
 
@@ -233,17 +233,17 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
     return point | written
 
 
-def _extra_of(numbered: events.Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
+def _extra_of(numbered: events.Numbered, options: ChoiceOptions) -> dict[str, Any] | None:
     """Return an event as JSON values for a client that asked for branches, without the text that the chunk
     carries anyway. Return None if the client does not receive it. Clients with the `specsot` field always
     receive the end, and a start that has a forecast.
 
     numbered: an event of the answer, with its number.
-    telling: what the client asked to receive.
+    options: what the client asked to receive.
     """
     event = numbered.event
     always = isinstance(event, events.Finished) or (isinstance(event, events.Started) and event.forecast)
-    if not (telling.branches or (telling.planning and always)):
+    if not (options.branches or (options.planning and always)):
         return None
     told: dict[str, Any] = json.loads(line_of(numbered))
     if not isinstance(event, events.MergedText | events.Finished):
@@ -296,34 +296,34 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffs
 
 
 def choice_of(
-    dialect: Dialect, index: int, view: View, telling: ChoiceOptions, thought: str = ""
+    dialect: Dialect, index: int, view: View, options: ChoiceOptions, thought: str = ""
 ) -> dict[str, Any]:
     """Return one choice of a whole answer, in the endpoint's format.
 
     dialect: the endpoint's format.
     index: the index of the choice.
     view: what the events have told of the answer.
-    telling: what the client asked to receive.
+    options: what the client asked to receive.
     thought: what the model has thought before the answer.
 
     Raises SpecsotError if there is no answer.
     """
     finished = view.finished
     assert finished is not None
-    thought += view.skeleton if telling.plan else ""
+    thought += view.skeleton if options.plan else ""
     message = {"role": "assistant", "content": finished.text, "refusal": None}
     message |= {"reasoning_content": thought} if thought else {}
-    offsets = TextOffsets(telling.special)
+    offsets = TextOffsets(options.special)
     choice: dict[str, Any] = {
         "index": index,
         **({"message": message} if dialect is CHAT else {"text": finished.text}),
         "logprobs": _logprobs_of(dialect, finished.text, view.logprobs, offsets)
-        if telling.logprobs
+        if options.logprobs
         else None,
         "finish_reason": finish_reason(finished),
         "stop_reason": finished.stop_reason,
     }
-    return choice | ({"specsot": planning_of(view, telling)} if telling.planning else {})
+    return choice | ({"specsot": planning_of(view, options)} if options.planning else {})
 
 
 def _logprobs_of(

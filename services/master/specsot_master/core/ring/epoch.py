@@ -32,12 +32,12 @@ class EpochNumbers:
     member has seen.
     """
 
-    def __init__(self, after: int = 0) -> None:
+    def __init__(self, newest_number: int = 0) -> None:
         """Begin after a number.
 
-        after: the largest number that must not be used any more; 0 to begin with 1.
+        newest_number: the largest number that must not be used any more; 0 to begin with 1.
         """
-        self._newest = after
+        self._newest = newest_number
 
     def __next__(self) -> int:
         """Return the next number."""

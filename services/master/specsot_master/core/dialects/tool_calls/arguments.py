@@ -165,20 +165,20 @@ class JsonRewriter:
 
     # Between strings.
 
-    def _read_white(self, one: str) -> None:
+    def _read_white(self, character: str) -> None:
         """Read one character of white space. Within a container it is written at once, or kept until the next
         item if a comma is pending or a key is due; outside of all containers it is dropped. Characters that
         JSON does not count as white space are always dropped.
 
-        one: the character in question.
+        character: the character in question.
         """
         self._at += 1
-        if one not in _JSON_WHITE:
+        if character not in _JSON_WHITE:
             return
         if self._pending or self._expected == "key":
-            self._pending += one
+            self._pending += character
         elif self._stack:
-            self._out.append(one)
+            self._out.append(character)
 
     def _begin_item(self) -> None:
         """Write what has to precede a key or a value that begins here: a pending or missing comma, a missing
@@ -205,10 +205,10 @@ class JsonRewriter:
         else:
             self.done = True
 
-    def _open(self, one: str) -> None:
+    def _open(self, character: str) -> None:
         """Open an object or a list. A bracket where a key is due, and one beyond MAX_DEPTH, is dropped.
 
-        one: the bracket, "{" or "[".
+        character: the bracket, "{" or "[".
         """
         self._at += 1
         if self._expected == "key" or len(self._stack) >= MAX_DEPTH:
@@ -216,18 +216,18 @@ class JsonRewriter:
         if self._expected == "next" and self._stack[-1] == "{":
             return  # No container is a key.
         self._begin_item()
-        self._out.append(one)
-        self._stack.append(one)
-        self._expected = "key" if one == "{" else "value"
+        self._out.append(character)
+        self._stack.append(character)
+        self._expected = "key" if character == "{" else "value"
 
-    def _close(self, one: str) -> None:
+    def _close(self, character: str) -> None:
         """Close the innermost container of a kind and everything open inside it. A bracket that closes
         nothing is dropped.
 
-        one: the bracket, "}" or "]".
+        character: the bracket, "}" or "]".
         """
         self._at += 1
-        opener = "{" if one == "}" else "["
+        opener = "{" if character == "}" else "["
         if opener not in self._stack:
             return  # This bracket closes no open container, so it is dropped.
         while self._close_one() != opener:
@@ -285,12 +285,16 @@ class JsonRewriter:
         self._end_item()
         return True
 
-    def _is_in_word(self, one: str) -> bool:
+    def _is_in_word(self, character: str) -> bool:
         """Return True if a word without quotes can contain a character.
 
-        one: the character in question.
+        character: the character in question.
         """
-        return _is_token(one) and one not in "{}[]:,\"'" and not any(one == stop[0] for stop in self._stops)
+        return (
+            _is_token(character)
+            and character not in "{}[]:,\"'"
+            and not any(character == stop[0] for stop in self._stops)
+        )
 
     # Strings.
 
@@ -478,12 +482,12 @@ def _unmarked_text(special: frozenset[str]) -> re.Pattern[str]:
     return re.compile(rf"[^\\\s}}\]\x00-\x1f\x7f\ud800-\udfff{re.escape(''.join(sorted(special)))}]+")
 
 
-def _is_token(one: str) -> bool:
+def _is_token(character: str) -> bool:
     """Return True if a character is neither white space nor a control character.
 
-    one: the character in question.
+    character: the character in question.
     """
-    return not one.isspace() and one > "\x1f"
+    return not character.isspace() and character > "\x1f"
 
 
 def _escaped(text: str) -> str:

@@ -300,13 +300,13 @@ def _after(text: str, mark: str) -> str:
     return text[place + len(mark) :]
 
 
-def _common(one: str, other: str) -> int:
+def _common(left: str, right: str) -> int:
     """Return how many first characters of two texts are the same; 0 if one is empty.
 
-    one: the first text.
-    other: the second text.
+    left: the first text.
+    right: the second text.
     """
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right)))
 
 
 def _functions() -> list[Json]:

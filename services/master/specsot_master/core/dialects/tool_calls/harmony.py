@@ -41,16 +41,16 @@ class HarmonyReader:
             -> CallDelta(0, "f", '{"a": 1}')
     """
 
-    def __init__(self, known: Collection[str], only_one: bool = False) -> None:
+    def __init__(self, function_names: Collection[str], only_one: bool = False) -> None:
         """Create a reader.
 
-        known: the names of the offered functions, which the model may call without "functions.".
+        function_names: the names of the offered functions, which the model may call without "functions.".
         only_one: True if the reader ends after the first call, see `ToolReader`.
         """
         self.calls = 0
         self._only_one = only_one
         self.thought = ""  # Of the text that was fed last.
-        self._known = known
+        self._known = function_names
         self._held = ""
         self._kind: Literal["header", "content", "thought", "call"] = "header"  # Of the message that is read.
         self._seen: set[str] = set()  # The kinds of messages so far.

@@ -144,15 +144,15 @@ def resolved(schema: Any, root: Json) -> Json:
     return {}
 
 
-def _follow(way: str, root: Json) -> Any:
+def _follow(reference: str, root: Json) -> Any:
     """Return what a reference such as "#/$defs/Value" leads to, or None if it leads nowhere or into another
     document.
 
-    way: the reference, as the schema has it.
+    reference: the reference, as the schema has it.
     root: the whole schema, at whose top references begin.
     """
-    here: Any = root if way.startswith("#") else None
-    for part in way.lstrip("#").split("/")[1:]:
+    here: Any = root if reference.startswith("#") else None
+    for part in reference.lstrip("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(here, dict):
             here = cast(Json, here).get(name)

@@ -89,47 +89,47 @@ class CallTail:
                 return count
         return len(text)
 
-    def _read(self, one: str) -> None:
+    def _read(self, character: str) -> None:
         """Read one character between objects, or pass it on to `_read_object`. `alive` becomes False if no
         call can contain it.
 
-        one: the next character of the text.
+        character: the next character of the text.
         """
         if self._state == "object":
-            self._read_object(one)
+            self._read_object(character)
             return
-        ticks = self._ticks + 1 if one == "`" else 0
-        if self._state == "fence" and (one.isalnum() or one in "-_"):
+        ticks = self._ticks + 1 if character == "`" else 0
+        if self._state == "fence" and (character.isalnum() or character in "-_"):
             return  # The language of a fence.
         self._state = "between"
-        if one == "{":
+        if character == "{":
             self._state = "object"
             self._begun = len(self.text) - 1
             self._depth = 1
             self._decided = False
             self._quoted = self._escaped = False
-        elif one == "`":
+        elif character == "`":
             self._state = "fence" if ticks == len(FENCE) else "between"
             self.alive = ticks <= len(FENCE)
         else:
             self.alive = not self._ticks or self._ticks == len(FENCE)
-            self.alive = self.alive and (one.isspace() or one in _BETWEEN)
+            self.alive = self.alive and (character.isspace() or character in _BETWEEN)
         self._ticks = ticks
 
-    def _read_object(self, one: str) -> None:
+    def _read_object(self, character: str) -> None:
         """Read one character of an object. `alive` becomes False if the object cannot be a call of an offered
         function.
 
-        one: the next character of the text.
+        character: the next character of the text.
         """
         if self._quoted:
-            self._quoted = self._escaped or one != '"'
-            self._escaped = one == "\\" and not self._escaped
-        elif one == '"':
+            self._quoted = self._escaped or character != '"'
+            self._escaped = character == "\\" and not self._escaped
+        elif character == '"':
             self._quoted = True
-        elif one in "{[":
+        elif character in "{[":
             self._depth += 1
-        elif one in "}]":
+        elif character in "}]":
             self._depth -= 1
             if self._depth <= 0:
                 self._state = "between"
