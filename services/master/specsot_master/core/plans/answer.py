@@ -227,7 +227,7 @@ class FirstSequence:
 
         piece: the next piece of the sequence.
 
-        Raises PlanError if the text breaks the plan language.
+        Raises PlanError if the text is a plan in markers without a valid line.
         """
         if self.over:
             return
@@ -242,7 +242,7 @@ class FirstSequence:
     def finish(self) -> None:
         """Conclude the text, as no more text comes; nothing happens if the sequence is over already.
 
-        Raises PlanError if the text breaks the plan language.
+        Raises PlanError if the text is a plan in markers without a valid line.
         """
         if not self.over:
             self._conclude()
@@ -342,7 +342,7 @@ class FirstSequence:
     def _conclude(self) -> None:
         """Release all text that was held back, and let the reader finish what it has read.
 
-        Raises PlanError if the text breaks the plan language.
+        Raises PlanError if the text is a plan in markers without a valid line.
         """
         if self._reader and not self._reader.finished:
             self._delta += self._answer.feed(self._grown(lambda reader: reader.finish()))

@@ -600,8 +600,6 @@ class RequestPlan:
 
         pieces: the next pieces of the plan, one per token.
         now: the present time, in seconds of the engine's clock.
-
-        Raises PlanError if the text breaks the plan language.
         """
         spec = self._undecided
         if spec is None or spec.points is not None:
