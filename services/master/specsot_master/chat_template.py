@@ -42,7 +42,7 @@ class ChatTemplate:
 
         source: the text of the template.
         special_tokens: texts of the special tokens by name, such as bos_token; bos_token and eos_token are ""
-            if they are missing.
+            if they are missing. None for no special tokens.
         tool_source: the text of the template that renders conversations with tools; None if `source` renders
             them.
         """
@@ -55,7 +55,7 @@ class ChatTemplate:
         is up to the template.
 
         messages: the turns, oldest first.
-        for_answer: end with the head of the assistant's next turn.
+        for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.
 
         Raises TemplateRefused with the template's own message.
         """
@@ -70,7 +70,7 @@ class ChatTemplate:
         user turn.
 
         turns: the turns, oldest first, each with at least "role" and "content".
-        for_answer: end with the head of the assistant's next turn.
+        for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.
         variables: further variables of the template; with a non-empty `tools`, the template for tools renders
             the turns.
 
@@ -91,7 +91,7 @@ class ChatTemplate:
         """Return rendered turns; thinking is off unless `variables` says otherwise.
 
         turns: the turns, oldest first.
-        for_answer: end with the head of the assistant's next turn.
+        for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.
         variables: further variables of the template, by name.
 
         Raises TemplateRefused with the template's own message.
@@ -184,10 +184,10 @@ def _environment() -> Any:
         is set.
 
         value: what the template writes.
-        ensure_ascii: as for `json.dumps`, but by default characters beyond ASCII are kept.
+        ensure_ascii: True to escape characters beyond ASCII, as `json.dumps` does by default.
         indent: spaces, or the text, by which nested values are indented; None for a single line.
         separators: the texts between items and after names; None for those of `json.dumps`.
-        sort_keys: write the names of objects in alphabetical order.
+        sort_keys: True to write the names of objects in alphabetical order.
         """
         written = json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

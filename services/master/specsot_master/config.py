@@ -28,7 +28,7 @@ class MasterConfig:
     model: The base model: a directory, a GGUF file, or a name that `resolve_model` knows.
     ring: How rings are formed, and how requests are treated.
     stuck_after: Seconds without a step, while there is work, after which health checks fail.
-    token: One more valid client token, in addition to those of token_file.
+    token: One more valid client token, in addition to those of token_file; None for no further one.
     pulse: How often members send heartbeats, and how long they may be silent.
     service: What all services have: address, TLS, logs, telemetry.
     """

@@ -83,7 +83,8 @@ class Fleet:
         """Create a fleet without members.
 
         changed: called whenever the ring becomes complete or breaks, or what it waits for changes.
-        numbers: the source of epoch numbers, which several fleets of one master share.
+        numbers: the source of epoch numbers, which several fleets of one master share; None for a source of
+            this fleet's own.
         config: the options of the ring, with its model's fingerprint and number of layers.
         """
         self._config = config

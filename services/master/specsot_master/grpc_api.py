@@ -306,7 +306,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         members: admits the members, and gets their messages.
         heartbeat: how often members send heartbeats, and how long they may be silent; None for the defaults.
         refused_members: where refusals are noted; None to note them nowhere else.
-        with_unix_socket: offer a unix socket to members on this machine.
+        with_unix_socket: True to offer a unix socket to members on this machine.
         """
         self._members = members
         self._pulse = heartbeat or Heartbeat()

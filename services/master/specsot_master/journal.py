@@ -48,7 +48,7 @@ class JournaledRequest:
     ask: What was asked for.
     seed: The seed that the request named, or that the master drew for it.
     began: The arrival, in seconds of the wall clock.
-    records: What happened to the request, in order.
+    records: What happened to the request, in order; empty for a new request.
     owner: The owner of the credential that may resume and cancel the request; "" if anyone who knows the id
         may.
     wording: A fingerprint of the first prompt; "" if unknown.

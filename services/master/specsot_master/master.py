@@ -121,9 +121,9 @@ class RequestCounter:
         caller: who asks: the request id that the client chose, its name for fairness, its time limit in
             seconds, and the owner.
         offset: number of the first event to yield of the caller's known request; None for a new request.
-        joins: join pieces of answer text that wait for the client, so that a client that reads slowly costs
-            one message for several steps. Ignored for a resumable or resumed request, whose events keep their
-            numbers.
+        joins: True to join pieces of answer text that wait for the client, so that a client that reads slowly
+            costs one message for several steps. Ignored for a resumable or resumed request, whose events keep
+            their numbers.
 
         Raises what `Engine.open` and its events raise, and Unavailable for a new request while the master
         shuts down.
@@ -202,9 +202,9 @@ class Master:
     replicas: The rings, each with its engine and its fleet.
     leader: Opens requests: the engine of a single ring, or the router over several.
     members: Admits members: the fleet of a single ring, or the router over several.
-    changed: Set whenever a ring becomes complete or breaks.
-    serving: Whether a ring is complete, and makes progress if it has work.
-    leaving: Whether the master shuts down.
+    changed: Set whenever a ring becomes complete or breaks; whoever waits for it clears it first.
+    serving: True while a ring is complete, and makes progress if it has work; the health checks set it.
+    leaving: True once the master shuts down.
     refused_members: Members that were refused, with the reasons.
     requests: The entry point of all requests.
     """
@@ -255,7 +255,7 @@ class Master:
 
         Return at once if all are complete already; otherwise wait without a time limit.
 
-        with_drafter: also wait until each ring has a drafter.
+        with_drafter: True to wait until each ring also has a drafter.
 
         Raises Unavailable with the reason if an epoch failed because a member cannot take part.
         """

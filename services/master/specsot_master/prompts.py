@@ -315,7 +315,7 @@ class ListConversation:
         answer.
 
         words: what the master asks for, such as a plan.
-        as_paragraph: set the words off as a paragraph of their own; see `append_words`.
+        as_paragraph: True to set the words off as a paragraph of their own; see `append_words`.
 
         Raises TemplateRefused if the template takes the conversation in no form.
         """
@@ -413,8 +413,8 @@ def ask_after(
 
     messages: the conversation, oldest turn first, at least one.
     words: what the master asks for, such as a plan.
-    as_paragraph: set the words off as a paragraph of their own; see `append_words`.
-    in_last_turn: put the words into the last turn, whoever's it is.
+    as_paragraph: True to set the words off as a paragraph of their own; see `append_words`.
+    in_last_turn: True to put the words into the last turn, even if it is not the user's.
     """
     last = messages[-1]
     if last.role != "user" and not in_last_turn:
@@ -429,7 +429,7 @@ def render_asked(text: Text, messages: tuple[Message, ...], words: str, as_parag
     text: the model's tokenizer and chat template.
     messages: the conversation, oldest turn first, at least one.
     words: what the master asks for, such as a plan.
-    as_paragraph: set the words off as a paragraph of their own; see `append_words`.
+    as_paragraph: True to set the words off as a paragraph of their own; see `append_words`.
 
     Raises TemplateRefused if the template takes the conversation in no form.
     """
@@ -477,13 +477,13 @@ class PromptParts:
     The placeholders {plan}, {id}, {title}, {length} and {text} are filled in. In skeleton_turn, {points} is
     the maximum number of points, and {tools} are the names that may follow TOOL.
 
-    skeleton_turn: The user turn that asks for the plan; markers need it.
-    branch_turn: The user turn that asks for one point; markers need it.
+    skeleton_turn: The user turn that asks for the plan; "" if the file has none. Markers need it.
+    branch_turn: The user turn that asks for one point; "" if the file has none. Markers need it.
     plan_style: The way to plan for which the model was trained; "auto" if the file names none.
     system: The system prompt that precedes the caller's; empty for none.
     plan_line: One line of the plan, as the branches quote it.
     parent_text: A finished point, as a point that depends on it quotes it after the plan.
-    answer_prefix: The beginning of every planned answer, which is a part of the prompt.
+    answer_prefix: The beginning of every planned answer, which is a part of the prompt; "" for none.
     wording: The sentences that ask for lists and their points.
     """
 

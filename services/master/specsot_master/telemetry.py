@@ -115,7 +115,7 @@ class RequestSpans:
         """End the span of a phase; nothing happens if it is not open.
 
         name: the name of the phase.
-        failed: mark the span as failed.
+        failed: True to mark the span as failed.
         attributes: further attributes of the span; their names get the prefix "specsot.".
         """
         if span := self._open.pop(name, None):

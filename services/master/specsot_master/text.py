@@ -308,7 +308,7 @@ class Text:
         U+FFFD.
 
         tokens: token ids.
-        skip_special: leave out special tokens, such as the end of a turn.
+        skip_special: True to leave out special tokens, such as the end of a turn.
         """
         decode = self._tokenizer.decode if len(tokens) > 1 else self._decode_known
         return decode(tuple(tokens), skip_special_tokens=skip_special)
@@ -316,7 +316,7 @@ class Text:
     def detokenizer(self, skip_special: bool = True, preceding_tokens: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for the tokens that the model will generate.
 
-        skip_special: leave out special tokens, such as the end of a turn.
+        skip_special: True to leave out special tokens, such as the end of a turn.
         preceding_tokens: tokens of the prompt that the answer continues, which are the context of the first
             generated token. Only the last MAX_PENDING_TOKENS of them are used, and of these only those after
             the last special token, since a new text begins there. Empty if the answer is a text of its own.
@@ -329,8 +329,8 @@ class Text:
         """Render a conversation by the chat template, with marks in control tokens that its contents spell.
 
         messages: the turns, oldest first.
-        for_answer: end with the head of the assistant's turn, with any thinking block closed; else end after
-            the last turn.
+        for_answer: True to end with the head of the assistant's turn, with any thinking block closed; False
+            to end after the last turn.
 
         Raises TemplateRefused if the template does not take this conversation.
         """
@@ -401,7 +401,7 @@ class Text:
 
         turns: the turns in OpenAI's format, with `tool_calls` in them.
         functions: the functions that are offered, in OpenAI's format.
-        answer: end with the head of the assistant's turn.
+        answer: True to end with the head of the assistant's turn, False to end after the last turn.
 
         Raises TemplateRefused if the template does not take this conversation.
         """
@@ -438,8 +438,8 @@ class Text:
 
         turns: the turns in OpenAI's format, oldest first.
         tools: the tools that the model may call, in OpenAI's format; empty for none.
-        with_thinking: end where the model begins to think, if it can think; else any thinking block is
-            closed.
+        with_thinking: True to end where the model begins to think, if it can think; False to close any
+            thinking block.
         effort: OpenAI's reasoning effort, for templates that use it; None or "" for the template's default.
 
         Raises TemplateRefused if the template does not take this conversation.
@@ -461,7 +461,7 @@ class Text:
         the model has no thinking tags, return it unchanged.
 
         rendering: a conversation that ends with the head of the assistant's turn.
-        may_call: leave out the header of the answer, because the model may begin a tool call instead.
+        may_call: True to leave out the header of the answer, because the model may begin a tool call instead.
         """
         if self.style is None:
             return rendering

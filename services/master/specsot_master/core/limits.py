@@ -152,7 +152,8 @@ def mode_of(ask: Ask) -> Mode:
 
 
 def check_plan(ask: Ask, plans_in_lists: bool = False) -> None:
-    """Check that a plan can be written. Raises InvalidRequest in three cases:
+    """Check that a plan can be written; return nothing if it can, or if none is asked for. Raises
+    InvalidRequest in three cases:
 
     mode sot offers tools to a model that plans in lists, whose points cannot name a tool;
     mode sot has a token limit below POINT_TOKENS, so that not even one point fits;

@@ -274,7 +274,7 @@ class EncodedPrompt:
     conversation: the turns of a planned request, or None for a direct answer.
     sizes: the prompt lengths of a planned request, or None for a direct answer.
     score: the prompt of the router's score if the model's score decides between both ways, else None.
-    kind: the kind of question, by which the forecast keeps its averages.
+    kind: the kind of question, by which the forecast keeps its averages; "" for a prompt in tokens.
     points: the most points that a list plan may have within the client's time limit, or None for no such
         limit.
     tags: the token ids of the fork and join tags, for a model that was trained to fork its answer; else None.

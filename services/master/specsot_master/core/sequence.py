@@ -252,7 +252,7 @@ class Detokenizer:
 
         decode: returns the text of token ids.
         preceding_tokens: the tokens before the first one, if the text continues; their text is not returned
-            again.
+            again. Empty for a text of its own.
         """
         self._decode = decode
         self._context = list(preceding_tokens)
@@ -303,8 +303,9 @@ class ActiveSequence:
     log: the sequence's opening and tokens.
     detokenizer: turns the sequence's tokens into text.
     spell: returns the bytes of a token id, for logprobs.
-    pages: KV pages that the request is charged for this sequence.
-    lease: the position up to which stage 0 may decode the sequence before the master renews.
+    pages: KV pages that the request is charged for this sequence; 0 before the sequence is placed.
+    lease: the position up to which stage 0 may decode the sequence before the master renews; 0 before the
+        sequence is placed.
     lost: True while the sequence is in no ring: before it is first placed, and after its epoch ended until it
         is opened again.
     ends: True if the text of the token that stops the sequence is part of the sequence's text.

@@ -47,10 +47,10 @@ class RequestTally:
     began: when the request arrived, in seconds; all times are on the same clock.
     prompt_tokens: tokens of the prompt.
     cached_tokens: tokens of the prompt whose KV the ring had already.
-    steps: steps of the ring that returned at least one outcome of the request.
-    trees: draft rounds, over all sequences.
+    steps: number of steps of the ring that returned at least one outcome of the request.
+    trees: number of draft rounds, over all sequences.
     tree_tokens: tokens that the draft rounds added.
-    paused_trees: draft rounds without drafts, because the drafter was paused as unprofitable.
+    paused_trees: number of draft rounds without drafts, because the drafter was paused as unprofitable.
     first_token: when the first token arrived that was not part of the router's score, in seconds; None
         before.
     phase: the name of the phase that runs now, such as "decode"; None before the first and after the last.

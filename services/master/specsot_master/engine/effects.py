@@ -63,11 +63,12 @@ class Effects(Home):
         text: the model's tokenizer and chat template.
         prompts: makes the prompts of requests.
         config: how requests are treated.
-        clock: tells the time and schedules calls; by default the event loop's.
-        forms: checks the forms (grammars) that clients give for their answers.
-        journal: records resumable requests.
-        readers: connects clients to the events of requests.
-        memory: the file with the measured costs for forecasts.
+        clock: tells the time and schedules calls; None for the event loop's clock.
+        forms: checks the forms (grammars) that clients give for their answers; None for one of this engine's
+            own.
+        journal: records resumable requests; None to record nothing.
+        readers: connects clients to the events of requests; None for a store of this engine's own.
+        memory: the file with the measured costs for forecasts; None to keep them in memory only.
         """
         self._ring = ring
         self._config = config
@@ -270,7 +271,7 @@ class Effects(Home):
 
         request: the request; an ended one is not failed again.
         error: what the client receives.
-        final: journal the failure, so that it also holds after a restart.
+        final: True to journal the failure, so that it also holds after a restart.
         """
         if self._queue.has(request):
             log.warning("request failed", **request.log_fields, reason=str(error))

@@ -123,7 +123,8 @@ class Engine(Effects):
         If the quarantine finds one request guilty of repeated breaks, that request fails instead.
 
         reason: why the epoch ended, as clients read it if no other ring comes in time.
-        planned: the master ended the epoch itself, so no request is suspected of having broken the ring.
+        planned: True if the master ended the epoch itself, so that no request is suspected of having broken
+            the ring.
         """
         culprit = None if planned else self._quarantine.on_break(self._queue.suspects)
         for request in self._end_epoch():
@@ -255,8 +256,8 @@ class Engine(Effects):
 
         request: an admitted request.
         state: sizes and limits of the running ring.
-        reserved_only: use only the pages that are reserved for the request itself (its grant), because other
-            requests wait for the free ones.
+        reserved_only: True to use only the pages that are reserved for the request itself (its grant),
+            because other requests wait for the free ones.
         """
         self._tables.lengthen(request, request.lost_prefix, state)
         for sequence in request.lost:

@@ -54,7 +54,8 @@ class GrammarSandbox:
     def __init__(self, trial: Trial | None = None, measure: Measure | None = None) -> None:
         """Create a sandbox without cached results.
 
-        trial: compiles a form, and returns what is wrong with it, or ""; by default in a subprocess.
+        trial: compiles a form, and returns what is wrong with it, or ""; None for a compilation in a
+            subprocess.
         measure: returns the number of tokens of a form's shortest answer; None to leave lengths unchecked.
         """
         self._trial = trial or compile_in_subprocess
@@ -69,7 +70,7 @@ class GrammarSandbox:
         """Check that a form compiles, and that its shortest answer fits the budget. Return if both hold.
 
         form: the form that the client gave for its answer.
-        client: the name of the client; one client may not take all waiting places.
+        client: the name of the client, "" for one without a name; one client may not take all waiting places.
         budget: max_new_tokens of the answer, or None to leave the length unchecked.
 
         Raises InvalidRequest with the library's reason if the form does not compile, or if no answer of this

@@ -148,8 +148,9 @@ class RingTables:
         """Forget all sequences and prefixes, because the ring of the next epoch is empty.
 
         pages: KV pages on every stage of the new ring; 0 while there is no ring.
-        kept: by sequence id of an earlier epoch, how many leading tokens' KV the new stages have received.
-            Stage 0 is ordered to drop those of sequences that have ended meanwhile.
+        kept: by sequence id of an earlier epoch, how many leading tokens' KV the new stages have received;
+            None or empty if nothing was migrated. Stage 0 is ordered to drop those of sequences that have
+            ended meanwhile.
         """
         for ended in self._migrated.begin(kept or {}):
             self._outbox.put(Close(ended, kept=True))
@@ -381,7 +382,7 @@ class RingTables:
 
         request: an admitted request.
         pages: KV pages that it needs in addition to those that it uses.
-        reserved_only: count only what is left of the request's own grant, and evict nothing.
+        reserved_only: True to count only what is left of the request's own grant, and evict nothing.
         """
         lacking = self.ledger.shortfall(request.id, pages)
         return not lacking or (not reserved_only and self._make_room(lacking))
@@ -423,7 +424,7 @@ class RingTables:
 
         pages: KV pages that are needed.
         kept_node: a prefix that must stay, with its ancestors; None for no such prefix.
-        slack: pages that must be free or evictable in addition.
+        slack: pages that must be free or evictable in addition; 0 for none.
         """
         lacking = pages - self.ledger.free
         if lacking + slack > self.prefixes.spare(kept_node):

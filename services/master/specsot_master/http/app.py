@@ -221,8 +221,8 @@ async def open_http(
     metrics: what GET /metrics returns.
     mode: the mode of requests that name none, from OpenAI's clients.
     ping_every: seconds of silence in a stream before a ping.
-    names: host names of this server, which are checked if no token is required.
-    origins: origins of web pages that may send requests.
+    names: host names of this server, which are checked if no token is required; empty for no further names.
+    origins: origins of web pages that may send requests; empty for none.
 
     Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates.
     """

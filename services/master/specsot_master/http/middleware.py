@@ -84,7 +84,7 @@ class HostCheck:
         """Accept IP addresses, localhost, this machine's name, and further names.
 
         app: the ASGI application that gets the accepted requests.
-        names: further host names of this server.
+        names: further host names of this server; empty for none.
         """
         own = socket.gethostname()
         self._app = app
@@ -313,7 +313,7 @@ class _HeldBody:
     """The memory of one request's body.
 
     most: The maximum number of bytes of the body.
-    bytes: The bytes of the body that are charged to the budget now.
+    bytes: The bytes of the body that are charged to the budget now; 0 before any has arrived.
     """
 
     most: int

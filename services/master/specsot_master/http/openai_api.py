@@ -681,7 +681,8 @@ def prompt_tokens(chat: ChatBody, context: HttpContext, max_positions: int | Non
 
     chat: the parsed body.
     context: what all endpoints share.
-    max_positions: if given, a text that is far longer than so many tokens is refused without tokenizing it.
+    max_positions: if given, a text that is far longer than so many tokens is refused without tokenizing it;
+        None to tokenize any text.
 
     Raises InvalidRequest if the template refuses the conversation, and ContextLengthExceeded.
     """

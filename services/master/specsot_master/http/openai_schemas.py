@@ -200,10 +200,7 @@ class Leaving(BaseModel):
 
 
 class Planning(BaseModel):
-    """SpecSoT's own field of a body: how the request is planned and decoded.
-
-    branches: whether to return the plan and every branch in addition to the answer.
-    """
+    """SpecSoT's own field of a body: how the request is planned and decoded."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -256,10 +253,7 @@ class JsonSchema(Model):
 
 
 class ResponseFormat(Model):
-    """The form of an answer.
-
-    schema: a JSON schema where llama.cpp, Together and others put it, for any type.
-    """
+    """The form of an answer."""
 
     # "text" for any form, or the kind of JSON that the answer must be.
     type: Literal["text", "json_object", "json_schema"]
@@ -414,10 +408,7 @@ class PastCall(Model):
 
 
 class Turn(Model):
-    """A message of a conversation.
-
-    name, reasoning_content: only used if the conversation is rendered with tools or thinking.
-    """
+    """A message of a conversation."""
 
     # Who wrote the turn.
     role: Literal["system", "developer", "user", "assistant", "tool"]

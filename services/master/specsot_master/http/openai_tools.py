@@ -53,7 +53,7 @@ class ToolUse:
     required: True if some function must be called.
     parallel: True if one answer may hold several calls.
     tokens: The texts of the model's tokens that are a part of calls, by token id; empty if there are none.
-    ends: The texts of the tokens that end an answer.
+    ends: The texts of the tokens that end an answer; empty if the model has none.
     """
 
     form: CallForm
@@ -252,7 +252,8 @@ def render_conversation(
     turns: the turns of a parsed body.
     functions: the offered functions, in OpenAI's format; empty for none.
     text: the model's tokenizer and chat template.
-    with_thinking: end where the model begins to think, if it can think; else any thinking block is closed.
+    with_thinking: True to end where the model begins to think, if it can think; False to close any thinking
+        block.
     effort: OpenAI's reasoning effort, for templates that use it; None for the template's default.
 
     Raises InvalidRequest if a turn is not text, or if the template refuses the conversation.

@@ -71,7 +71,7 @@ class UnknownFields:
         body: the parsed body; `model_extra` holds its unknown fields, of which the first MAX_CHECKED_FIELDS
             are checked.
         meant_names: from names of other APIs to the names that this body has for them.
-        checked_fields: fields that the caller of this method has checked already.
+        checked_fields: fields that the caller of this method has checked already; empty for none.
 
         Raises InvalidRequest for an unknown field that looks like another name of a known field.
         """

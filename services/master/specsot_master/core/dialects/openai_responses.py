@@ -304,7 +304,7 @@ def choice_of(
     index: the index of the choice.
     view: what the events have told of the answer.
     options: what the client asked to receive.
-    thought: what the model has thought before the answer.
+    thought: what the model has thought before the answer; "" for nothing.
 
     Raises SpecsotError if there is no answer.
     """

@@ -38,7 +38,7 @@ class AnswerText:
         stops: the stop strings; empty for none.
         trim: True for the text of a branch: a leading [ANSWER] and white space around the text are left out.
         loops: the rule that ends repetitive text, or None to never end it.
-        shown: the stop strings that stay in the text.
+        shown: the stop strings that stay in the text; empty if none does.
         """
         self._watch = StopStrings(stops, shown)
         self._loops = None if loops is None else LoopWatch(loops)
@@ -145,7 +145,7 @@ class FirstSequence:
         plan_tokens: the number of tokens after which an unfinished plan is used as it is.
         loops: the rule that ends repetitive text, or None.
         least: how many first tokens of a direct answer are not searched for stop strings.
-        shown: the stop strings that stay in the text.
+        shown: the stop strings that stay in the text; empty if none does.
         """
         stops = (*stops, END) if reader else tuple(stops)
         self._least = 0 if reader else least

@@ -179,7 +179,7 @@ class PlanBranch:
         """Return the logprobs of tokens whose text has been released, each token once; () if there are none,
         or if the client asked for none.
 
-        over: also return those of all remaining tokens, unless a stop string ended the branch.
+        over: True to return those of all remaining tokens too, unless a stop string ended the branch.
         """
         whole = over and not self.answer.stopped
         return self.spans.take_logprobs(self._begin, None if whole else self._reach)
@@ -220,9 +220,9 @@ class PlanBranches:
         cut: True if a limit has cut the plan itself, so that the answer is incomplete in any case.
         loops: the rule that ends repetitive text, or None.
         least: returns, for a branch's budget, how many first tokens are not searched for stop strings.
-        shown: the stop strings that stay in the text.
+        shown: the stop strings that stay in the text; empty if none does.
         holds_sentences: True if the later part of each branch is shown in whole sentences and lines only.
-        introduction: the text before the first point, which was sent to the client already.
+        introduction: the text before the first point, which was sent to the client already; "" for none.
         closing: the id of the branch that writes the closing paragraph, or None.
         aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
             ends after its first sentence.

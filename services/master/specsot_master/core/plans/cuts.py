@@ -73,7 +73,7 @@ class StopStrings:
         """Create a cutter that has read nothing.
 
         stops: the stop strings; empty ones are ignored. Without any, text passes unchanged.
-        shown: those of the stop strings that stay in the output.
+        shown: those of the stop strings that stay in the output; empty if none does.
         """
         self._stops = tuple(stop for stop in stops if stop)
         self._shown = shown

@@ -54,7 +54,7 @@ class TurnSums:
     """Sums over a ring's past turns (the time from one result of a sequence to its next), in which the newest
     turns have the largest weight.
 
-    turns: the sum of the weights.
+    turns: the sum of the weights; 0.0 before the first turn.
     seconds: the weighted seconds of the turns.
     tokens: the weighted number of tokens that a turn added to each sequence.
     computing: the seconds of compute that the stages' curve gives for one turn.
@@ -311,7 +311,7 @@ class Workload:
     prompt: tokens that must be prefilled before the first token.
     limits: the request's limits.
     suffix: tokens that must be prefilled for each branch; None if that is not known yet.
-    others: sequences of other requests that take turns at the same time.
+    others: number of sequences of other requests that take turns at the same time.
     kind: the kind of the question, as the router's rules name it; "" if it is unknown.
     """
 
@@ -540,7 +540,7 @@ class Outlook:
 
         points: the points of the plan, with their needs.
         passed: seconds since the request arrived.
-        plan: tokens that the plan took.
+        plan: tokens that the plan took; 0.0 if they do not count.
         """
         told = self._tell("branches", self.costs.branches(self.workload, points, plan), passed)
         return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])

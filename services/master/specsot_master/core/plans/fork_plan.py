@@ -636,7 +636,7 @@ class ForkPlan:
 def _worst(reasons: Iterable[Reason | None]) -> Reason:
     """Return FAILED if a thread failed, else LENGTH if one reached its limit, else STOP.
 
-    reasons: why the threads ended.
+    reasons: why the threads ended; None for one that has not, which counts as STOP.
     """
     among = set(reasons)
     return next((one for one in (Reason.FAILED, Reason.LENGTH) if one in among), Reason.STOP)

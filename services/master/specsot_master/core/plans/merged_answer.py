@@ -82,7 +82,7 @@ class MergedAnswer:
         later branches; "" if earlier branches are not finished.
 
         id: the point's id.
-        mark: what follows the branch's text, such as "…" for an interrupted sentence.
+        mark: what follows the branch's text, such as "…" for an interrupted sentence; "" for nothing.
         """
         self._waiting[id].append(mark)
         self._done.add(id)

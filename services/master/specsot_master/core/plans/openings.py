@@ -58,8 +58,8 @@ class BranchOpening:
     settled: True once the branch may be shown, because its first words are its own.
     waiting: the pieces that arrived so far and are not shown yet; empty once the opening is settled.
     end: how the branch's sequence ended, or None while it runs.
-    excluded: the ids of the first tokens that the branch must not begin with any more.
-    rewrites: how often the branch was opened again.
+    excluded: the ids of the first tokens that the branch must not begin with any more; empty for none.
+    rewrites: how often the branch was opened again; 0 at first.
     """
 
     settled: bool = False

@@ -99,7 +99,7 @@ class RequestPlan:
         ask: what the client asks for.
         request: the request's id, for the Started event.
         seed: the request's sampling seed, for the Started event.
-        model: the public name of the model, for the Started event.
+        model: the public name of the model, for the Started event; "" for no name.
         now: when the request arrived, in seconds of the engine's clock.
         size: returns the number of tokens of a text that the model did not write (a heading).
         told: the instructions in the prompt of a model that plans in numbered lists; None for a model that

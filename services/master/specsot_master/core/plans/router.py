@@ -82,7 +82,8 @@ class ScorePrompt:
     tokens: the token ids of the prompt.
     several: ids of tokens that continue toward several things.
     one: ids of tokens that continue toward one thing.
-    threshold: the lowest score with which the answer is planned.
+    threshold: the lowest score with which the answer is planned; 0.0 plans if several things are at least as
+        likely as one.
     """
 
     tokens: tuple[int, ...]
@@ -138,7 +139,7 @@ def _sum_of(chances: Mapping[int, float], tokens: Sequence[int]) -> float | None
 def judge(score: float | None, threshold: float) -> Decision:
     """Return the decision for a score; a direct answer without a score.
 
-    score: what `score_of` returned.
+    score: what `score_of` returned; None if the model gave no score.
     threshold: the lowest score with which the answer is planned.
     """
     if score is None:

@@ -41,8 +41,9 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
 
     length: the most tokens that the sequence may have, prompt included.
     shared: tokens that the sequence forks from its prefix.
-    policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds. Shared pages
-        do not lower that bound, because under a window the sequence may come to own copies of them.
+    policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds; None for no
+        such bound. Shared pages do not lower that bound, because under a window the sequence may come to own
+        copies of them.
     ring: sizes and limits of the ring.
     """
     return capped_by_policy(
@@ -139,9 +140,10 @@ class PromptPrefix:
     tokens: the common beginning; empty if nothing is shared.
     needed: True if every sequence of the request forks the whole beginning.
     grants: returns, for the number of its tokens that are forked, the pages of what the request decodes.
-    plan: pages of a speculative plan, without which the request can be admitted too.
-    window: the attention window under which the beginning is computed. A windowed beginning is not shared
-        with other requests.
+    plan: KV pages of a speculative plan, without which the request can be admitted too; 0 without such a
+        plan.
+    window: the attention window under which the beginning is computed; None for all tokens. A windowed
+        beginning is not shared with other requests.
     """
 
     tokens: tuple[int, ...]
@@ -199,11 +201,11 @@ def plan_prefix(prefix_tokens: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring
 class AdmissionOption:
     """One way for a request to enter the ring: what it forks, and how many KV pages it takes.
 
-    route: the cached prefix that is forked, if any.
+    route: the cached prefix that is forked; its node is None to fork none.
     own: the beginning that is opened as a new prefix; empty to open none.
-    pages: pages of that new prefix.
-    grant: pages of what the request decodes.
-    slack: pages that must stay free after the request has entered.
+    pages: KV pages of that new prefix; 0 to open none.
+    grant: KV pages of what the request decodes.
+    slack: KV pages that must stay free after the request has entered; 0 for none.
     """
 
     route: PrefixMatch
@@ -328,7 +330,7 @@ class _RequestPages:
     """The KV pages that one request is charged.
 
     grant: its base grant, reserved even while unused.
-    used: pages that its sequences use.
+    used: pages that its sequences use; 0 at first.
     """
 
     grant: int
@@ -392,7 +394,7 @@ class PageLedger:
 
         request_id: the id of an admitted request.
         pages: KV pages of the sequence.
-        reserved_only: use only the base grant, because other requests wait for free pages.
+        reserved_only: True to use only the base grant, because other requests wait for free pages.
 
         Raises KeyError for a request that was not admitted.
         """

@@ -425,8 +425,8 @@ def next_stages(
     members: the registrations of all members; drafters are ignored.
     config: the options of the ring.
     previous: the stages of the ring that was formed last; empty if none was.
-    wait_for_lost: if True and no worker can inherit a lost range, wait for the lost workers; if False, divide
-        all layers between the workers that are present.
+    wait_for_lost: True to wait for the lost workers if no present one can inherit a lost range; False to
+        divide all layers between the workers that are present.
     failed_names: names of workers that could not take part in the last attempt. They are used only if the
         ring cannot be formed without them.
 

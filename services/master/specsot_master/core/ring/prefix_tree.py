@@ -109,7 +109,7 @@ class PrefixTree:
         considered.
 
         tokens: token ids of the prompt.
-        drafted: whether the prefix must (True) or must not (False) have KV in the drafter.
+        drafted: True if the prefix must have KV in the drafter, False if it must have none.
         """
         best = PrefixMatch()
         among = list(self._roots)

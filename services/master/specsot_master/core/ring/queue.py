@@ -20,7 +20,7 @@ class Claim:
     held: places that the client's requests already have.
     own: places that the request itself already has.
     arrival: the request's position in the order of arrival.
-    priority: the request's priority; higher is more urgent.
+    priority: the request's priority; higher is more urgent, 0 is usual.
     waited: seconds since the request arrived; 0.0 where waiting does not count.
     """
 

@@ -104,7 +104,8 @@ def require_ring(ring: Ring) -> RingState:
 class EngineConfig:
     """How the master treats requests.
 
-    model: the public name of the model; a request may leave it out. Set from the model's directory.
+    model: the public name of the model; a request may leave it out. Set from the model's directory; "" before
+        that.
     vocabulary: the number of token ids that the model has. Set from the model's directory.
     heads: the measured attention window of every head, or None if it was not measured.
     importance: the measured importance of every KV head, or None if it was not measured.
@@ -274,7 +275,7 @@ class RingOptions:
 class RingConfig(RingOptions):
     """The options of one ring, with what is known of its model.
 
-    fingerprint: the fingerprint of the model, which all members must share.
+    fingerprint: the fingerprint of the model, which all members must share; "" only as a default.
     model_layers: the number of the model's layers.
     max_pages: the most KV pages that are used, however much memory there is. If `page_rows` is None they
         count pages of CPU_PAGE_ROWS rows.

@@ -60,8 +60,9 @@ class JsonRewriter:
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
         """Create a rewriter.
 
-        stops: markers that cannot be a part of the value, such as "</tool_call>".
-        quote: a further string delimiter, such as Gemma's '<|"|>'. Strings inside it have no escapes.
+        stops: markers that cannot be a part of the value, such as "</tool_call>"; empty for none.
+        quote: a further string delimiter, such as Gemma's '<|"|>'; "" for none. Strings inside it have no
+            escapes.
         """
         self.done = False
         self.is_cut = False
@@ -528,7 +529,7 @@ class ArgumentStream:
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
         """Create a reader.
 
-        stops: markers that cannot be a part of the arguments, such as "</tool_call>".
+        stops: markers that cannot be a part of the arguments, such as "</tool_call>"; empty for none.
         quote: a further string delimiter; "" for none.
         """
         self._rewriter = JsonRewriter(stops, quote)

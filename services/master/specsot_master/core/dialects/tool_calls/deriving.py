@@ -380,7 +380,7 @@ def _closers(text: str, skip: int = 0) -> tuple[str, ...]:
     """Return the marks after a call, each once and at most MAX_CLOSERS; () for a text without marks.
 
     text: what follows the arguments.
-    skip: so many first marks are left out, because they belong to the last argument.
+    skip: how many first marks are left out, because they belong to the last argument; 0 for none.
     """
     found = (one.rstrip() for one in _MARK.findall(text)[skip:])
     return tuple(dict.fromkeys(one for one in found if one not in _HOLES))[:MAX_CLOSERS]
@@ -391,7 +391,7 @@ def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
     nested ones too. Nothing is yielded for a text without any.
 
     text: any text.
-    start: the position at which the search begins, in characters.
+    start: the position at which the search begins, in characters; 0 for the beginning.
     """
     for found in re.finditer(r"[{\[]", text[start:]):
         at = start + found.start()

@@ -153,7 +153,7 @@ class CallForm:
         any of them that cannot be prose; so openers of a whole section, and those that a model forgets, need
         no rules of their own.
     middle: the marks between name and arguments; empty for an "object".
-    closers: marks after the arguments; the model may write them in any number.
+    closers: marks after the arguments, empty for none; the model may write them in any number.
     parameter: how one argument is written, for the layout "parameters"; else None.
     quote: a string delimiter besides those of JSON; "" for none.
     head: what a prompt ends with if an "object" is forced: the text before its name and from there to its

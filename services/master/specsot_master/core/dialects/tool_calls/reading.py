@@ -108,7 +108,7 @@ class ToolReader:
 
         form: how the model writes calls.
         functions: the JSON schema of the arguments of each offered function, by name.
-        only_one: the answer ends with its first call; whatever follows that call is dropped.
+        only_one: True if the answer ends with its first call, so that whatever follows that call is dropped.
         """
         self.calls = 0
         self._only_one = only_one
