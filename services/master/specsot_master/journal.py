@@ -409,7 +409,7 @@ class Journal:
         self._writing = self._writing or start(self._write())
 
     async def _write(self) -> None:
-        """Write batches until none is left."""
+        """Write the collected changes in batches until none is left. A failed write deletes the journal."""
         loop = asyncio.get_running_loop()
         while self._landing is not None:
             batch = self._waiting

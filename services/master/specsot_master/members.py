@@ -323,8 +323,8 @@ class DrafterGrace(RejoinGrace):
         self._begun = False
 
     def waits(self, members: Iterable[Registration]) -> bool:
-        """Return True if no drafter has joined yet and time is left; False once a drafter has joined, the
-        time has run out, or there is none. The first call starts the timer, unless a drafter is present; a
+        """Return True if no drafter has joined yet and time is left; False once a drafter has joined or the
+        time has run out. The first call starts the timer, unless a drafter is present or the time is 0; a
         drafter that joins stops it.
 
         members: the registrations of all members.

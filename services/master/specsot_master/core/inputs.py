@@ -138,9 +138,8 @@ Input = RequestEvent | RingEvent | OrderUnsent | MasterLeaving
 
 def react(event: RequestEvent) -> Sequence[Command]:
     """Return the commands that follow from an event which touches neither the ring nor the queue; an empty
-    list for any other event.
-
-    A `ReadingOverdue` of a client that has read something since, or has nothing to read, cuts nobody off.
+    list for any other event. If a client has read something since a `ReadingOverdue` was set, or has nothing
+    to read, the client is not disconnected.
 
     event: an input that concerns one request.
 

@@ -274,7 +274,8 @@ class EncodedPrompt:
     conversation: the turns of a planned request, or None for a direct answer.
     sizes: the prompt lengths of a planned request, or None for a direct answer.
     score: the prompt of the router's score if the model's score decides between both ways, else None.
-    kind: the kind of question, by which the forecast keeps its averages; "" for a prompt in tokens.
+    kind: the kind of question, by which the forecast keeps its averages; "" for a prompt in tokens, and for a
+        model that forks by itself.
     points: the most points that a list plan may have within the client's time limit, or None for no such
         limit.
     tags: the token ids of the fork and join tags, for a model that was trained to fork its answer; else None.
@@ -640,7 +641,9 @@ class RequestState:
 
     @property
     def inside(self) -> bool:
-        """True if at least one sequence of the request is in the ring."""
+        """True if at least one sequence of the request is in the ring; False while all wait to be opened
+        again, or without any.
+        """
         return any(not sequence.lost for sequence in self.sequences.values())
 
     @property

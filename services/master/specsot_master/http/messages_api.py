@@ -129,7 +129,7 @@ class MessagesBody(CountBody):
     stop_sequences: Many[Words] | None = None
     # Its member "format" holds a JSON schema that the answer must follow; None for any form.
     output_config: Annotated[Json | None, Few] = None
-    # How the answer is planned, in SpecSoT's own field; None for a direct answer.
+    # How the answer is planned, in SpecSoT's own field; None for the mode that the server uses by default.
     specsot: Annotated[Planning | None, Few] = None
 
 

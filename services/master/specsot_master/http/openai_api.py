@@ -101,7 +101,8 @@ class OpenAICall:
     tools: The tools that the model may call, or None if it may call none.
     think: How the model thinks before each answer, or None if it does not.
     usage: True if a stream ends with the usage.
-    head: The members with which every object of this call begins; None before `answer` sets them.
+    head: The members with which every object of this call begins; None before `answer` sets them, and for
+        other APIs, which have members of their own.
     warnings: Parts of the request that the answer is not held to, in words; reported once. Empty for none.
     """
 

@@ -496,7 +496,8 @@ class ChatBody(Asking):
     top_logprobs: Annotated[Count | None, Field(examples=[2])] = None
     # How much the model thinks, for templates that use it; None for the template's default.
     reasoning_effort: Effort | None = None
-    # Variables of the chat template; of these, only the switches of thinking are served.
+    # Variables of the chat template; of these, only the switches of thinking and the reasoning effort are
+    # served.
     chat_template_kwargs: Annotated[dict[str, Any] | None, Few] = None
     # The most tokens of a thought; None for no bound of its own.
     thinking_token_budget: Annotated[Count, Field(ge=0)] | None = None

@@ -103,7 +103,7 @@ class ResponsesBody(Model):
     include: Annotated[Many[Words] | None, Few, AfterValidator(_check_included)] = None
     # The caller's own notes, which the response repeats.
     metadata: Annotated[Json | None, Few] = None
-    # How the answer is planned, in SpecSoT's own field; None for a direct answer.
+    # How the answer is planned, in SpecSoT's own field; None for the mode that the server uses by default.
     specsot: Annotated[Planning | None, Few] = None
 
 

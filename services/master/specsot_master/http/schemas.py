@@ -86,7 +86,7 @@ class Branch(BaseModel):
     text: str
     # The number of tokens of the text.
     tokens: int
-    # Why the branch ended; null if it did not begin.
+    # Why the branch ended; null if it did not.
     reason: str | None
 
 

@@ -224,7 +224,7 @@ def planning_of(view: View, options: ChoiceOptions) -> dict[str, Any]:
 
 def _branch_of(panel: Panel) -> dict[str, Any]:
     """Return one branch of a plan for the `specsot` field: its point, its text, and its reason, which is None
-    if it did not begin.
+    if it has not ended.
 
     panel: what the events have told of the branch.
     """

@@ -195,7 +195,7 @@ class FirstSequence:
 
     @property
     def length(self) -> int:
-        """Characters of the direct answer so far."""
+        """Number of characters of the direct answer so far; 0 for a plan."""
         return self._answer.length
 
     @property
@@ -210,7 +210,7 @@ class FirstSequence:
 
     @property
     def written(self) -> int:
-        """Tokens that the sequence decoded, including an end token."""
+        """Number of tokens that the sequence decoded, including an end token."""
         return len(self._spans) + self.ended
 
     @property

@@ -272,7 +272,7 @@ class PlanBranches:
 
     @property
     def over(self) -> bool:
-        """True if every branch is over."""
+        """True if every branch is over, whatever the reason."""
         return all(branch.reason for branch in self._branches.values())
 
     @property
@@ -316,7 +316,7 @@ class PlanBranches:
 
     @property
     def heading_tokens(self) -> int:
-        """Tokens of the headings that are in the merged answer."""
+        """Number of tokens of the headings that are in the merged answer; 0 before the first heading."""
         return sum(self._headings[id] for id in self.merge.headed)
 
     @property

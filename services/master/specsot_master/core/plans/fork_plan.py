@@ -191,12 +191,12 @@ class Stretch:
 
     @property
     def live(self) -> bool:
-        """True while the sequence runs."""
+        """True while the sequence runs; False before it is opened, and once it has ended."""
         return self.opened and self.reason is None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of the text, without the one that ended it."""
+        """Token ids of the text, without the one that ended it; () before the first one."""
         return self.spans.within(0, self.answer.released if self.answer.stopped else None)
 
     @property
@@ -481,10 +481,10 @@ class ForkPlan:
         return [self._tell(MergedText(offset, text, logprobs, step))]
 
     def _spell(self, tokens: Sequence[int]) -> str:
-        """Return the text of tags. They are special tokens, which the client may have asked to leave out;
-        then the result is "" but for white space.
+        """Return the text of tags with the words around them. Tags are special tokens, which the client may
+        have asked to leave out; then only those words are returned.
 
-        tokens: the tokens of the tags.
+        tokens: the token ids of tags, and of the words around them; () returns "".
         """
         return self._tags.decode(tokens, self._ask.skip_special_tokens)
 
@@ -604,7 +604,7 @@ class ForkPlan:
 
     @property
     def _rest(self) -> int:
-        """Tokens that the answer may still grow by."""
+        """Number of tokens that the answer may still grow by; 0 or less if it is full."""
         return self._ask.limits.new_tokens - len(self.context)
 
     def _finish(self, reason: Reason, now: float) -> list[Command]:

@@ -77,7 +77,7 @@ class Speculation:
             self.introduction = find_introduction(self._text, self._tokens)
 
     def end_direct(self) -> None:
-        """Record that the direct answer has ended."""
+        """Record that the direct answer has ended, which makes its introduction known."""
         self.direct_ended = True
         if not self.introduction.complete:
             self.introduction = find_introduction(self._text, self._tokens, ended=True)

@@ -41,7 +41,7 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second, or None if no stage was measured."""
+        """Tokens per second of one sequence, or None if no stage was measured."""
         step = sum(self.stages) + self.hops
         return 1 / step if sum(self.stages) else None
 

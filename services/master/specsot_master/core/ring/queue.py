@@ -127,7 +127,7 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests."""
+        """Number of waiting requests, the stranded ones included."""
         return len(self._waiting)
 
     @property

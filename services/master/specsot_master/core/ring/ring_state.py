@@ -267,7 +267,7 @@ class RingOptions:
 
     @property
     def drafts(self) -> bool:
-        """True if the ring uses a drafter."""
+        """True if the ring uses a drafter, whichever it is."""
         return self.drafter != "none"
 
 
