@@ -399,21 +399,23 @@ class Fleet:
             the switch instead.
         """
         epoch = self._epoch
-        wanted = (
+        new_stages = (
             self._planned_stages
             or larger_stages
             or faster_stages(members, self._config, epoch.stages, epoch.busy_names, self.user.at_work)
         )
-        holds = self._count_fitting(wanted, members) if wanted else None
-        if wanted is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
+        holds = self._count_fitting(new_stages, members) if new_stages else None
+        if new_stages is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
             return
-        missing = to_load(wanted, epoch.stages, self._loaded_ahead)
+        missing = to_load(new_stages, epoch.stages, self._loaded_ahead)
         needed = self._rebalancing or larger_stages
         if all(needed and self._without_room.get(name) == missing[name] for name in missing):
             # From here on this change is carried through, even if still better stages become possible.
-            self._planned_stages = wanted
-            if self._handover.continue_migration(epoch, wanted, self.user.final_rows):
-                self._begin_anew(wanted, "the ring is rebalanced" if self._rebalancing else "a worker joined")
+            self._planned_stages = new_stages
+            if self._handover.continue_migration(epoch, new_stages, self.user.final_rows):
+                self._begin_anew(
+                    new_stages, "the ring is rebalanced" if self._rebalancing else "a worker joined"
+                )
                 self._handover.finish_migration(epoch.number)
             return
         for name, layers in missing.items():

@@ -346,8 +346,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             raise Unavailable("the master is shutting down")
         check_role(names_of(context), registration.name, registration.kind)
         downlink = Downlink()
-        ear = _MemberReceiver(self._members, registration.name, downlink)
-        joined = await self._joined(ear, context)
+        receiver = _MemberReceiver(self._members, registration.name, downlink)
+        joined = await self._joined(receiver, context)
         downlink.outbox.put(joined, joined.ByteSize())
         try:
             await self._members.join(registration, downlink)
@@ -359,7 +359,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         if registration.lends and registration.kind == "worker":
             self._lenders[downlink] = registration
         try:
-            await self._attend(registration, request_iterator, ear, downlink, context)
+            await self._attend(registration, request_iterator, receiver, downlink, context)
         finally:
             self._downlinks.discard(downlink)
             self._lenders.pop(downlink, None)
@@ -418,14 +418,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         compiles = bool(registration.gpus)
         watch = SilenceTimer(silence, lambda: outbox.lose(reason), lambda: downlink.busy or compiles)
         receiver.watch = watch
-        hearing = asyncio.create_task(_receive(receiver, requests))
+        receiving = asyncio.create_task(_receive(receiver, requests))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
-            if hearing.done():
-                hearing.result()
+            if receiving.done():
+                receiving.result()
         finally:
             watch.stop()
-            hearing.cancel()
+            receiving.cancel()
 
 
 async def _receive(receiver: _MemberReceiver, requests: JoinRequests) -> None:

@@ -121,8 +121,8 @@ class Prompts:
 
         Raises TemplateRefused if the template does not take this conversation.
         """
-        begun = head_of_answer(self._text.render(messages), BEGUN)
-        return ScorePrompt(self._text.encode(begun), *self.score_words, self.threshold or 0.0)
+        prompt_text = head_of_answer(self._text.render(messages), BEGUN)
+        return ScorePrompt(self._text.encode(prompt_text), *self.score_words, self.threshold or 0.0)
 
     def _tokens_after(self, words: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of those words that are a single token after the beginning of an answer. Words
@@ -131,9 +131,9 @@ class Prompts:
 
         words: continuations of BEGUN, each with its leading space.
         """
-        begun = self._text.encode(BEGUN)
+        beginning = self._text.encode(BEGUN)
         found = (self._text.encode(BEGUN + word) for word in words)
-        return tuple(tokens[-1] for tokens in found if tokens[:-1] == begun)
+        return tuple(tokens[-1] for tokens in found if tokens[:-1] == beginning)
 
     def size(self, text: str) -> int:
         """Return how many tokens a text has that the master itself adds to the answer, such as a heading; 0

@@ -84,11 +84,11 @@ def block_hashes(ask: Ask) -> Iterator[bytes]:
     text = ask.mode + (
         ask.prompt or turns or ",".join(map(str, ask.tokens[: BLOCK_CHARACTERS * MAX_PROMPT_BLOCKS]))
     )
-    seen = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     for block in range(min(len(text) // BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS)):
         begin = block * BLOCK_CHARACTERS
-        seen.update(text[begin : begin + BLOCK_CHARACTERS].encode(errors="surrogatepass"))
-        yield seen.digest()
+        hasher.update(text[begin : begin + BLOCK_CHARACTERS].encode(errors="surrogatepass"))
+        yield hasher.digest()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -110,8 +110,8 @@ def least_loaded(loads: Mapping[int, ReplicaLoad], familiar_number: int | None =
     loads: the load of each ring by its number, at least one.
     familiar_number: the ring that may have the prompt's beginning cached; None if no ring has.
     """
-    least = min(loads.values())
-    equal = [number for number, load in loads.items() if load == least]
+    smallest_load = min(loads.values())
+    equal = [number for number, load in loads.items() if load == smallest_load]
     return familiar_number if familiar_number in equal else equal[0]
 
 

@@ -64,8 +64,8 @@ async def serve(config: MasterConfig, stop_event: asyncio.Event) -> None:
 
     Raises ModelError, InvalidRequest, and Unavailable if a port is taken.
     """
-    with observed("master", config.service) as seen:
-        await run_master(config, seen, stop_event)
+    with observed("master", config.service) as observation:
+        await run_master(config, observation, stop_event)
 
 
 async def run_master(config: MasterConfig, observation: Observation, stop_event: asyncio.Event) -> None:
@@ -306,8 +306,8 @@ def _public(config: MasterConfig) -> Terms:
 
     config: the options of the process.
     """
-    own = config.service.tls if config.client_tls else PLAIN
-    terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens())
+    certificates = config.service.tls if config.client_tls else PLAIN
+    terms = _terms(config, Tls(cert=certificates.cert, key=certificates.key), config.tokens())
     return replace(terms, streams=CLIENT_STREAMS, held=HELD_BYTES)
 
 

@@ -117,10 +117,10 @@ def check_drafter(ask: Ask, drafters: Sequence[str]) -> None:
     ask: what the client asks for.
     drafters: the drafters that a client may name.
     """
-    here = (*drafters, "none")
-    if ask.drafter is not None and ask.drafter not in here:
+    known_names = (*drafters, "none")
+    if ask.drafter is not None and ask.drafter not in known_names:
         raise InvalidRequest(
-            f"drafter {ask.drafter} is not in this fleet, which has {', '.join(here)}", field="drafter"
+            f"drafter {ask.drafter} is not in this fleet, which has {', '.join(known_names)}", field="drafter"
         )
 
 
@@ -210,8 +210,8 @@ def rules_of(
         asked = points_asked(question_of(ask))
         room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
         usual = USUAL_POINTS if speculates else MAX_LIST_POINTS
-        most = min(room, points or MAX_LIST_POINTS, asked or usual, MAX_LIST_POINTS)
-        return PlanRules(direct=False, max_points=max(2, most), listed=True)
+        list_points = min(room, points or MAX_LIST_POINTS, asked or usual, MAX_LIST_POINTS)
+        return PlanRules(direct=False, max_points=max(2, list_points), listed=True)
     return PlanRules(
         direct=ask.mode == "auto",
         tools=ask.tools,
@@ -303,14 +303,16 @@ def share_out(
     min_text_tokens: the fewest tokens for the text of a point.
     max_branch_tokens: the most tokens of one branch, or None for no such bound.
     """
-    kept = tuple(points[: max(_affordable(points, headings, total, min_text_tokens), 1)])
-    spent = sum(headings[point.id] for point in kept)
+    written_points = tuple(points[: max(_affordable(points, headings, total, min_text_tokens), 1)])
+    spent = sum(headings[point.id] for point in written_points)
     # Only one point is left, and its title is too long for the remaining tokens.
     if total - spent < min(min_text_tokens, total):
-        return BudgetShares(kept, {}, split_budget(kept, total, max_branch_tokens))
-    kept_headings = {point.id: headings[point.id] for point in kept}
+        return BudgetShares(written_points, {}, split_budget(written_points, total, max_branch_tokens))
+    kept_headings = {point.id: headings[point.id] for point in written_points}
     return BudgetShares(
-        kept, kept_headings, split_budget(kept, total - spent, max_branch_tokens, min_text_tokens)
+        written_points,
+        kept_headings,
+        split_budget(written_points, total - spent, max_branch_tokens, min_text_tokens),
     )
 
 
@@ -339,9 +341,9 @@ def split_budget(
     while low := {id for id, weight in weights.items() if rest * weight < min_share * sum(weights.values())}:
         rest -= min_share * len(low)
         weights = {id: weight for id, weight in weights.items() if id not in low}
-    whole = sum(weights.values())
-    shares |= {id: rest * weight // whole for id, weight in weights.items()}
-    by_remainder = sorted(weights, key=lambda id: (-(rest * weights[id] % whole), id))
+    total_weight = sum(weights.values())
+    shares |= {id: rest * weight // total_weight for id, weight in weights.items()}
+    by_remainder = sorted(weights, key=lambda id: (-(rest * weights[id] % total_weight), id))
     for id in by_remainder[: total - sum(shares.values())]:
         shares[id] += 1
     return shares if max_share is None else {id: min(share, max_share) for id, share in shares.items()}

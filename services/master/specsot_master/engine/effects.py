@@ -254,8 +254,12 @@ class Effects(Home):
         event: its last event, with its statistics.
         """
         ended = event.statistics
-        told = {"tokens": ended.completion_tokens, "steps": ended.steps, "seconds": round(ended.seconds, 3)}
-        log.info("finished", **request.log_fields, reason=event.reason.value, **told)
+        figures = {
+            "tokens": ended.completion_tokens,
+            "steps": ended.steps,
+            "seconds": round(ended.seconds, 3),
+        }
+        log.info("finished", **request.log_fields, reason=event.reason.value, **figures)
         self._memory.write(self._costs.kept, self._clock.now())
 
     def _cut_reader(self, request: RequestState) -> None:

@@ -109,11 +109,13 @@ class Engine(Effects):
         for outcome in result.outcomes:
             if outcome.end is End.FAILED:
                 self._tables.suspect_sequence(outcome.sequence)
-        for request, said in self._tables.group(result.outcomes):
+        for request, request_outcomes in self._tables.group(result.outcomes):
             # `_isolate` would do the same, but a context manager per request costs as much as its decoding.
             try:
-                self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for _, outcome in said))
-                self._record_and_apply(request, StepRecord(now - request.since, tuple(said)))
+                self._quarantine.on_tokens(
+                    request.breaks, sum(len(outcome.tokens) for _, outcome in request_outcomes)
+                )
+                self._record_and_apply(request, StepRecord(now - request.since, tuple(request_outcomes)))
             except Exception as error:
                 self._fail_alone(request, error, internal_error())
 
@@ -144,8 +146,8 @@ class Engine(Effects):
         sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
         self._tables.suspect_sequence(sequence)
         for request in self._queue.all_requests:
-            own = {one.id for one in request.sequences.values()}
-            if sequence in own or any(one.sequence == sequence for one in request.lineage):
+            own_sequences = {one.id for one in request.sequences.values()}
+            if sequence in own_sequences or any(one.sequence == sequence for one in request.lineage):
                 self._apply(request, [FailRequest(internal_error())])
 
     def _leave(self, reason: str) -> None:
@@ -598,5 +600,5 @@ class Engine(Effects):
     def requests(self) -> RequestsInfo:
         """Return the counts of waiting, running and ended requests, as status pages and metrics show them."""
         queue = self._queue
-        kept = self._subscriptions.kept
-        return self._counts.info(queue.waiting, queue.live, len(self._tables), kept)
+        num_kept = self._subscriptions.kept
+        return self._counts.info(queue.waiting, queue.live, len(self._tables), num_kept)

@@ -82,10 +82,10 @@ class GrammarSandbox:
         if complaint:
             raise InvalidRequest(complaint, field=refuse("").field)
         if self._fewest and budget is not None and budget <= MAX_MEASURED_TOKENS:
-            least = await asyncio.to_thread(self._fewest, form)
-            if least is not None and least > budget:
+            min_tokens = await asyncio.to_thread(self._fewest, form)
+            if min_tokens is not None and min_tokens > budget:
                 raise InvalidRequest(
-                    f"max_new_tokens must be at least {least} for an answer of this form, got {budget}",
+                    f"max_new_tokens must be at least {min_tokens} for an answer of this form, got {budget}",
                     "max_new_tokens",
                 )
 
@@ -181,10 +181,10 @@ def compile_in_subprocess(form: Form) -> str:
     """
     command = [sys.executable, "-P", "-m", "specsot.grammar.sandbox"]
     known = {name: value for name, value in os.environ.items() if name != "SPECSOT_TOKEN"}
-    said = json.dumps(asdict(form))
+    form_json = json.dumps(asdict(form))
     try:
         done = subprocess.run(
-            command, input=said, capture_output=True, text=True, timeout=TRIAL_SECONDS, env=known
+            command, input=form_json, capture_output=True, text=True, timeout=TRIAL_SECONDS, env=known
         )
     except subprocess.TimeoutExpired:
         return str(refuse(f"{form.title} {_SLOW}"))

@@ -105,7 +105,7 @@ class Intake:
         """
         timeout = caller.timeout
         self._check(ask, caller.request)
-        begun = self._clock.now()
+        started_at = self._clock.now()
         self.inside += 1
         try:
             async with asyncio.timeout(timeout):
@@ -118,7 +118,7 @@ class Intake:
             raise TimedOut("the deadline passed while the request was looked into") from None
         finally:
             self.inside -= 1
-        left = None if timeout is None else timeout - (self._clock.now() - begun)
+        left = None if timeout is None else timeout - (self._clock.now() - started_at)
         check_deadline(left)
         return ask, prompt, left
 
@@ -340,8 +340,8 @@ class Intake:
         """
         model = self._config.model
         size = self._prompts.size
-        told = prompt.conversation.told if prompt.conversation else None
-        way = (
+        instructions = prompt.conversation.told if prompt.conversation else None
+        planning = (
             prompt.decision,
             prompt.score,
             prompt.points,
@@ -355,7 +355,7 @@ class Intake:
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=plan or RequestPlan(ask, id, seed, model, since, size, told, *way),
+            plan=plan or RequestPlan(ask, id, seed, model, since, size, instructions, *planning),
             prompt=prompt,
             home=self._home,
             since=since,

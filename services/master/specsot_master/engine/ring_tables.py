@@ -251,8 +251,8 @@ class RingTables:
             request.family = opening.sequence
         drafted = is_drafted(request, state)
         fork = request.fork(turn)
-        kept = self._migrated.reused_of_sequence(sequence, fork.length if fork else 0) if again else None
-        opening = replace(opening, drafted=drafted, fork=fork, family=request.family, reused=kept)
+        reused_kv = self._migrated.reused_of_sequence(sequence, fork.length if fork else 0) if again else None
+        opening = replace(opening, drafted=drafted, fork=fork, family=request.family, reused=reused_kv)
         log.reopen(opening)
         sequence.pages = pages_of(request, turn, opening.limit, state)
         sequence.lost = False
@@ -439,9 +439,9 @@ class RingTables:
         option: the option, for which there is room.
         drafted: True if the ring drafts for the request.
         """
-        own = option.own
+        new_prefix = option.own
         window = request.beginning.window
-        node = self._open_prefix(request, option, drafted, window) if own else option.route.node
+        node = self._open_prefix(request, option, drafted, window) if new_prefix else option.route.node
         if node is not None:
             self.prefixes.pin(node)
         request.node = node

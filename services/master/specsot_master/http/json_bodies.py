@@ -62,11 +62,11 @@ class ReadingTurns:
             return read_json(body)
         loop = asyncio.get_running_loop()
         async with self._locks[len(body).bit_length() // 2]:
-            begun = loop.time()
+            started_at = loop.time()
             try:
                 return read_json(body)
             finally:
-                await asyncio.sleep(loop.time() - begun)
+                await asyncio.sleep(loop.time() - started_at)
 
 
 class JsonRequest(Request):

@@ -168,10 +168,10 @@ def messages_routes(context: HttpContext) -> APIRouter:
         """
         refuse_foreign_fields(body, "output_config.format")
         context.unknown.check(body, _CALLER_NAMES, (*_REFUSED_FIELDS, *FOREIGN))
-        wanted = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
+        granted_tokens = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
         turns, places = turns_of(body)
         with naming_turns(places):
-            chat = chat_of(body, turns, context).granting(wanted)
+            chat = chat_of(body, turns, context).granting(granted_tokens)
             call = await chat_call(context, chat, _CALLER_NAMES)
         head = {"id": f"msg_{call_of(request).id}", "type": "message", "role": "assistant"}
         writer = MessageWriter(head | {"model": body.model or context.model.name} | call.warned)
@@ -299,9 +299,9 @@ def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
         place = f"{field}.content.{n}"
         match block.get("type"):
             case "tool_result":
-                said = text_in(block.get("content"), ("text",), place)
+                result_text = text_in(block.get("content"), ("text",), place)
                 results.append(
-                    {"role": "tool", "tool_call_id": _id_of(block, "tool_use_id"), "content": said}
+                    {"role": "tool", "tool_call_id": _id_of(block, "tool_use_id"), "content": result_text}
                 )
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}

@@ -86,9 +86,9 @@ class HostCheck:
         app: the ASGI application that gets the accepted requests.
         names: further host names of this server; empty for none.
         """
-        own = socket.gethostname()
+        hostname = socket.gethostname()
         self._app = app
-        self._names = {name.lower() for name in ("localhost", own, own.partition(".")[0], *names)}
+        self._names = {name.lower() for name in ("localhost", hostname, hostname.partition(".")[0], *names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the application, or answer 421. A request without a Host header is passed on.
@@ -194,7 +194,7 @@ class BodyLimits:
             return
         held = _HeldBody(self._largest(scope["path"]))
         try:
-            self._check(Headers(scope=scope), held.most)
+            self._check(Headers(scope=scope), held.max_bytes)
             body = await self._read(receive, held)
             if body is not None:
                 await self._app(scope, _replay(body, receive), send)
@@ -262,12 +262,12 @@ class BodyLimits:
         size = 0
         more = True
         full: Overloaded | None = None
-        while more and size <= MAX_READ_FACTOR * held.most:
+        while more and size <= MAX_READ_FACTOR * held.max_bytes:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             size += len(message.get("body", b""))
-            if size <= held.most and full is None:
+            if size <= held.max_bytes and full is None:
                 try:
                     self._hold(held, len(message.get("body", b"")))
                     body += message.get("body", b"")
@@ -276,8 +276,8 @@ class BodyLimits:
                     self._give_back(held)
                     body.clear()
             more = message.get("more_body", False)
-        if size > held.most:
-            raise _too_large(held.most)
+        if size > held.max_bytes:
+            raise _too_large(held.max_bytes)
         if full:
             raise full
         return bytes(body)
@@ -291,8 +291,8 @@ class BodyLimits:
 
         Raises Overloaded, and charges nothing, if the budget is used up.
         """
-        kept = SMALL_BYTES if held.bytes + num_bytes > LARGE_BYTES else 0
-        if num_bytes > self._left - kept:
+        reserved = SMALL_BYTES if held.bytes + num_bytes > LARGE_BYTES else 0
+        if num_bytes > self._left - reserved:
             raise Overloaded(
                 "the bodies of other requests fill the memory that is reserved for bodies", RETRY_SECONDS
             )
@@ -312,11 +312,11 @@ class BodyLimits:
 class _HeldBody:
     """The memory of one request's body.
 
-    most: The maximum number of bytes of the body.
+    max_bytes: The maximum number of bytes of the body.
     bytes: The bytes of the body that are charged to the budget now; 0 before any has arrived.
     """
 
-    most: int
+    max_bytes: int
     bytes: int = 0
 
 

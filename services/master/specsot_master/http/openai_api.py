@@ -169,8 +169,8 @@ class OpenAICall:
         warned = self.warned
         offsets = [TextOffsets(self.options.special) for _ in self.asks]
         with naming_fields(self.words):
-            async with aclosing(self._as_asked(events)) as heard:
-                async for index, numbered in heard:
+            async with aclosing(self._as_asked(events)) as call_events:
+                async for index, numbered in call_events:
                     usage.count(index // self.copies, event_of(numbered))
                     if piece := self._piece(index, numbered):
                         piece = answers[index].separate_calls(piece) if answers else piece
@@ -193,8 +193,8 @@ class OpenAICall:
         views = [View() for _ in self.asks]
         thoughts = ["" for _ in self.asks]
         with naming_fields(self.words):
-            async with aclosing(self._as_asked(events)) as heard:
-                async for index, numbered in heard:
+            async with aclosing(self._as_asked(events)) as call_events:
+                async for index, numbered in call_events:
                     usage.count(index // self.copies, event_of(numbered))
                     if isinstance(numbered, Thought):
                         thoughts[index] += numbered.text
@@ -330,10 +330,10 @@ def openai_routes(context: HttpContext) -> APIRouter:
         with naming_fields(words):
             named = body.model_copy(update={"model": model_without_suffix(context, body.model)})
             text = context.text
-            most = context.model.max_positions
-            encode = partial(text.encode_bare, max_positions=position_limit_of(body, most))
+            context_length = context.model.max_positions
+            encode = partial(text.encode_bare, max_positions=position_limit_of(body, context_length))
             size = sum(map(len, prompts_of(body)))
-            asks = tuple(await context.in_thread(size, completion_asks, named, encode, most))
+            asks = tuple(await context.in_thread(size, completion_asks, named, encode, context_length))
         copies = body.n or 1
         skip = body.skip_special_tokens is not False
         given = zip(prompts_of(body), asks[::copies])
@@ -497,12 +497,12 @@ async def _events_of(
     Raises the errors of the requests.
     """
     usage = UsageCount()
-    begun = False
+    has_begun = False
     async with aclosing(call.chunks(events, usage)) as chunks:
         async for chunk in chunks:
-            for event in () if begun else writer.begin(usage.as_json()):
+            for event in () if has_begun else writer.begin(usage.as_json()):
                 yield event
-            begun = True
+            has_begun = True
             for event in writer.take(chunk["choices"][0]):
                 yield event
     for event in writer.end(usage.as_json()):
@@ -628,10 +628,10 @@ def chat_body(members: dict[str, Any], conversation_name: str) -> ChatBody:
         return ChatBody.model_validate({"messages": [], **given})
     except ValidationError as error:
         complaint = error.errors()[0]
-        way = list(names_to_wrong_value(complaint, complaint["loc"], {"messages": [], **given}))[
+        path = list(names_to_wrong_value(complaint, complaint["loc"], {"messages": [], **given}))[
             :2
         ]  # further ones are ours
-        field = conversation_name if way == ["messages"] else ".".join(way)
+        field = conversation_name if path == ["messages"] else ".".join(path)
         raise InvalidRequest(f"{field}: {complaint_text(complaint)}", field) from None
 
 
@@ -672,8 +672,8 @@ async def within_context(chat: ChatBody, context: HttpContext, wanted_tokens: in
     pages = context.counter.info().pages
     held = min(positions, pages.total * pages.rows) if pages and pages.total else positions
     check_length(positions, characters=(words := num_characters(chat)))
-    most = position_limit_of(chat, positions)
-    room = held - await context.in_thread(words, prompt_tokens, chat, context, most) - SPARE_TOKENS
+    position_limit = position_limit_of(chat, positions)
+    room = held - await context.in_thread(words, prompt_tokens, chat, context, position_limit) - SPARE_TOKENS
     return chat.model_copy(update={"max_completion_tokens": max(min(wanted_tokens, room), 1)})
 
 

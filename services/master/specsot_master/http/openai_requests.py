@@ -226,17 +226,17 @@ def completion_asks(body: CompletionBody, encode: Encode, max_positions: int) ->
         raise InvalidRequest("mode sot plans, and plain completions have no plan", "mode")
     shared: dict[str, Any] = common_fields(body, "direct") | {"mode": "direct"}
     shared["prompt_logprobs"] = body.logprobs if body.echo else None
-    given, most = prompts_of(body), position_limit_of(body, max_positions)
-    wanted = 1 if writes_nothing(body) else body.max_tokens
+    given, position_limit = prompts_of(body), position_limit_of(body, max_positions)
+    wanted_tokens = 1 if writes_nothing(body) else body.max_tokens
 
-    limits = replace(limits_of(body, wanted), default_new_tokens=COMPLETION_TOKENS)
+    limits = replace(limits_of(body, wanted_tokens), default_new_tokens=COMPLETION_TOKENS)
     for one in given:
-        params.check_length(most, characters=len(one) if isinstance(one, str) else 0)
+        params.check_length(position_limit, characters=len(one) if isinstance(one, str) else 0)
     for ids in (one for one in given if not isinstance(one, str)):
-        check_ids([ids], most, limits)
+        check_ids([ids], position_limit, limits)
     prompts = [encode(one) if isinstance(one, str) else tuple(one) for one in given]
     for ids in prompts:
-        check_ids([ids], most, limits)
+        check_ids([ids], position_limit, limits)
     shared["logprobs"] = body.logprobs
     asks = [params.Ask(tokens=tokens, **shared, limits=limits) for tokens in prompts]
     return [copy for ask in asks for copy in copies_of(ask, body)]

@@ -293,8 +293,8 @@ def _read_other_names(body_json: Any) -> Any:
     body = cast("dict[str, Any]", body_json)
     found = {name: body[name] for name in OTHER_NAMES if body.get(name) is not None}
     moved = {name: value for name, value in found.items() if body.get(OTHER_NAMES[name]) is None}
-    kept = {name: value for name, value in body.items() if name not in moved}
-    return kept | {OTHER_NAMES[name]: value for name, value in moved.items() if value != NO_LIMIT}
+    unchanged = {name: value for name, value in body.items() if name not in moved}
+    return unchanged | {OTHER_NAMES[name]: value for name, value in moved.items() if value != NO_LIMIT}
 
 
 class Asking(Model):

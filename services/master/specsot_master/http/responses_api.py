@@ -315,8 +315,10 @@ def _add_item(turns: list[Json], item: Json, field: str) -> None:
                 turns.append({"role": "assistant", "content": None})
             turns[-1].setdefault("tool_calls", []).append(call)
         case "function_call_output":
-            said = text_in(item.get("output"), ("input_text", "output_text", "text"), f"{field}.output")
-            turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
+            output_text = text_in(
+                item.get("output"), ("input_text", "output_text", "text"), f"{field}.output"
+            )
+            turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output_text})
         case "reasoning":
             pass  # Chat templates leave out the thinking of earlier turns.
         case kind:

@@ -89,9 +89,9 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
         """
         check_model(context, body.model)
         check_length(context.model.max_positions, len(body.tokens))
-        least, most = min(body.tokens, default=0), max(body.tokens, default=0)
-        if least < 0 or most > context.text.largest:
-            wrong = least if least < 0 else most
+        smallest_id, largest_id = min(body.tokens, default=0), max(body.tokens, default=0)
+        if smallest_id < 0 or largest_id > context.text.largest:
+            wrong = smallest_id if smallest_id < 0 else largest_id
             raise InvalidRequest(
                 f"tokens: {wrong} is no token of the model's, 0 .. {context.text.largest}", "tokens"
             )

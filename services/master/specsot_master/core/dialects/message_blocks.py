@@ -40,7 +40,7 @@ class MessageWriter:
 
         usage: the tokens counted so far, in the format of chat completions.
         """
-        yield {"type": "message_start", "message": self.told(usage)}
+        yield {"type": "message_start", "message": self.message_object(usage)}
 
     def take(self, choice: Json) -> Iterator[Json]:
         """Yield the events for one choice of a chunk; there may be none.
@@ -79,16 +79,21 @@ class MessageWriter:
         """
         for _ in (*self.take(as_chunk(choice)), *self.end(usage)):
             pass
-        return self.told(usage)
+        return self.message_object(usage)
 
-    def told(self, usage: Json) -> Json:
+    def message_object(self, usage: Json) -> Json:
         """Return the message object as far as it is written.
 
         usage: the tokens counted so far, in the format of chat completions.
         """
         reason, hit = self._stop
-        told = {**self.head, "content": list(self.content), "stop_reason": reason, "stop_sequence": hit}
-        return told | {"usage": usage_of(usage)}
+        message_object = {
+            **self.head,
+            "content": list(self.content),
+            "stop_reason": reason,
+            "stop_sequence": hit,
+        }
+        return message_object | {"usage": usage_of(usage)}
 
     def _reason_of(self, reason: str, stop: str | int | None) -> str:
         """Return Anthropic's stop_reason; "end_turn" for a finish_reason that has no other.

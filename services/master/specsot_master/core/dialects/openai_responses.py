@@ -59,8 +59,8 @@ class ChoiceDelta:
         """True if the client must receive this delta. It is False, for example, if a tool call has begun
         whose name is incomplete.
         """
-        told = self.begins or self.text or self.thought or self.calls or self.logprobs or self.extra
-        return bool(told) or self.reason is not None
+        has_content = self.begins or self.text or self.thought or self.calls or self.logprobs or self.extra
+        return bool(has_content) or self.reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +209,17 @@ def planning_of(view: View, options: ChoiceOptions) -> dict[str, Any]:
     assert view.started is not None
     assert view.finished is not None
     figures = view.finished.statistics
-    told: dict[str, Any] = {
+    field: dict[str, Any] = {
         "mode": figures.mode,
         "decision": figures.decision,
         "seed": view.started.seed,
         "statistics": dataclasses.asdict(figures),
     }
     if view.started.forecast:
-        told["forecast"] = dataclasses.asdict(view.started.forecast)
+        field["forecast"] = dataclasses.asdict(view.started.forecast)
     if options.branches:
-        told |= {"skeleton": view.skeleton, "branches": [_branch_of(panel) for panel in view.panels]}
-    return told
+        field |= {"skeleton": view.skeleton, "branches": [_branch_of(panel) for panel in view.panels]}
+    return field
 
 
 def _branch_of(panel: Panel) -> dict[str, Any]:
@@ -245,10 +245,10 @@ def _extra_of(numbered: events.Numbered, options: ChoiceOptions) -> dict[str, An
     always = isinstance(event, events.Finished) or (isinstance(event, events.Started) and event.forecast)
     if not (options.branches or (options.planning and always)):
         return None
-    told: dict[str, Any] = json.loads(line_of(numbered))
+    event_json: dict[str, Any] = json.loads(line_of(numbered))
     if not isinstance(event, events.MergedText | events.Finished):
-        return told
-    return {name: told[name] for name in told if name not in ("text", "tokens", "logprobs")}
+        return event_json
+    return {name: event_json[name] for name in event_json if name not in ("text", "tokens", "logprobs")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,13 +281,13 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffs
     offsets: the position in the text after all chunks before this one; it is advanced.
     """
     if dialect is CHAT:
-        begun = {"role": "assistant", "content": ""} if piece.begins else {}
-        delta = begun | ({"reasoning_content": piece.thought} if piece.thought else {})
+        role = {"role": "assistant", "content": ""} if piece.begins else {}
+        delta = role | ({"reasoning_content": piece.thought} if piece.thought else {})
         delta |= {"content": piece.text} if piece.text else {}
-        said: dict[str, Any] = {"delta": delta | ({"tool_calls": list(piece.calls)} if piece.calls else {})}
+        added: dict[str, Any] = {"delta": delta | ({"tool_calls": list(piece.calls)} if piece.calls else {})}
     else:
-        said = {"text": piece.text}
-    chunk = {"index": index, **said, "logprobs": None, "finish_reason": piece.reason}
+        added = {"text": piece.text}
+    chunk = {"index": index, **added, "logprobs": None, "finish_reason": piece.reason}
     if piece.reason is not None:
         chunk["stop_reason"] = piece.stop
     if piece.logprobs is not None:
@@ -344,11 +344,11 @@ def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
 
     tokens: the tokens with their logprobs.
     """
-    told = [
+    entries = [
         _chat_candidate(one.chosen) | {"top_logprobs": [_chat_candidate(top) for top in one.top]}
         for one in tokens
     ]
-    return {"content": told, "refusal": None}
+    return {"content": entries, "refusal": None}
 
 
 def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:

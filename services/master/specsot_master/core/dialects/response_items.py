@@ -40,7 +40,7 @@ class ResponseWriter:
         usage: the tokens counted so far; the Responses API does not report them here.
         """
         for kind in ("created", "in_progress"):
-            yield self._event(f"response.{kind}", response=self.told("in_progress"))
+            yield self._event(f"response.{kind}", response=self.response_object("in_progress"))
 
     def take(self, choice: Json) -> Iterator[Json]:
         """Yield the events for one choice of a chunk; there may be none.
@@ -64,7 +64,7 @@ class ResponseWriter:
         """
         status = _STATUS.get(self._reason or "", "failed")
         yield from self._close("incomplete" if status == "incomplete" else "completed")
-        yield self._event(f"response.{status}", response=self.told(status, usage))
+        yield self._event(f"response.{status}", response=self.response_object(status, usage))
 
     def whole(self, choice: Json, usage: Json) -> Json:
         """Return the whole response for one choice of an answer that is not streamed; its `output` is empty
@@ -84,10 +84,10 @@ class ResponseWriter:
         error: the error in OpenAI's format, with "code" and "message"; a code of None is reported as
             "server_error".
         """
-        told = {"code": error["code"] or "server_error", "message": error["message"]}
-        return self._event("response.failed", response=self.told("failed") | {"error": told})
+        error_json = {"code": error["code"] or "server_error", "message": error["message"]}
+        return self._event("response.failed", response=self.response_object("failed") | {"error": error_json})
 
-    def told(self, status: str, usage: Json | None = None) -> Json:
+    def response_object(self, status: str, usage: Json | None = None) -> Json:
         """Return the response object as far as it is written.
 
         status: the response's status, such as "in_progress" or "completed".
@@ -156,8 +156,8 @@ class ResponseWriter:
         """
         id = f"{_PREFIXES[kind]}_{self.head['id'].partition('_')[2]}{len(self.output)}"
         self._item = {"id": id, "type": kind, "status": "in_progress", **more}
-        told = {**self._item, "content": []} if "content" in self._item else dict(self._item)
-        yield self._event("response.output_item.added", output_index=len(self.output), item=told)
+        new_item = {**self._item, "content": []} if "content" in self._item else dict(self._item)
+        yield self._event("response.output_item.added", output_index=len(self.output), item=new_item)
 
     def _close(self, status: str = "completed") -> Iterator[Json]:
         """Finish the unfinished item, if there is one, and yield its last events; yield nothing if there is
@@ -169,8 +169,10 @@ class ResponseWriter:
         if item is None:
             return
         if item["type"] == "function_call":
-            said = {"arguments": item["arguments"], "name": item["name"]}
-            yield self._event("response.function_call_arguments.done", **self._place(content=False, **said))
+            call_members = {"arguments": item["arguments"], "name": item["name"]}
+            yield self._event(
+                "response.function_call_arguments.done", **self._place(content=False, **call_members)
+            )
         else:
             part = item["content"][0]
             more: Json = {"logprobs": []} if part["type"] == "output_text" else {}
@@ -209,8 +211,8 @@ def _part(kind: str) -> Json:
 
     kind: the part's type.
     """
-    told: Json = {"type": kind, "text": ""}
-    return told | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})
+    part: Json = {"type": kind, "text": ""}
+    return part | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})
 
 
 def usage_of(usage: Json) -> Json:

@@ -58,8 +58,8 @@ def capped_by_policy(policy: Policy | None, pages: int, ring: RingState) -> int:
     pages: pages that the sequence would need without a policy.
     ring: sizes and limits of the ring.
     """
-    most = max_held_pages(policy, ring.rows, ring.page_rows)
-    return pages if most is None else min(pages, most)
+    max_pages = max_held_pages(policy, ring.rows, ring.page_rows)
+    return pages if max_pages is None else min(pages, max_pages)
 
 
 def shared_pages(num_shared: int, ring: RingState) -> int:
@@ -236,8 +236,8 @@ def admission_options(
     may_keep: True if prefixes may be kept for later requests.
     """
     tokens = prompt_prefix.tokens
-    least = MIN_PREFIX_TOKENS if prompt_prefix.needed else MIN_SHARED_TOKENS
-    known = route.length >= min(least, max(len(tokens), 1))
+    min_shared = MIN_PREFIX_TOKENS if prompt_prefix.needed else MIN_SHARED_TOKENS
+    known = route.length >= min(min_shared, max(len(tokens), 1))
     routes = [route, PrefixMatch()] if known else [PrefixMatch()]
     if prompt_prefix.needed:
         scratch = _opened(prompt_prefix, PrefixMatch(), ring)
@@ -260,10 +260,10 @@ def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) ->
     ring: sizes and limits of the ring.
     """
     length = len(prompt_prefix.tokens)
-    own = () if route.length == length else prompt_prefix.tokens
-    pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if own else 0
+    new_prefix = () if route.length == length else prompt_prefix.tokens
+    pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if new_prefix else 0
     return AdmissionOption(
-        route, own, capped_by_policy(prompt_prefix.window, pages, ring), prompt_prefix.grants(length)
+        route, new_prefix, capped_by_policy(prompt_prefix.window, pages, ring), prompt_prefix.grants(length)
     )
 
 

@@ -192,8 +192,8 @@ def count_pages(
     page_rows = page_rows_of(members, stages, config)
     room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
     room += [one.kv_bytes // (one.row_bytes * page_rows) for one in drafters if one.row_bytes]
-    most = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
-    pages = min(*room, most)
+    page_limit = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
+    pages = min(*room, page_limit)
     if pages < 2:
         raise Refused(f"KV memory holds {pages} pages of {page_rows} rows; at least 2 are needed")
     return pages
@@ -252,8 +252,12 @@ def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape
     drafter: the registration of the ring's first drafter, or None without a drafter.
     config: the options of the ring.
     """
-    own = drafter.shape if drafter else None
-    return replace(own, fixed=own.fixed or config.shape.fixed) if own else config.shape
+    drafter_shape = drafter.shape if drafter else None
+    return (
+        replace(drafter_shape, fixed=drafter_shape.fixed or config.shape.fixed)
+        if drafter_shape
+        else config.shape
+    )
 
 
 def step_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:
@@ -568,10 +572,10 @@ class Epoch:
         configuration = self._joining.pop(name, None)
         if configuration is None or self.ring is None:
             return {}
-        (own,) = (place for place in configuration.drafters if place.name == name)
+        (own_place,) = (place for place in configuration.drafters if place.name == name)
         self._plan[name] = configuration
-        self._set_drafters((*self.ring.drafters, own))
-        return {configuration.stages[-1].name: Rejoined(self.number, own.address, name)}
+        self._set_drafters((*self.ring.drafters, own_place))
+        return {configuration.stages[-1].name: Rejoined(self.number, own_place.address, name)}
 
     def remove_drafter(self, name: str) -> Mapping[str, DrafterLost] | None:
         """Continue the running epoch without a drafter. Return the message for the last stage, by the stage's
@@ -673,5 +677,7 @@ def _copy_speed(member: Registration, members: Collection[Registration]) -> int:
     member: the registration of the member.
     members: the registrations of all members.
     """
-    here = (one for one in members if one.host and (one.host, one.device) == (member.host, member.device))
-    return max((one.copy_speed for one in here), default=member.copy_speed)
+    same_memory = (
+        one for one in members if one.host and (one.host, one.device) == (member.host, member.device)
+    )
+    return max((one.copy_speed for one in same_memory), default=member.copy_speed)

@@ -109,10 +109,10 @@ def _check(
     """
     length = len(turn.tokens) + limit
     pages = own_pages(length, num_shared, ring, request.ask.policy) + prefix_pages
-    most = position_limit(request.ask, ring)
-    if length > most or pages > ring.pages:
+    max_positions = position_limit(request.ask, ring)
+    if length > max_positions or pages > ring.pages:
         raise TooLarge(
             f"a branch of this plan needs {length} positions in {pages} KV pages; the model has "
-            f"{most}, the ring {ring.pages} pages",
+            f"{max_positions}, the ring {ring.pages} pages",
             field="max_new_tokens",
         )

@@ -324,14 +324,14 @@ def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
     num_layers: the number of the model's layers, at least one per worker.
     """
     end = len(sites) - 1
-    most = [site.max_layers(number == 0, number == end) for number, site in enumerate(sites)]
-    if min(most) < 1:
+    max_counts = [site.max_layers(number == 0, number == end) for number, site in enumerate(sites)]
+    if min(max_counts) < 1:
         return None
     counts = [1] * len(sites)
     queue = [(site.cost(2, number == end), number) for number, site in enumerate(sites)]
     heapify(queue)
     for _ in range(num_layers - len(sites)):
-        while queue and counts[queue[0][1]] >= most[queue[0][1]]:
+        while queue and counts[queue[0][1]] >= max_counts[queue[0][1]]:
             heappop(queue)
         if not queue:
             return None
@@ -508,8 +508,8 @@ def rebalanced_stages(members: Sequence[Registration], config: RingConfig) -> St
         if isinstance(drawn, str):
             raise Unavailable(f"the ring lacks {drawn}")
         return drawn
-    least = min(config.workers, len(workers))
-    return choose_stages(workers, config, least, config.max_stages or config.model_layers)
+    min_workers = min(config.workers, len(workers))
+    return choose_stages(workers, config, min_workers, config.max_stages or config.model_layers)
 
 
 # Ratio. A faster ring must write so many times as many tokens per second, or requests are not interrupted for
@@ -536,17 +536,17 @@ def faster_stages(
     workers = [member for member in members if member.kind == "worker"]
     if all(one.name in busy_names for one in workers) or not all(one.curve for one in workers):
         return None
-    most = max(config.workers, config.max_stages or 0)
+    stage_limit = max(config.workers, config.max_stages or 0)
     try:
-        wanted = rebalanced_stages(members, replace(config, max_stages=most))
+        new_stages = rebalanced_stages(members, replace(config, max_stages=stage_limit))
     except (Refused, Unavailable):
         return None
     # More stages than allowed are returned only if fewer have no room for the model.
-    if len(wanted) > max(most, len(present)):
+    if len(new_stages) > max(stage_limit, len(present)):
         return None
     sites = {site.worker.name: site for site in worker_costs(workers, config)}
-    before, after = (tokens_per_second(stages, sites, num_requests) for stages in (present, wanted))
-    return wanted if after >= before * MIN_GAIN else None
+    before, after = (tokens_per_second(stages, sites, num_requests) for stages in (present, new_stages))
+    return new_stages if after >= before * MIN_GAIN else None
 
 
 def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], num_requests: int) -> float:
@@ -627,12 +627,12 @@ def _inherit(
     previous: the stages of the ring that was formed last.
     config: the options of the ring.
     """
-    here = {worker.name: worker for worker in workers}
-    kept = [here[stage.name] for stage in previous if stage.name in here]
-    spare = [worker for worker in workers if worker not in kept]
-    holes = [stage.layers for stage in previous if stage.name not in here]
-    heirs = iter(_fill(holes, spare, kept, previous, config))
-    return [here[stage.name] if stage.name in here else next(heirs) for stage in previous]
+    present = {worker.name: worker for worker in workers}
+    remaining = [present[stage.name] for stage in previous if stage.name in present]
+    spare = [worker for worker in workers if worker not in remaining]
+    holes = [stage.layers for stage in previous if stage.name not in present]
+    heirs = iter(_fill(holes, spare, remaining, previous, config))
+    return [present[stage.name] if stage.name in present else next(heirs) for stage in previous]
 
 
 def _fill(

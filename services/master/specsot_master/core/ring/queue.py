@@ -77,10 +77,10 @@ def pick_displaced(waiting_claims: Iterable[Claim], newcomer: Claim) -> Claim | 
     """
     listed = list(waiting_claims)
     places = Counter(claim.client for claim in listed)
-    most = max(places.values(), default=0)
-    if places[newcomer.client] + 1 >= most:
+    max_places = max(places.values(), default=0)
+    if places[newcomer.client] + 1 >= max_places:
         return None
-    crowd = [claim for claim in listed if places[claim.client] == most]
+    crowd = [claim for claim in listed if places[claim.client] == max_places]
     return max(crowd, key=lambda claim: (-claim.priority, claim.arrival))
 
 

@@ -95,8 +95,8 @@ class HarmonyReader:
         if found := _MESSAGE_END.search(self._held):
             cut, size = found.span()
         else:
-            begun = None if last else _MARK_BEGUN.search(self._held)
-            cut = size = begun.start() if begun else len(self._held)
+            mark_beginning = None if last else _MARK_BEGUN.search(self._held)
+            cut = size = mark_beginning.start() if mark_beginning else len(self._held)
         self._write(self._held[:cut])
         self._held = self._held[size:]
         if found:

@@ -33,5 +33,5 @@ def calls_in_words(calls: list[dict[str, Any]]) -> str:
 
     calls: calls in OpenAI's format, whose `arguments` are JSON values, not text.
     """
-    told = (json.dumps(one["function"], ensure_ascii=False) for one in calls)
-    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in told)
+    encoded_calls = (json.dumps(one["function"], ensure_ascii=False) for one in calls)
+    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in encoded_calls)

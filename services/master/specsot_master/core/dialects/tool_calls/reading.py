@@ -206,9 +206,9 @@ class ToolReader:
             if self._after_call:
                 self._white = (self._white or "\n") if self._spoke else ""
                 spoken = spoken if self._spoke or self._muted else spoken.lstrip()
-            said = self._white + spoken
-            self._content.append(said)
-            self._code.add(said)
+            released = self._white + spoken
+            self._content.append(released)
+            self._code.add(released)
             self._white = ""
             self._spoke = True
             self._after_call = False
@@ -430,23 +430,23 @@ class ToolReader:
         passed on as they arrive; otherwise the object is read to its end. An object that turns out to be no
         call is content. Return False if that takes more text, else True.
         """
-        seen = self._object + self._held
-        head = self._head.match(seen) if len(self._object) < MAX_HEAD else None
-        if head and head.end() < len(seen):
-            self._held = seen[head.end() :]
+        read_so_far = self._object + self._held
+        head = self._head.match(read_so_far) if len(self._object) < MAX_HEAD else None
+        if head and head.end() < len(read_so_far):
+            self._held = read_so_far[head.end() :]
             self._begin_json(_text_of(head["name"]))
             self._in_object = True
             return True
         self._written += self._rewriter.feed(self._held, self._last)
         if not self._rewriter.done:
-            self._object = seen
+            self._object = read_so_far
             self._held = ""
             return False
         self._held = self._rewriter.rest
         call = call_in(_value_of(self._written))
         if call is None or (call[1] is None and self._rewriter.is_cut):
             self._state = "content"
-            self._say(self._raw + seen[: len(seen) - len(self._held)])
+            self._say(self._raw + read_so_far[: len(read_so_far) - len(self._held)])
             return True
         self._add_call(call[0], as_json(arguments_of(call[1])))
         self._closed = False

@@ -137,10 +137,10 @@ def resolved(schema: Any, root: Json) -> Json:
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
-        way = cast(Json, schema).get("$ref")
-        if not isinstance(way, str):
+        reference = cast(Json, schema).get("$ref")
+        if not isinstance(reference, str):
             return cast(Json, schema)
-        schema = _follow(way, root)
+        schema = _follow(reference, root)
     return {}
 
 
@@ -151,16 +151,16 @@ def _follow(reference: str, root: Json) -> Any:
     reference: the reference, as the schema has it.
     root: the whole schema, at whose top references begin.
     """
-    here: Any = root if reference.startswith("#") else None
+    target: Any = root if reference.startswith("#") else None
     for part in reference.lstrip("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(here, dict):
-            here = cast(Json, here).get(name)
-        elif isinstance(here, list) and name.isdecimal() and int(name) < len(cast("list[Any]", here)):
-            here = cast("list[Any]", here)[int(name)]
+        if isinstance(target, dict):
+            target = cast(Json, target).get(name)
+        elif isinstance(target, list) and name.isdecimal() and int(name) < len(cast("list[Any]", target)):
+            target = cast("list[Any]", target)[int(name)]
         else:
             return None
-    return here
+    return target
 
 
 # The classes of decoded values, by the name of the JSON type.
@@ -305,8 +305,8 @@ def value_of_text(text: str, name: str, parameters: Json) -> Any:
         value = json.loads(rewritten(text)[0])
     except (ValueError, RecursionError):
         return _unquoted(text, types)
-    said = _type_of(value)
-    if types and said not in types and not (said == "integer" and "number" in types):
+    value_type = _type_of(value)
+    if types and value_type not in types and not (value_type == "integer" and "number" in types):
         return text if "string" in types else value
     return value
 
