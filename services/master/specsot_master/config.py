@@ -31,6 +31,16 @@ class MasterConfig:
     token: One more valid client token, in addition to those of token_file; None for no further one.
     pulse: How often members send heartbeats, and how long they may be silent.
     service: What all services have: address, TLS, logs, telemetry.
+    http: The host:port of the HTTP server; None to serve no HTTP.
+    http_names: Host names accepted from browsers, besides localhost and this host's name and addresses.
+    allowed_origins: Origins of web pages that may send requests; empty for none.
+    default_mode: The mode of requests from OpenAI's clients that name none.
+    sse_ping_interval: Seconds of silence in a streamed HTTP answer before a ping.
+    metrics_prefix: The first word of the names of metrics.
+    fleet_listen: The address on which members connect; None for that of the clients.
+    client_tls: False to serve clients without TLS although there is a certificate.
+    token_file: The file of valid client tokens, one per line; None for none.
+    journal: The directory of the journal; None to keep nothing over a restart.
     """
 
     # The heading of these options in the help text.

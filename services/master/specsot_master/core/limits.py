@@ -248,9 +248,9 @@ def aim_of(answer_tokens: int, points: int, others: int) -> int:
 
         answer of 320 tokens, 6 points, 110 for the others -> 35
 
-    answer_tokens: tokens of the whole answer.
+    answer_tokens: number of tokens of the whole answer.
     points: the number of points, at least 1.
-    others: tokens of the introduction, the headings and the closing.
+    others: number of tokens of the introduction, the headings and the closing.
     """
     return max(MIN_AIM, min((answer_tokens - others) // points, MAX_AIM))
 
@@ -299,7 +299,7 @@ def share_out(
 
     points: the points of the plan, at least one.
     headings: tokens of each point's heading, by point id.
-    total: tokens for all headings and budgets together; greater than 0.
+    total: number of tokens for all headings and budgets together; greater than 0.
     min_text_tokens: the fewest tokens for the text of a point.
     max_branch_tokens: the most tokens of one branch, or None for no such bound.
     """
@@ -328,7 +328,7 @@ def split_budget(
         lengths {1: 10, 2: 30}, total 9, min_share 4 -> {1: 4, 2: 5}  (point 1 is raised)
 
     points: the points that are written, at least one.
-    total: tokens for all branches together, at least len(points).
+    total: number of tokens for all branches together, at least len(points).
     max_share: the most tokens of one branch, or None for no such bound; tokens beyond it are given to no
         other branch.
     min_share: the fewest tokens of one branch; if there are too few tokens for that, an equal part is the
@@ -357,7 +357,7 @@ def _affordable(
 
     points: the points of the plan.
     headings: tokens of each point's heading, by point id.
-    total: tokens for all headings and texts together.
+    total: number of tokens for all headings and texts together.
     min_text_tokens: the fewest tokens for the text of a point.
     """
     count = 0

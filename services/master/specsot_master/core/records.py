@@ -31,7 +31,7 @@ class BranchRecord:
     """Record: the branch of a point was opened.
 
     point: the point's id.
-    wording: a fingerprint of the branch's prompt; "" if it is unknown.
+    wording: a fingerprint of the branch's prompt; "" without one, which is then not compared.
     """
 
     point: int

@@ -44,7 +44,7 @@ class SequenceFactory:
         """Return the opening of a prefix: a sequence that is prefilled, kept and forked, and that never
         decodes. It gets a new sequence id.
 
-        length: tokens of the prefix, including those that it forks.
+        length: number of tokens of the prefix, including those that it forks.
         drafted: True if the drafter keeps KV of the prefix too.
         fork: the other prefix whose first tokens it shares, and how many; None if it shares none.
         attention_window: sinks and recent tokens to which its tokens attend; None for all tokens.
@@ -68,7 +68,7 @@ class SequenceFactory:
         With `rules` the sequence ends where the plan's grammar ends, and no token stops it. Without rules a
         stop token ends it; if the client gave a form (a grammar of its own), either of the two may.
 
-        prompt_length: tokens of the prompt, including those that a fork shares.
+        prompt_length: number of tokens of the prompt, including those that a fork shares.
         ask: what the client asks for: sampling, stop tokens, logprobs, attention window.
         seed: the request's sampling seed.
         ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
@@ -133,7 +133,7 @@ class SequenceFactory:
 def first_lease(prompt_length: int, grant: int) -> int:
     """Return the first lease of a sequence: the position up to which stage 0 may decode.
 
-    prompt_length: tokens of the prompt.
+    prompt_length: number of tokens of the prompt.
     grant: positions that a lease adds.
     """
     return prompt_length + grant
@@ -145,7 +145,7 @@ def renewed_lease(position: int, lease: int, max_position: int, grant: int) -> i
     A lease is renewed when at most half a grant is left, unless it already reaches the end. With grant 256,
     lease 256 and max_position 1000: position 100 leaves 156 positions -> None; position 180 leaves 76 -> 512.
 
-    position: tokens that the sequence has, prompt included.
+    position: number of tokens that the sequence has, prompt included.
     lease: the position up to which stage 0 may decode now.
     max_position: the largest number of tokens that the sequence can ever have, prompt included.
     grant: positions added per renewal.
@@ -303,7 +303,7 @@ class ActiveSequence:
     log: the sequence's opening and tokens.
     detokenizer: turns the sequence's tokens into text.
     spell: returns the bytes of a token id, for logprobs.
-    pages: KV pages that the request is charged for this sequence; 0 before the sequence is placed.
+    pages: number of KV pages that the request is charged for this sequence; 0 before the sequence is placed.
     lease: the position up to which stage 0 may decode the sequence before the master renews; 0 before the
         sequence is placed.
     lost: True while the sequence is in no ring: before it is first placed, and after its epoch ended until it

@@ -21,15 +21,15 @@ RATIO_DIGITS = 4
 class OutputTokens:
     """Tokens of one request's output, by what became of them.
 
-    written: tokens that the model wrote, up to the end of each sequence. Accepted drafts after the end are
-        not counted, so that the count does not depend on the drafter.
+    written: number of tokens that the model wrote, up to the end of each sequence. Accepted drafts after the
+        end are not counted, so that the count does not depend on the drafter.
     plan: the written tokens that are not part of the answer's text, such as the plan.
-    merged: tokens of the answer.
-    headings: tokens of the headings in the answer, which the model did not write.
-    polish: tokens of the turn that rewrote the answer; 0 if there was none.
-    discarded: tokens that the model wrote in addition, and that the answer does not use: those of a direct
-        answer that a plan replaced, of a plan that was not used, or of the beginning of a branch that was
-        opened again.
+    merged: number of tokens of the answer.
+    headings: number of tokens of the headings in the answer, which the model did not write.
+    polish: number of tokens of the turn that rewrote the answer; 0 if there was none.
+    discarded: number of tokens that the model wrote in addition, and that the answer does not use: those of a
+        direct answer that a plan replaced, of a plan that was not used, or of the beginning of a branch that
+        was opened again.
     """
 
     written: int
@@ -45,11 +45,11 @@ class RequestTally:
     """Running figures of one request, which become its statistics at the end.
 
     began: when the request arrived, in seconds; all times are on the same clock.
-    prompt_tokens: tokens of the prompt.
-    cached_tokens: tokens of the prompt whose KV the ring had already.
+    prompt_tokens: number of tokens of the prompt.
+    cached_tokens: number of tokens of the prompt whose KV the ring had already.
     steps: number of steps of the ring that returned at least one outcome of the request.
     trees: number of draft rounds, over all sequences.
-    tree_tokens: tokens that the draft rounds added.
+    tree_tokens: number of tokens that the draft rounds added.
     paused_trees: number of draft rounds without drafts, because the drafter was paused as unprofitable.
     first_token: when the first token arrived that was not part of the router's score, in seconds; None
         before.
@@ -166,8 +166,8 @@ class RequestCounts:
     def enter(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Count a request that entered the ring.
 
-        num_prompt_tokens: tokens of its prompt.
-        num_cached_tokens: tokens of its prompt whose KV the ring had already.
+        num_prompt_tokens: number of tokens of its prompt.
+        num_cached_tokens: number of tokens of its prompt whose KV the ring had already.
         """
         self.asked += num_prompt_tokens
         self.found += num_cached_tokens
@@ -183,9 +183,9 @@ class RequestCounts:
     def info(self, waiting: int, running: int, writing: int, kept: int) -> RequestsInfo:
         """Return the counts together with the present numbers.
 
-        waiting: requests in the queue.
-        running: requests in the ring.
-        writing: sequences that decode.
+        waiting: number of requests in the queue.
+        running: number of requests in the ring.
+        writing: number of sequences that decode.
         kept: finished requests that can be resumed.
         """
         counted = {"refused": self.refused, "prompt_tokens": self.asked, "cached_tokens": self.found}
@@ -212,8 +212,8 @@ class _Step:
     """One step of the ring, as the meter remembers it.
 
     when: when its result arrived, in seconds.
-    tokens: tokens that it added to all sequences.
-    rows: tokens in its batch.
+    tokens: number of tokens that it added to all sequences.
+    rows: number of tokens in its batch.
     """
 
     when: float

@@ -147,7 +147,7 @@ class RingTables:
     def begin_epoch(self, pages: int, kept: Mapping[int, int] | None = None) -> None:
         """Forget all sequences and prefixes, because the ring of the next epoch is empty.
 
-        pages: KV pages on every stage of the new ring; 0 while there is no ring.
+        pages: number of KV pages on every stage of the new ring; 0 while there is no ring.
         kept: by sequence id of an earlier epoch, how many leading tokens' KV the new stages have received;
             None or empty if nothing was migrated. Stage 0 is ordered to drop those of sequences that have
             ended meanwhile.
@@ -336,7 +336,7 @@ class RingTables:
 
         request: a waiting request.
         state: sizes and limits of the running ring.
-        extra_pages: KV pages that are granted in addition, for a speculative plan; 0 for none.
+        extra_pages: number of KV pages that are granted in addition, for a speculative plan; 0 for none.
         """
         drafted = is_drafted(request, state)
         beginning = request.beginning
@@ -381,7 +381,7 @@ class RingTables:
         them. Return False if they are neither granted, nor free, nor to be had by an eviction.
 
         request: an admitted request.
-        pages: KV pages that it needs in addition to those that it uses.
+        pages: number of KV pages that it needs in addition to those that it uses.
         reserved_only: True to count only what is left of the request's own grant, and evict nothing.
         """
         lacking = self.ledger.shortfall(request.id, pages)
@@ -422,9 +422,9 @@ class RingTables:
         # 3 pages free, 5 in unneeded prefixes, pages 6, slack 2 -> 3 lack, 3 + 2 <= 5: evict 3 pages, True
         # the same with slack 3 -> 3 + 3 > 5: False
 
-        pages: KV pages that are needed.
+        pages: number of KV pages that are needed.
         kept_node: a prefix that must stay, with its ancestors; None for no such prefix.
-        slack: pages that must be free or evictable in addition; 0 for none.
+        slack: number of pages that must be free or evictable in addition; 0 for none.
         """
         lacking = pages - self.ledger.free
         if lacking + slack > self.prefixes.spare(kept_node):

@@ -128,11 +128,11 @@ class UsageCount:
     """Counts the tokens of one API call: each prompt once, and everything that was written for all answers.
 
     prompts: number of prompt tokens, by the number of the prompt in the call.
-    completion: written tokens, thoughts included.
-    thoughts: tokens of thoughts, which `completion` counts too.
-    plans: tokens of plans, which `completion` counts too.
-    headings: tokens of headings, which `completion` counts too.
-    discarded: tokens that no answer uses, in addition to the written ones.
+    completion: number of written tokens, thoughts included.
+    thoughts: number of tokens of thoughts, which `completion` counts too.
+    plans: number of tokens of plans, which `completion` counts too.
+    headings: number of tokens of headings, which `completion` counts too.
+    discarded: number of tokens that no answer uses, in addition to the written ones.
     cached: number of cached prompt tokens, by the number of the prompt in the call.
     """
 

@@ -308,9 +308,9 @@ class AnswerLengths:
 class Workload:
     """What a forecast depends on: the sizes of one request, and what else runs.
 
-    prompt: tokens that must be prefilled before the first token.
+    prompt: number of tokens that must be prefilled before the first token.
     limits: the request's limits.
-    suffix: tokens that must be prefilled for each branch; None if that is not known yet.
+    suffix: number of tokens that must be prefilled for each branch; None if that is not known yet.
     others: number of sequences of other requests that take turns at the same time.
     kind: the kind of the question, as the router's rules name it; "" if it is unknown.
     """
@@ -415,7 +415,7 @@ class Forecaster:
 
         workload: the sizes of the request.
         points: the points of the plan, with their needs.
-        plan: tokens that the plan took; 0.0 if they do not count.
+        plan: number of tokens that the plan took; 0.0 if they do not count.
         """
         limits = workload.limits
         lengths = self.lengths.branches(len(points))
@@ -540,7 +540,7 @@ class Outlook:
 
         points: the points of the plan, with their needs.
         passed: seconds since the request arrived.
-        plan: tokens that the plan took; 0.0 if they do not count.
+        plan: number of tokens that the plan took; 0.0 if they do not count.
         """
         told = self._tell("branches", self.costs.branches(self.workload, points, plan), passed)
         return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])
@@ -551,8 +551,8 @@ class Outlook:
 
         planned: True if the answer had branches.
         seconds: seconds from its arrival to its end.
-        steps: steps of the ring that it took.
-        tokens: tokens of the answer.
+        steps: number of steps of the ring that it took.
+        tokens: number of tokens of the answer.
         cut: True if its token limit ended it.
         """
         kind = self.workload.kind

@@ -289,7 +289,7 @@ class ForkPlan:
         """Return the commands of an admitted request: the Started event, and the opening of the first
         sequence.
 
-        prompt_tokens: tokens of the prompt.
+        prompt_tokens: number of tokens of the prompt.
         now: the time of admission, in seconds of the engine's clock.
         found: how many first tokens of the prompt the ring's prefix cache had; 0 for none.
         plans: has no effect, as forks are never speculative.

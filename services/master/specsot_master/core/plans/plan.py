@@ -171,7 +171,7 @@ class RequestPlan:
         """Return the commands of an admitted request: the Started event, and the opening of the first
         sequence (or of two, if the plan is speculative).
 
-        prompt_tokens: tokens of the prompt that a direct answer has.
+        prompt_tokens: number of tokens of the prompt that a direct answer has.
         now: the time of admission, in seconds of the engine's clock.
         found: how many first tokens of the first prompt the ring had in its prefix cache; 0 for none.
         plans: False if the ring has no room for a speculative plan, so that the answer is direct.
@@ -518,7 +518,7 @@ class RequestPlan:
         `ready` then returns the first branches.
 
         points: the points that the guards kept, at least one.
-        rest: tokens for all headings and branches together.
+        rest: number of tokens for all headings and branches together.
         cut: True if a limit has shortened the plan.
         now: the present time, in seconds of the engine's clock.
         introduction: the text before the first point; "" if the plan was not speculative.

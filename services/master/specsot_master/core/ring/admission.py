@@ -40,7 +40,7 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
     = 4. The second page of the prefix is shared only in part, so it is copied.
 
     length: the most tokens that the sequence may have, prompt included.
-    shared: tokens that the sequence forks from its prefix.
+    shared: number of tokens that the sequence forks from its prefix.
     policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds; None for no
         such bound. Shared pages do not lower that bound, because under a window the sequence may come to own
         copies of them.
@@ -55,7 +55,7 @@ def capped_by_policy(policy: Policy | None, pages: int, ring: RingState) -> int:
     """Return `pages`, or the most pages that a sequence with this policy ever holds if that is less.
 
     policy: the sequence's KV policy (window or pruning); None holds every page.
-    pages: pages that the sequence would need without a policy.
+    pages: number of pages that the sequence would need without a policy.
     ring: sizes and limits of the ring.
     """
     max_pages = max_held_pages(policy, ring.rows, ring.page_rows)
@@ -70,7 +70,7 @@ def shared_pages(num_shared: int, ring: RingState) -> int:
 
         page_rows 64: shared 128 -> 2 pages, with a drafter (128 - 1) // 64 = 1 page
 
-    num_shared: tokens that the sequence forks from its prefix; 0 if it forks nothing.
+    num_shared: number of tokens that the sequence forks from its prefix; 0 if it forks nothing.
     ring: sizes and limits of the ring.
     """
     return max(num_shared - ring.has_drafter, 0) // ring.page_rows
@@ -80,11 +80,11 @@ def shared_pages(num_shared: int, ring: RingState) -> int:
 class PlanSizes:
     """Prompt lengths of a planned request, in tokens.
 
-    prefix: tokens that all prompts of the request begin with.
-    skeleton: the prompt of the skeleton.
-    turn: the turn of a branch alone, without the plan and the texts of the points it needs.
-    answer: the prompt of the direct answer that may follow an unusable plan; 0 if the skeleton's sequence
-        itself may become the answer.
+    prefix: number of tokens that all prompts of the request begin with.
+    skeleton: number of tokens of the skeleton's prompt.
+    turn: number of tokens of a branch's turn alone, without the plan and the texts of the points it needs.
+    answer: number of tokens of the prompt of the direct answer that may follow an unusable plan; 0 if the
+        skeleton's sequence itself may become the answer.
     speculates: True if the skeleton and the direct answer are decoded at the same time.
     """
 
@@ -98,7 +98,7 @@ class PlanSizes:
 def grant_answer(prompt_length: int, ask: Ask, ring: RingState) -> int:
     """Return the KV pages that a direct answer needs at most.
 
-    prompt_length: tokens of the prompt.
+    prompt_length: number of tokens of the prompt.
     ask: what the client asks for; its limits and KV policy are used.
     ring: sizes and limits of the ring.
 
@@ -140,8 +140,8 @@ class PromptPrefix:
     tokens: the common beginning; empty if nothing is shared.
     needed: True if every sequence of the request forks the whole beginning.
     grants: returns, for the number of its tokens that are forked, the pages of what the request decodes.
-    plan: KV pages of a speculative plan, without which the request can be admitted too; 0 without such a
-        plan.
+    plan: number of KV pages of a speculative plan, without which the request can be admitted too; 0 without
+        such a plan.
     window: the attention window under which the beginning is computed; None for all tokens. A windowed
         beginning is not shared with other requests.
     """
@@ -203,9 +203,9 @@ class AdmissionOption:
 
     route: the cached prefix that is forked; its node is None to fork none.
     own: the beginning that is opened as a new prefix; empty to open none.
-    pages: KV pages of that new prefix; 0 to open none.
-    grant: KV pages of what the request decodes.
-    slack: KV pages that must stay free after the request has entered; 0 for none.
+    pages: number of KV pages of that new prefix; 0 to open none.
+    grant: number of KV pages of what the request decodes.
+    slack: number of KV pages that must stay free after the request has entered; 0 for none.
     """
 
     route: PrefixMatch
@@ -280,7 +280,7 @@ def position_limit(ask: Ask, ring: RingState) -> int:
 def _check_context(prompt_length: int, length: int, ask: Ask, ring: RingState) -> None:
     """Check that a sequence fits the model; return nothing if it does.
 
-    prompt_length: tokens of the prompt, for the error's message.
+    prompt_length: number of tokens of the prompt, for the error's message.
     length: the most tokens that the sequence may have, prompt included.
     ask: what the client asks for; only its window matters.
     ring: sizes and limits of the ring.
@@ -311,7 +311,7 @@ def _check_window(window: Window | None, ring: RingState) -> None:
 def _check_memory(pages: int, ring: RingState) -> int:
     """Return `pages` unchanged if the whole ring has at least so many.
 
-    pages: KV pages that the request needs at most.
+    pages: number of KV pages that the request needs at most.
     ring: sizes and limits of the ring.
 
     Raises TooLarge if the ring has fewer.
@@ -330,7 +330,7 @@ class _RequestPages:
     """The KV pages that one request is charged.
 
     grant: its base grant, reserved even while unused.
-    used: pages that its sequences use; 0 at first.
+    used: number of pages that its sequences use; 0 at first.
     """
 
     grant: int
@@ -356,8 +356,8 @@ class PageLedger:
     def __init__(self, capacity: int) -> None:
         """Create a ledger in which all pages are free.
 
-        capacity: KV pages of the ring; the attribute of the same name holds it, and `free` the pages that are
-            not promised.
+        capacity: number of KV pages of the ring; the attribute of the same name holds it, and `free` the
+            pages that are not promised.
         """
         self.capacity = self.free = capacity
         self._pages_of_requests: dict[str, _RequestPages] = {}
@@ -365,14 +365,14 @@ class PageLedger:
     def reserve_prefix_pages(self, pages: int) -> None:
         """Set free pages aside for a prefix. The caller has checked that so many are free.
 
-        pages: KV pages of the prefix.
+        pages: number of KV pages of the prefix.
         """
         self.free -= pages
 
     def free_prefix_pages(self, pages: int) -> None:
         """Make the pages of a prefix free again, because the prefix was removed.
 
-        pages: KV pages that were set aside for the prefix.
+        pages: number of KV pages that were set aside for the prefix.
         """
         self.free += pages
 
@@ -393,7 +393,7 @@ class PageLedger:
         the free pages. Return False, and change nothing, if not enough pages are available.
 
         request_id: the id of an admitted request.
-        pages: KV pages of the sequence.
+        pages: number of KV pages of the sequence.
         reserved_only: True to use only the base grant, because other requests wait for free pages.
 
         Raises KeyError for a request that was not admitted.
@@ -410,7 +410,7 @@ class PageLedger:
         suffices.
 
         request_id: the id of an admitted request.
-        pages: KV pages that it would use in addition.
+        pages: number of KV pages that it would use in addition.
 
         Raises KeyError for a request that was not admitted.
         """
@@ -422,7 +422,7 @@ class PageLedger:
         grant still covers them. An unknown request is ignored: it returned everything when it was removed.
 
         request_id: the id of the request.
-        pages: KV pages that `use_pages` charged for the sequence.
+        pages: number of KV pages that `use_pages` charged for the sequence.
         """
         if account := self._pages_of_requests.get(request_id):
             self._change(account, account.grant, account.used - pages)

@@ -101,8 +101,8 @@ def _check(
     request: the request of the sequence; its KV policy is used.
     turn: the prompt of the sequence.
     limit: the most tokens that the sequence may decode.
-    num_shared: tokens of its prompt that it forks.
-    prefix_pages: KV pages of the prefixes that it forks.
+    num_shared: number of tokens of its prompt that it forks.
+    prefix_pages: number of KV pages of the prefixes that it forks.
     ring: sizes and limits of the ring.
 
     Raises TooLarge if it never can.

@@ -348,7 +348,7 @@ def _measured(worker: Registration, workers: Sequence[Registration], num_tokens:
 
     worker: the worker's registration.
     workers: the registrations of all workers, this one included.
-    num_tokens: tokens in the batch of the step.
+    num_tokens: number of tokens in the batch of the step.
     """
     peers = [one for one in workers if _host(one) == _host(worker) and bool(one.gpus) == bool(worker.gpus)]
     return min(CostCurve(one.curve).at(num_tokens) for one in peers)

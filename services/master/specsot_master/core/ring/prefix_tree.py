@@ -22,7 +22,7 @@ class PrefixNode:
 
     sequence: the id of the prefix's sequence.
     tokens: all tokens of the prefix, those of its parent included.
-    pages: KV pages that are charged for it, without the full pages that it shares with its parent.
+    pages: number of KV pages that are charged for it, without the full pages that it shares with its parent.
     drafted: True if the drafter has KV of the prefix too.
     parent: the prefix that it is forked from, or None if it was prefilled alone.
     at: how many first tokens it shares with its parent; 0 without a parent.

@@ -41,7 +41,7 @@ class BreakHistory:
         halved by every PROOF_TOKENS tokens.
     breaks: the number of all breaks.
     alone: the number of breaks while it was on trial alone in the ring.
-    written: tokens that it wrote since the last break, or since its arrival.
+    written: number of tokens that it wrote since the last break, or since its arrival.
     """
 
     blame: float = 0.0

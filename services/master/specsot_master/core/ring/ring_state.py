@@ -18,7 +18,7 @@ class RingState:
     """The state of a complete ring: its sizes and limits, as the engine needs them.
 
     epoch: the number of the ring's epoch.
-    pages: KV pages that every stage has.
+    pages: number of KV pages that every stage has.
     page_rows: KV slots per page.
     slots: KV slots that a live sequence needs beyond its committed tokens, for draft nodes.
     max_positions: the model's context, in tokens.
