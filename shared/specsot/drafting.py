@@ -32,7 +32,8 @@ MAX_PAST = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """How draft trees are shaped. None leaves an option to the drafter.
+    """Options of drafting: how draft trees are shaped, and which policy sizes them. None leaves an option to
+    the drafter.
 
     mode: "linear" for a chain; "tree" for `breadth` children of every expanded node; "pruned" for the same,
         but without children of nodes whose probability from the root is less than `threshold`.

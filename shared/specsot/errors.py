@@ -26,7 +26,9 @@ from __future__ import annotations
 
 
 class SpecsotError(Exception):
-    """The base class: `str(error)` is one clear line that may be shown to a user."""
+    """The base class of all errors that SpecSoT raises on purpose: `str(error)` is one clear line that may be
+    shown to a user.
+    """
 
 
 class InvalidRequest(SpecsotError):

@@ -30,12 +30,12 @@ class Forecast:
     A value is None while too little was measured to predict it. Eight of ten answers ended between the
     bounds.
 
-    direct: for a direct answer.
-    planned: for a planned answer.
-    direct_min: lower bound for a direct answer.
-    direct_max: upper bound for a direct answer.
-    planned_min: lower bound for a planned answer.
-    planned_max: upper bound for a planned answer.
+    direct: predicted seconds of a direct answer.
+    planned: predicted seconds of a planned answer.
+    direct_min: lower bound of the seconds of a direct answer.
+    direct_max: upper bound of the seconds of a direct answer.
+    planned_min: lower bound of the seconds of a planned answer.
+    planned_max: upper bound of the seconds of a planned answer.
     """
 
     direct: float | None = None
@@ -48,7 +48,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was admitted.
+    """The first event of a request: the request was admitted.
 
     request: id of the request.
     model: name of the model that answers.
@@ -82,7 +82,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position.
+    """Log-probabilities at one position: of the chosen token and of the likeliest ones.
 
     chosen: the token that was generated.
     top: the likeliest tokens at the position, likeliest first.
@@ -94,7 +94,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of the next tokens of the prompt, sent before any text, if the request asks for them.
+    """An event with log-probabilities of the next tokens of the prompt, sent before any text, if the request
+    asks for them.
 
     position: position of the first of these tokens in the prompt, counted from 0. The prompt's very first
         token has no log-probability.
@@ -107,7 +108,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class SkeletonText:
-    """Raw text of the skeleton as it is generated, markers included.
+    """An event with the next piece of the skeleton's raw text as it is generated, markers included.
 
     text: the next piece of the skeleton.
     logprobs: log-probabilities of the tokens of this piece. As in the other events, empty if the request does
@@ -120,7 +121,7 @@ class SkeletonText:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan is complete.
+    """The event that the plan is complete.
 
     points: the points of the plan. Empty if the model chose to answer directly.
     forecast: a new forecast, or None.
@@ -132,11 +133,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class BranchStarted:
-    """The prompt of a branch is in the ring.
+    """The event that the prompt of a branch is in the ring.
 
     branch: id of the branch's point.
     title: title of the point.
-    budget: the branch's token limit.
+    budget: the branch's limit, in tokens.
     """
 
     branch: int
@@ -146,7 +147,7 @@ class BranchStarted:
 
 @dataclass(frozen=True, slots=True)
 class BranchText:
-    """Text of a branch.
+    """An event with the next piece of a branch's text.
 
     branch: id of the branch's point.
     offset: place of the text in the branch's body, in characters.
@@ -165,7 +166,7 @@ class BranchText:
 
 @dataclass(frozen=True, slots=True)
 class BranchFinished:
-    """A branch has finished.
+    """The event that a branch has finished.
 
     branch: id of the branch's point.
     reason: why the branch finished.
@@ -179,7 +180,7 @@ class BranchFinished:
 
 @dataclass(frozen=True, slots=True)
 class MergedText:
-    """The next piece of the merged answer.
+    """An event with the next piece of the merged answer.
 
     offset: place of the piece in the merged answer, in characters.
     text: the piece.
@@ -293,7 +294,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """An event of a request's stream.
+    """An event of a request's stream, with its number.
 
     number: number of the event in the stream: 0, 1, 2, ....
     event: the event.

@@ -60,7 +60,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """How an EAGLE tree grows.
+    """The shape of EAGLE trees: how deep and wide they grow, and how many nodes are kept.
 
     The fields count as the published EAGLE code does, unlike the flags: `depth` does not count the first
     level, and `nodes` counts the root. `--draft-depth 8 --draft-nodes 23` are a depth of 7 and 24 nodes. The
@@ -144,11 +144,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Bytes that the weights of a base model take.
+    """Sizes of a base model's weights, in bytes.
 
-    layer: of its largest layer.
-    first: of the part before its first layer, the embedding.
-    last: of the part after its last layer, the final norm and the lm_head.
+    layer: bytes of the model's largest layer.
+    first: bytes of the part before the first layer, the embedding.
+    last: bytes of the part after the last layer, the final norm and the lm_head.
     """
 
     layer: int
@@ -477,7 +477,9 @@ class HandOver:
 
     @property
     def model_layers(self) -> int:
-        """Number of layers of the model, which is also the layer number under which features travel."""
+        """Number of layers of the model, which is also the layer number under which features travel. 0 if
+        there are no givers.
+        """
         return self.givers[-1].layers.last if self.givers else 0
 
     def giver_of(self, layer: int) -> str:
@@ -532,7 +534,10 @@ class DrafterLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeaving:
-    """A member, or the master, is about to leave, after SIGTERM for example."""
+    """A message that a member, or the master, is about to leave, after SIGTERM for example.
+
+    reason: why the sender leaves, in words.
+    """
 
     reason: str = "shutting down"
 
@@ -548,7 +553,7 @@ class Tap:
 
     epoch: number of the epoch.
     layer: the layer whose input the slice multiplies.
-    weight: [width, hidden_size] tensor.
+    weight: [width, hidden_size] tensor, where `width` is the number of columns of the fused features.
     """
 
     epoch: int
@@ -564,8 +569,8 @@ class KvRows:
     sequence: id of the sequence.
     layer: number of the layer. The number after the last layer stands for the sequence's features.
     first: number of the first row; the rows are first, first + 1, ....
-    rows: [rows, numbers per row] tensor. None if no rows will arrive, because the sequence has ended or has
-        no features.
+    rows: [rows, width] tensor, where `width` is the number of elements of a row. None if no rows will arrive,
+        because the sequence has ended or has no features.
     """
 
     epoch: int

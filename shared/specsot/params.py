@@ -67,7 +67,8 @@ def require_field(is_valid: bool, name: str, rule: str, value: object) -> None:
 
 
 def brief(value: object) -> str:
-    """Return the `repr` of a value, cut to MAX_SHOWN_CHARACTERS characters, for an error message.
+    """Return the `repr` of a value for an error message, cut to MAX_SHOWN_CHARACTERS characters if it is
+    longer.
 
     value: what a client gave.
     """
@@ -147,7 +148,7 @@ def check_length(context_tokens: int, tokens: int = 0, characters: int = 0, comp
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a target token is sampled from logits.
+    """Sampling parameters of a request: how a target token is sampled from logits.
 
     temperature: divisor of the logits. 0 means argmax.
     top_p: only the likeliest tokens with this total probability are sampled. 1 means all. 0 leaves only the
@@ -227,7 +228,7 @@ MAX_NEW_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many tokens a request may generate, and with how many branches at once.
+    """Token limits of a request: how many tokens it may generate, and with how many branches at once.
 
     max_new_tokens: bounds all tokens that are generated for a request: those of a direct answer; or those of
         the plan, which takes at most half of them, of the headings and of all branches. None, for which many
@@ -370,27 +371,27 @@ class HeadPruning(Pruning):
 
     importance: tuple[tuple[float, ...], ...] = ()
 
-    def rows_kept_by_head(self, kept: HeadCounts | None, fresh: int) -> HeadCounts:
+    def rows_kept_by_head(self, kept_before: HeadCounts | None, num_new_rows: int) -> HeadCounts:
         """Return how many rows every head keeps at a pruning.
 
-        kept: by layer and head, how many rows the preceding pruning left. None if there was none.
-        fresh: number of rows since the preceding pruning.
+        kept_before: by layer and head, how many rows the preceding pruning left. None if there was none.
+        num_new_rows: number of rows since the preceding pruning.
 
         >>> HeadPruning(1.0, 16, 0, ((0.0, 1.0),)).rows_kept_by_head(((8, 16),), 16)
         ((12, 32),)
         """
-        before = kept or self.no_rows_kept
+        counts_before = kept_before or self.no_rows_kept
         return tuple(
             tuple(
-                math.ceil(self.keep_ratio * (0.5 + 0.5 * importance) * (rows + fresh))
+                math.ceil(self.keep_ratio * (0.5 + 0.5 * importance) * (rows + num_new_rows))
                 for importance, rows in zip(importances, counts)
             )
-            for importances, counts in zip(self.importance, before)
+            for importances, counts in zip(self.importance, counts_before)
         )
 
     @property
     def no_rows_kept(self) -> HeadCounts:
-        """The value of `kept` before the first pruning: 0 for every head."""
+        """The value of `kept_before` at the first pruning: 0 for every head."""
         return tuple((0,) * len(heads) for heads in self.importance)
 
 
@@ -630,7 +631,7 @@ def refuse(reason: str) -> InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A constraint on the whole answer.
+    """A constraint on the whole answer of a request.
 
     kind: "json_object" for any JSON object, "json_schema", "regex", or "choice" for one of several texts.
     texts: one text, the JSON schema or the regular expression (Rust's dialect, matching the whole answer);

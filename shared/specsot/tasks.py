@@ -71,7 +71,7 @@ class IdleTimer:
             self._alarm = self._loop.call_at(self._restarted + self._idle_seconds, self._check)
 
     def stop(self) -> None:
-        """Cancel the timer."""
+        """Cancel the timer. Does nothing if it does not run."""
         if self._alarm is not None:
             self._alarm.cancel()
 

@@ -167,12 +167,12 @@ def test_an_object_has_declared_keys_once_each_unless_its_schema_says_more(
 def test_no_answer_is_led_to_its_end_in_fewer_tokens_than_the_fewest(name: str) -> None:
     end = next(one for one, text in enumerate(DEMO.bytes) if text is None)
     machine = AnswerAutomaton(DEMO, FORMS[name], (end,))
-    least = there(machine.fewest(100))
+    least = there(machine.min_tokens(100))
     tokens = write(machine, 0, limit=least, end=end)
     assert len(tokens) < least, "one is left for the end"
     assert has_form(FORMS[name], text_of(DEMO, tokens))
-    assert machine.fewest(least - 2) is None or name == "choice"
-    assert AnswerAutomaton(DEMO, FORMS["date"]).fewest(100) is None, "not known of a regex"
+    assert machine.min_tokens(least - 2) is None or name == "choice"
+    assert AnswerAutomaton(DEMO, FORMS["date"]).min_tokens(100) is None, "not known of a regex"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_what_is_forced_is_followed_to_its_end_in_the_bases_own_spelling() -> No
     habits, place, spelled = SpellingHabits(), machine.start(), list[int]()
     for byte in b'{"temperature":':
         (token,) = token_ids(DEMO, bytes([byte]))
-        habits.note(machine, place, token)
+        habits.record(machine, place, token)
         ahead = there(machine.advance(place, token))
         place = ahead
         spelled.append(token)
@@ -358,7 +358,7 @@ def test_law_3_json_ends_within_any_budget_that_is_enough_for_its_least(name: st
     vocabulary = VOCABULARIES[words]
     end = next(one for one, text in enumerate(vocabulary.bytes) if text is None)
     machine = AnswerAutomaton(vocabulary, FORMS[name], (end,))
-    least = len(machine.way(machine.start()) or ())
+    least = len(machine.ending(machine.start()) or ())
     assert least > 1
     for budget in range(least, least + 100, 7):
         dice, place, tokens = random.Random(budget), machine.start(), list[int]()

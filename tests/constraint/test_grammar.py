@@ -144,7 +144,7 @@ def wander(dice: random.Random, rules: PlanRules, steps: int) -> tuple[bytes, Pl
     """A random beginning of an output and where it leads."""
     text, place = bytearray(), language.begin(rules)
     for _ in range(steps):
-        live = [edge for edge in language.edges(rules, place) if edge.to is not None]
+        live = [edge for edge in language.edges(rules, place) if edge.target is not None]
         if not live:
             break
         edge = dice.choice(live)

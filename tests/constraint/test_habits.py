@@ -23,9 +23,9 @@ class Numbers:
 def test_strangers_stretches_do_not_add_up() -> None:
     habits, rules = SpellingHabits(), Numbers()
     for state in range(MAX_FORCED_RUNS):
-        habits.note(rules, state, state + 1)
-    habits.note(rules, 0, 7)  # noted again, so the newest
+        habits.record(rules, state, state + 1)
+    habits.record(rules, 0, 7)  # noted again, so the newest
     for state in range(MAX_FORCED_RUNS, MAX_FORCED_RUNS + 10):
-        habits.note(rules, state, state + 1)
+        habits.record(rules, state, state + 1)
     assert len(habits) == MAX_FORCED_RUNS
     assert [habits.forced(rules, state) for state in (0, 1, 10, 11)] == [(7,), (1,), (10,), (12,)]

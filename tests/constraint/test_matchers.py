@@ -75,15 +75,15 @@ def test_who_wears_one_out_finds_the_next_one_compiled() -> None:
     house = House()
     for batch in range(3):
         house.work()
-        assert house.matchers.take()[0] == batch
-        assert house.matchers.take(worn=batch)[0] == batch + 1
+        assert house.matchers.copy_matcher()[0] == batch
+        assert house.matchers.copy_matcher(failed_batch=batch)[0] == batch + 1
     assert house.here == 0
 
 
 def test_one_renewal_is_for_all_whose_copies_are_worn_out() -> None:
     house = House()
     house.work()
-    taken = [house.matchers.take(worn=0) for _ in range(8)]
+    taken = [house.matchers.copy_matcher(failed_batch=0) for _ in range(8)]
     assert {(batch, matcher.number) for batch, matcher in taken} == {(1, 2)}  # type: ignore[attr-defined]
     assert len({id(matcher) for _, matcher in taken}) == 8
     house.work()
@@ -92,7 +92,7 @@ def test_one_renewal_is_for_all_whose_copies_are_worn_out() -> None:
 
 def test_one_that_waits_for_other_forms_is_compiled_by_who_needs_it() -> None:
     house = House()
-    assert house.matchers.take(worn=0)[0] == 1
+    assert house.matchers.copy_matcher(failed_batch=0)[0] == 1
     assert house.here == 1
     house.work()
     assert house.compiled == 3, "what was no longer needed was compiled too"

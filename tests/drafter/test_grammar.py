@@ -130,7 +130,7 @@ def test_every_node_may_follow_in_an_answer_with_a_form(
     head: DraftHead, vocabulary: Vocabulary, grown: list[Unguided]
 ) -> None:
     form = Form("json_schema", ('{"type": "array", "items": {"type": "integer"}, "maxItems": 9}',))
-    coming = grammar_of(vocabulary, opening(1, 9, form=form, stop_ids=(2,)), led=False)
+    coming = grammar_of(vocabulary, opening(1, 9, form=form, stop_ids=(2,)), guided=False)
     wait([coming] if isinstance(coming, Future) else [])
     held, written = AnswerAutomaton(vocabulary, form, (2,)), list[int]()
     place = held.start()

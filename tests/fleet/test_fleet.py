@@ -66,7 +66,7 @@ class Stand:
 
     def told(self, name):
         messages = []
-        while (arrival := self.inboxes[name].take()) is not None:
+        while (arrival := self.inboxes[name].pop()) is not None:
             messages.append(arrival.message)
         return messages
 

@@ -276,7 +276,7 @@ def test_a_forced_call_is_complete_whatever_the_budget(name: str) -> None:
     form = form_of(name)
     use = ToolUse(form, SCHEMAS, named="note")
     given = use.forced_form(FUNCTIONS)
-    least = there(automaton(given, words_of(form)).fewest(LIMIT)) - 1
+    least = there(automaton(given, words_of(form)).min_tokens(LIMIT)) - 1
     for limit in range(least, least + 60, 3):
         ((called, arguments),) = read(use.reader(), written(given, limit, words_of(form), limit))
         assert called == "note"

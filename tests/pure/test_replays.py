@@ -43,7 +43,7 @@ class Texts:
         pages = 4096 // page_rows
         self.table = PageTable(pages, page_rows)
         many, self.walking = states or states_for(pages * page_rows), walking
-        self.kept = CachedStates(many, page_rows, 1 if walking else CHUNK, self.table.shared)
+        self.kept = CachedStates(many, page_rows, 1 if walking else CHUNK, self.table.is_shared)
         self.rows: dict[int, int] = {}
         self.states: dict[int, list[int]] = {}
         self.links: list[Link] = [(0, -1, False)]  # where rows are walked, states by number

@@ -83,7 +83,7 @@ async def test_messages_arrive_whole_once_and_in_order(temporary: Path) -> None:
         tap, *drafts = await there.come(201)
         assert torch.equal(tap.weight, ROWS)
         assert drafts == [Drafts(3, (), paused_trees=number) for number in range(200)]
-        assert there.inbox.take() is None, "a link that was closed in good order is not lost"
+        assert there.inbox.pop() is None, "a link that was closed in good order is not lost"
         with pytest.raises(Unavailable):
             await link.send(Drafts(3))
     assert not folders(), "sockets and their folder are gone"
@@ -154,7 +154,7 @@ async def test_a_thread_that_posts_while_the_link_is_closed_hears_of_it_and_harm
             with pytest.raises(Unavailable):
                 await posting
             numbers: list[int] = []
-            while (arrival := there.inbox.take()) is not None:
+            while (arrival := there.inbox.pop()) is not None:
                 assert isinstance(arrival.message, Drafts)
                 numbers.append(arrival.message.paused_trees)
             assert numbers == list(range(len(numbers)))

@@ -56,7 +56,7 @@ async def test_messages_arrive_whole_once_and_in_order() -> None:
     assert torch.equal(came[0].message.weight, hidden)
     assert torch.equal(came[1].message.hidden, hidden)
     assert [arrival.message for arrival in came[2:]] == sent[2:]
-    assert inbox.take() is None, "a link that was closed in good order is not lost"
+    assert inbox.pop() is None, "a link that was closed in good order is not lost"
 
 
 async def test_what_was_sent_before_close_arrives() -> None:

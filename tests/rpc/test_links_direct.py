@@ -103,7 +103,7 @@ async def test_rows_arrive_whole_and_in_order_and_all_else_by_the_stream() -> No
         assert torch.equal(await opened(third.hidden), HIDDEN + 2)
         assert (await there.inbox.get()).message == Drafts(7)
         await link.close()
-        assert there.inbox.take() is None, "a link that was closed in good order is not lost"
+        assert there.inbox.pop() is None, "a link that was closed in good order is not lost"
 
 
 class Late:

@@ -90,8 +90,8 @@ async def test_messages_arrive_whole_once_and_in_order_and_goodbye_is_no_loss(th
     assert torch.equal(came[0].message.weight, hidden)
     assert torch.equal(came[1].message.hidden, hidden)
     assert [arrival.message for arrival in came[2:]] == sent[2:]
-    assert there.inbox.take() is None
-    assert there.own.take() is None
+    assert there.inbox.pop() is None
+    assert there.own.pop() is None
     with pytest.raises(Unavailable, match="the link is closed"):
         await link.send(Drafts(3))
 

@@ -119,7 +119,7 @@ async def test_the_inbox_hears_of_the_master_as_master(master: Master) -> None:
     uplink = await join(master.address, WORKER, inbox)
     assert (await inbox.get()).sender == "master"
     await uplink.close()
-    assert inbox.take() is None, "who closes is not told that the link is lost"
+    assert inbox.pop() is None, "who closes is not told that the link is lost"
 
 
 async def test_a_member_that_does_not_belong_here(master: Master) -> None:

@@ -53,7 +53,7 @@ async def test_who_dials_is_checked_by_role(authority: Authority, names: tuple[s
     async with listening(authority.issue("worker"), inbox) as address:
         with pytest.raises(Refused, match=r"here shows a certificate for .*; worker or drafter is needed"):
             await GrpcDialer("here", tls=authority.issue(*names, into="mine")).dial(address, 1)
-    assert inbox.take() is None
+    assert inbox.pop() is None
 
 
 async def test_nobody_speaks_out_of_its_role(authority: Authority) -> None:
@@ -69,7 +69,7 @@ async def test_nobody_speaks_out_of_its_role(authority: Authority) -> None:
         assert lost.reason == "mallory shows a certificate for drafter, localhost; worker is needed"
         assert isinstance((await own.get()).message, Lost)
         await link.close()
-    assert inbox.take() is None
+    assert inbox.pop() is None
 
 
 async def test_nobody_says_hello_as_the_master(authority: Authority) -> None:
@@ -77,7 +77,7 @@ async def test_nobody_says_hello_as_the_master(authority: Authority) -> None:
     async with listening(authority.issue("worker"), inbox) as address:
         with pytest.raises(Refused, match="a peer must not have the name master"):
             await GrpcDialer("master", tls=authority.issue("drafter")).dial(address, 1)
-    assert inbox.take() is None
+    assert inbox.pop() is None
 
 
 async def test_a_drafter_in_a_workers_name_ends_nothing(authority: Authority) -> None:
@@ -107,7 +107,7 @@ async def test_who_has_no_papers_is_not_even_heard(authority: Authority, how: st
     async with listening(authority.issue("worker"), inbox) as address:
         with pytest.raises(Unavailable, match="nobody answers"):
             await GrpcDialer("here", tls=tls).dial(address, 1)
-    assert inbox.take() is None
+    assert inbox.pop() is None
 
 
 async def test_certificates_are_renewed_in_service(authority: Authority) -> None:

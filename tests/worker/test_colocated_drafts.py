@@ -62,7 +62,7 @@ async def test_a_drafter_is_asked_by_its_own_thread_alone() -> None:
     exchange.introduce("d", drafter, own)
     told = [await LocalDialer("b", exchange, thread).dial("d", 1, "drafter") for thread in (own, other, None)]
     assert [link.drafter for link in told if isinstance(link, LocalLink)] == [drafter, None, None]
-    assert await LocalDialer("b", Exchange(), own, others=LocalDialer("b", exchange, own)).dial("d", 1)
+    assert await LocalDialer("b", Exchange(), own, fallback=LocalDialer("b", exchange, own)).dial("d", 1)
     with pytest.raises(Unavailable, match="listens at e"):
         await LocalDialer("b", exchange, own).dial("e", 1)
 

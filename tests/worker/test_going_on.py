@@ -159,7 +159,7 @@ async def test_a_drafter_on_the_same_thread_is_asked_by_who_judged(decoder: Deco
 
 async def hears_of_itself(drafter: Drafter, inbox: Inbox) -> None:
     """What failed on the worker's thread is raised where the drafter's own service sees it."""
-    arrival = inbox.take()
+    arrival = inbox.pop()
     assert arrival is not None
     with pytest.raises(Unavailable, match="d failed: AssertionError"):
         await drafter.handle(arrival)

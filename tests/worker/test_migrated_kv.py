@@ -71,7 +71,7 @@ class Fleet:
 
     async def deliver(self) -> int:
         count = 0
-        while (arrival := self.inbox.take()) is not None:
+        while (arrival := self.inbox.pop()) is not None:
             await self.members["c"].take(arrival.sender, arrival.message)
             count += 1
         return count

@@ -119,7 +119,9 @@ class EmbeddedFleet:
         threads: threads to compute on; fleets of one process that run in turn share them; None makes new
             ones.
         """
-        master = assemble(options.weights.base, options.ring_options, forecasts=cache_folder() / "forecasts")
+        master = assemble(
+            options.weights.base, options.ring_options, forecast_directory=cache_folder() / "forecasts"
+        )
         member_makers = member_makers or _member_makers(options, on_loaded)
         exchange = Exchange()
         threads = threads or Threads()

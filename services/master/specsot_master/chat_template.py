@@ -12,6 +12,7 @@ from typing import Any
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
 
+# The template of a model without one of its own: "role: text" for each turn, an empty line between turns.
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -41,7 +42,7 @@ class ChatTemplate:
 
         source: the text of the template.
         special_tokens: texts of the special tokens by name, such as bos_token; bos_token and eos_token are ""
-            if they are missing.
+            if they are missing. None for no special tokens.
         tool_source: the text of the template that renders conversations with tools; None if `source` renders
             them.
         """
@@ -50,10 +51,11 @@ class ChatTemplate:
         self._names = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
 
     def render(self, messages: Sequence[Message], for_answer: bool = True) -> str:
-        """Return the whole conversation as text, with thinking turned off.
+        """Return the whole conversation as text, with thinking turned off. What is returned for no messages
+        is up to the template.
 
         messages: the turns, oldest first.
-        for_answer: end with the head of the assistant's next turn.
+        for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.
 
         Raises TemplateRefused with the template's own message.
         """
@@ -68,7 +70,7 @@ class ChatTemplate:
         user turn.
 
         turns: the turns, oldest first, each with at least "role" and "content".
-        for_answer: end with the head of the assistant's next turn.
+        for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.
         variables: further variables of the template; with a non-empty `tools`, the template for tools renders
             the turns.
 
@@ -89,7 +91,7 @@ class ChatTemplate:
         """Return rendered turns; thinking is off unless `variables` says otherwise.
 
         turns: the turns, oldest first.
-        for_answer: end with the head of the assistant's next turn.
+        for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.
         variables: further variables of the template, by name.
 
         Raises TemplateRefused with the template's own message.
@@ -129,9 +131,11 @@ def _with_thinking(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _compile(source: str) -> Any:
-    """Compile a template. Raises ModelError if the source is not a valid Jinja template.
+    """Return the `jinja2.Template` of this source.
 
-    source: the text of the template. Returns a `jinja2.Template`.
+    source: the text of the template.
+
+    Raises ModelError if the source is not a valid Jinja template.
     """
     from jinja2 import TemplateError
 
@@ -162,9 +166,10 @@ def _environment() -> Any:
             return nodes.Scope(body, lineno=line)
 
     def refuse(reason: str) -> str:
-        """Raise an error with the template's own message, for the function `raise_exception` of templates.
+        """Raise TemplateError with the template's own message, for the function `raise_exception` of
+        templates.
 
-        reason: the message.
+        reason: the message, as the template words it.
         """
         raise TemplateError(reason)
 
@@ -179,8 +184,10 @@ def _environment() -> Any:
         is set.
 
         value: what the template writes.
-        ensure_ascii, indent, separators, sort_keys: as for `json.dumps`, but characters beyond ASCII are kept
-            by default.
+        ensure_ascii: True to escape characters beyond ASCII, as `json.dumps` does by default.
+        indent: spaces, or the text, by which nested values are indented; None for a single line.
+        separators: the texts between items and after names; None for those of `json.dumps`.
+        sort_keys: True to write the names of objects in alphabetical order.
         """
         written = json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

@@ -17,6 +17,7 @@ from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
 from specsot_master.core.ring.ring_state import RingOptions
 
+# The first word of the names of the master's metrics: its own, or that of vLLM.
 MetricPrefix = Literal["specsot", "vllm"]
 
 
@@ -27,12 +28,24 @@ class MasterConfig:
     model: The base model: a directory, a GGUF file, or a name that `resolve_model` knows.
     ring: How rings are formed, and how requests are treated.
     stuck_after: Seconds without a step, while there is work, after which health checks fail.
-    token: One more valid client token, in addition to those of token_file.
+    token: One more valid client token, in addition to those of token_file; None for no further one.
     pulse: How often members send heartbeats, and how long they may be silent.
     service: What all services have: address, TLS, logs, telemetry.
+    http: The host:port of the HTTP server; None to serve no HTTP.
+    http_names: Host names accepted from browsers, besides localhost and this host's name and addresses.
+    allowed_origins: Origins of web pages that may send requests; empty for none.
+    default_mode: The mode of requests from OpenAI's clients that name none.
+    sse_ping_interval: Seconds of silence in a streamed HTTP answer before a ping.
+    metrics_prefix: The first word of the names of metrics.
+    fleet_listen: The address on which members connect; None for that of the clients.
+    client_tls: False to serve clients without TLS although there is a certificate.
+    token_file: The file of valid client tokens, one per line; None for none.
+    journal: The directory of the journal; None to keep nothing over a restart.
     """
 
+    # The heading of these options in the help text.
     HEADING: ClassVar[str] = "Endpoints"
+    # Options without a tier of their own are listed only in the full help.
     TIER: ClassVar[Tier] = "expert"
 
     model: Annotated[
@@ -107,7 +120,7 @@ class MasterConfig:
 
     @property
     def guarded(self) -> bool:
-        """Whether clients must show a token."""
+        """True if clients must show a token."""
         return bool(self.token_file or self.token)
 
     def tokens(self) -> Tokens | None:
@@ -117,10 +130,12 @@ class MasterConfig:
         return Tokens(self.token_file, self.token) if self.guarded else None
 
     def check(self) -> None:
-        """Raise InvalidRequest for options that contradict each other or expose a port without protection.
+        """Check the options together; return nothing if they may be used.
 
         Clients authenticate by tokens and members by certificates. If either is required, members need a port
         of their own.
+
+        Raises InvalidRequest for options that contradict each other or expose a port without protection.
         """
         self.pulse.check()
         self.tokens()

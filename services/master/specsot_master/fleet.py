@@ -83,7 +83,8 @@ class Fleet:
         """Create a fleet without members.
 
         changed: called whenever the ring becomes complete or breaks, or what it waits for changes.
-        numbers: the source of epoch numbers, which several fleets of one master share.
+        numbers: the source of epoch numbers, which several fleets of one master share; None for a source of
+            this fleet's own.
         config: the options of the ring, with its model's fingerprint and number of layers.
         """
         self._config = config
@@ -114,12 +115,14 @@ class Fleet:
 
     @property
     def ready(self) -> bool:
-        """Whether the ring is complete: every member of the epoch has reported that it is ready."""
+        """True if the ring is complete: every member of the epoch has reported that it is ready."""
         return self.ring is not None
 
     @property
     def ring(self) -> Configuration | None:
-        """The configuration of the running epoch; None while an epoch starts or there is none."""
+        """The configuration of the running epoch, as stage 0 and all others received it; None while an epoch
+        starts or there is none.
+        """
         return self._epoch.ring
 
     def state(self) -> RingState | None:
@@ -146,26 +149,29 @@ class Fleet:
 
     @property
     def registrations(self) -> list[Registration]:
-        """The registrations of all members, in the order in which they joined."""
+        """The registrations of all members, in the order in which they joined; empty without members."""
         return self._table.registrations
 
     @property
     def formed(self) -> bool:
-        """Whether an epoch has begun and not ended; its members need not be ready."""
+        """True if an epoch has begun and not ended; its members need not be ready."""
         return self._epoch.formed
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether the fleet has no epoch, or fewer workers (running or idle) than the ring should have."""
+        """True if the fleet has no epoch, or fewer workers (running or idle) than the ring should have."""
         return not self.formed or len(self._epoch.stages) + len(self.idle_workers) < self._config.workers
 
     @property
     def idle_workers(self) -> list[Registration]:
-        """Workers that run no layers in the present epoch."""
+        """Registrations of the workers that run no layers in the present epoch; empty if every worker runs
+        some.
+        """
         return [one for one in self.registrations if one.kind == "worker" and one.name not in self._epoch]
 
     def has_run(self, name: str) -> bool:
-        """Whether this member is or was a stage of the newest epoch, which may have ended.
+        """Return True if this member is or was a stage of the newest epoch, which may have ended; False for
+        an unknown name.
 
         name: the member's name.
         """
@@ -175,17 +181,20 @@ class Fleet:
         """Return True if `join` would admit this member now, so that a router can choose among several
         fleets.
 
+        Nothing is logged or changed if the result is False.
+
         registration: what the member says of itself: kind, name, address, model fingerprint, layers.
         """
         return may_join(registration, self.registrations, self._config)
 
     @property
     def lacks_members(self) -> bool:
-        """Whether there is no epoch, and the members cannot form one of full size."""
+        """True if there is no epoch, and the members cannot form one of full size."""
         return not self.formed and not self._could_form()
 
     def completed_by(self, extra_workers: Sequence[Registration]) -> bool:
-        """Whether the fleet cannot form a ring by itself, but could with these additional workers.
+        """Return True if the fleet cannot form a ring by itself, but could with these additional workers;
+        False if it needs none.
 
         extra_workers: registrations of idle workers of other fleets, which could be moved to this one.
         """
@@ -204,7 +213,7 @@ class Fleet:
 
     @property
     def epoch(self) -> int:
-        """The newest epoch's number, running or not."""
+        """The newest epoch's number, running or not; 0 before the first epoch."""
         return self._epoch.number
 
     @property
@@ -213,17 +222,19 @@ class Fleet:
         return self._in_words(self._epoch.stages) if self.formed else ""
 
     def members(self) -> tuple[MemberInfo, ...]:
-        """Return all members, each with the layers that it runs now or was started with, for status pages."""
+        """Return all members, each with the layers that it runs now or was started with, for status pages;
+        empty without members.
+        """
         spare = [one.name for one in self.registrations if one.name not in self._epoch] if self.formed else []
         return member_infos(self.registrations, self._epoch.running, spare)
 
     async def join(self, registration: Registration, downlink: Link) -> None:
-        """Admit a member.
-
-        Raises Refused if its model, protocol or layers do not match; the error names both values.
+        """Admit a member, and start a new epoch if that is possible now; see `add`.
 
         registration: what the member says of itself: kind, name, address, model fingerprint, layers.
         downlink: the master's link to this member, on which it receives its configurations.
+
+        Raises Refused if its model, protocol or layers do not match; the error names both values.
         """
         self.add(registration, downlink)
 
@@ -252,11 +263,12 @@ class Fleet:
         self.reform()
 
     def release(self, name: str) -> Member:
-        """Remove a worker that runs no layers here, and return it, so that another fleet can use it.
+        """Remove a worker that runs no layers here, and return it, so that another fleet can use it. A change
+        of the ring that had planned with this worker is given up.
 
-        A change of the ring that had planned with this worker is given up.
+        name: the worker's name.
 
-        name: the worker's name. Raises KeyError if no member has this name.
+        Raises KeyError if no member has this name.
         """
         self._epoch.forget(name)
         if any(stage.name == name for stage in self._planned_stages):
@@ -264,7 +276,8 @@ class Fleet:
         return self._table.remove(name)
 
     def knows(self, name: str, downlink: Link | None = None) -> bool:
-        """Return True if a member of this name has joined, and is still the process that the caller means.
+        """Return True if a member of this name has joined, and is still the process that the caller means;
+        False for an unknown name.
 
         name: the member's name.
         downlink: the link by which the caller knows the member. The result is False if a newer process has
@@ -346,7 +359,7 @@ class Fleet:
             self._prepare_change(members, better if holds and holds > self.user.at_work else None)
 
     def _members_for(self, stages: Stages) -> Sequence[Registration]:
-        """Return the members for an epoch with these stages.
+        """Return the members for an epoch with these stages: all that have joined, but for some drafters.
 
         Drafters that failed are left out if another drafter can draft. If a ring has run before, drafters
         whose memory is too small for a ring of these stages are left out too, so that the ring can form
@@ -386,21 +399,23 @@ class Fleet:
             the switch instead.
         """
         epoch = self._epoch
-        wanted = (
+        new_stages = (
             self._planned_stages
             or larger_stages
             or faster_stages(members, self._config, epoch.stages, epoch.busy_names, self.user.at_work)
         )
-        holds = self._count_fitting(wanted, members) if wanted else None
-        if wanted is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
+        holds = self._count_fitting(new_stages, members) if new_stages else None
+        if new_stages is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
             return
-        missing = to_load(wanted, epoch.stages, self._loaded_ahead)
+        missing = to_load(new_stages, epoch.stages, self._loaded_ahead)
         needed = self._rebalancing or larger_stages
         if all(needed and self._without_room.get(name) == missing[name] for name in missing):
             # From here on this change is carried through, even if still better stages become possible.
-            self._planned_stages = wanted
-            if self._handover.continue_migration(epoch, wanted, self.user.final_rows):
-                self._begin_anew(wanted, "the ring is rebalanced" if self._rebalancing else "a worker joined")
+            self._planned_stages = new_stages
+            if self._handover.continue_migration(epoch, new_stages, self.user.final_rows):
+                self._begin_anew(
+                    new_stages, "the ring is rebalanced" if self._rebalancing else "a worker joined"
+                )
                 self._handover.finish_migration(epoch.number)
             return
         for name, layers in missing.items():
@@ -447,10 +462,12 @@ class Fleet:
                 self.reform()
 
     async def order(self, order: Order) -> None:
-        """Send an order to stage 0 of the running ring. Raises Unavailable if no ring is complete.
+        """Send an order to stage 0 of the running ring.
 
-        order: an instruction for the sequencer, such as opening or closing a sequence. Raises KeyError if
-            stage 0 has just left, and what `Link.send` raises.
+        order: an instruction for the sequencer, such as opening or closing a sequence.
+
+        Raises Unavailable if no ring is complete, KeyError if stage 0 has just left, and what `Link.send`
+        raises.
         """
         if (ring := self.ring) is None:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
@@ -478,8 +495,10 @@ class Fleet:
         A planned change to stages that include this member is given up. Without a lost drafter the epoch
         continues.
 
-        name: the member's name. Raises KeyError if no member has this name.
+        name: the member's name.
         reason: why the member is removed, in words.
+
+        Raises KeyError if no member has this name.
         """
         log.warning("member lost", name=name, reason=reason)
         self._table.remove(name)
@@ -509,7 +528,9 @@ class Fleet:
         """Return the layer ranges of these stages and their expected throughput in words, as
         `Throughput.__str__` writes them.
 
-        stages: stages on workers that have joined; KeyError for any other.
+        stages: stages on workers that have joined; empty for no layer ranges.
+
+        Raises KeyError if a stage is on a worker that has not joined.
         """
         return str(expected_throughput(stages, {one.name: one for one in self._table.registrations}))
 
@@ -532,7 +553,8 @@ class Fleet:
             self._barrier.reset()
 
     def _mark_ready(self, name: str) -> None:
-        """Note that a member of a starting epoch, or a drafter that joins a running ring, is ready.
+        """Note that a member of a starting epoch, or a drafter that joins a running ring, is ready. A member
+        outside of the epoch only restarts the barrier's timeout.
 
         name: the member that has sent Ready.
         """
@@ -548,7 +570,8 @@ class Fleet:
             self._announce_if_ready()
 
     def _on_broken(self, name: str, reason: str) -> None:
-        """Handle a member's report that it cannot continue in this epoch.
+        """Handle a member's report that it cannot continue in this epoch. A report of a member that is not
+        part of the epoch is ignored.
 
         A drafter is removed, and the epoch continues without it; it is not asked again before the next epoch.
         A stage ends the epoch, and the next attempt follows after a delay.
@@ -652,7 +675,9 @@ class Fleet:
         self._begin(stages)
 
     def _announce_if_ready(self) -> None:
-        """Announce the ring once all members are ready, and reset the record of failures."""
+        """Announce the ring once all members are ready, and reset the record of failures; do nothing while a
+        member is not ready.
+        """
         if ring := self._epoch.ring:
             self._stop_watching()
             self.complaint = None
@@ -685,7 +710,8 @@ class Fleet:
         self._changed()
 
     def _drop_planned_stages(self, reason: str) -> None:
-        """Forget the stages of the planned change, and end a `rebalance` that waits for them.
+        """Forget the stages of the planned change, if there is one, and end a `rebalance` that waits for
+        them.
 
         reason: why the change is given up, in words: `rebalance` raises it. An empty reason means that the
             change happens now, so `rebalance` returns without an error.
@@ -697,7 +723,7 @@ class Fleet:
             dropped.set_result(reason)
 
     def _stop_watching(self) -> None:
-        """Stop the barrier's timeout."""
+        """Stop the barrier's timeout, if one runs."""
         if self._barrier:
             self._barrier.stop()
         self._barrier = None

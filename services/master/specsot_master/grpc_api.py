@@ -39,7 +39,9 @@ from specsot_master.engine import Caller
 from specsot_master.master import RequestCounter
 from specsot_master.members import Membership, RefusedMembers
 
+# What gRPC knows of one call: its metadata, deadline, and peer.
 Context = ServicerContext[Any, Any]
+# The stream of messages from one member.
 JoinRequests = AsyncIterator[fleet_pb2.JoinRequest]
 
 
@@ -73,6 +75,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def Generate(self, request: master_pb2.GenerateRequest, context: Context) -> None:
         """Stream the events of a request.
 
+        Return once the last event was written; the call then ends.
+
         Events are written to the context instead of being yielded: when a client disconnects, gRPC raises in
         a blocked write, but closes a generator too late. gRPC buffers some megabytes before a write waits for
         the client.
@@ -93,7 +97,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
             raise Cancelled(f"nothing was read for {self._patience:g} s") from None
 
     async def Cancel(self, request: master_pb2.CancelRequest, context: Context) -> master_pb2.CancelResponse:
-        """Cancel a request of this client; the response says whether there was such a request.
+        """Cancel a request of this client. The response's `cancelled` is False if no such request of this
+        client waits or runs.
 
         request: the id of the request.
         context: the gRPC call, whose token tells the owner.
@@ -135,9 +140,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
     def _events(
         self, request: master_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[Numbered, None]:
-        """Return the events of a new request, or the rest of a resumed one.
+        """Return the events of a new request, or the rest of a resumed one. `resume_from` of the message
+        decides which; the events end with Finished, and closing them cancels a request that is not resumable.
 
-        request: what the client asks for, or which request it resumes.
+        request: what the client asks for, or which request it resumes. When a request is resumed, it may
+            leave out the prompt; then None is passed on in place of what it asks for.
         context: the gRPC call, with the client's address, token and deadline.
 
         Raises InvalidRequest for a request that cannot be decoded.
@@ -152,9 +159,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
         return self._requests.generate(ask, caller, offset)
 
     def _owner(self, context: Context) -> str:
-        """Return the owner of the token that a call shows; "" if no tokens are required.
+        """Return the owner of the token with which a call was made; "" if no tokens are required.
 
         context: the gRPC call.
+
+        Raises what `Tokens.owner` raises for a token that is missing or not valid.
         """
         return self._tokens.owner(authorization_of(context.invocation_metadata())) if self._tokens else ""
 
@@ -208,7 +217,7 @@ class Downlink:
         self.outbox.put(response, response.ByteSize())
 
     async def close(self) -> None:
-        """Send what is queued, then end the stream."""
+        """Send what is queued, then end the stream. A second call does nothing more."""
         self.closed = True
         self.outbox.finish()
 
@@ -222,6 +231,7 @@ class _MemberReceiver:
     The attribute `watch` is the silence timer, which every message resets.
     """
 
+    # Read by the unix socket's server; the receiver itself never ends the socket.
     over = False
 
     def __init__(self, members: Membership, name: str, downlink: Downlink) -> None:
@@ -250,7 +260,7 @@ class _MemberReceiver:
         """Handle one message, and pass it to the fleet unless it is a heartbeat. Messages that arrive after
         the master has closed the link are ignored.
 
-        request: the message.
+        request: the message as the member has sent it, decoded from protobuf.
 
         Raises WireError if its contents do not decode.
         """
@@ -270,7 +280,9 @@ class _MemberReceiver:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Count one way less; mark the link as lost if it was the last one, or if a message did not decode.
 
-        kind, error, trace: the exception that ended the way, or None.
+        kind: the class of the exception that ended the way, or None.
+        error: the exception itself, or None; a WireError names the message that did not decode.
+        trace: the traceback of the exception, or None.
         """
         self._ways -= 1
         if isinstance(error, WireError):
@@ -294,7 +306,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         members: admits the members, and gets their messages.
         heartbeat: how often members send heartbeats, and how long they may be silent; None for the defaults.
         refused_members: where refusals are noted; None to note them nowhere else.
-        with_unix_socket: offer a unix socket to members on this machine.
+        with_unix_socket: True to offer a unix socket to members on this machine.
         """
         self._members = members
         self._pulse = heartbeat or Heartbeat()
@@ -334,8 +346,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             raise Unavailable("the master is shutting down")
         check_role(names_of(context), registration.name, registration.kind)
         downlink = Downlink()
-        ear = _MemberReceiver(self._members, registration.name, downlink)
-        joined = await self._joined(ear, context)
+        receiver = _MemberReceiver(self._members, registration.name, downlink)
+        joined = await self._joined(receiver, context)
         downlink.outbox.put(joined, joined.ByteSize())
         try:
             await self._members.join(registration, downlink)
@@ -347,7 +359,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         if registration.lends and registration.kind == "worker":
             self._lenders[downlink] = registration
         try:
-            await self._attend(registration, request_iterator, ear, downlink, context)
+            await self._attend(registration, request_iterator, receiver, downlink, context)
         finally:
             self._downlinks.discard(downlink)
             self._lenders.pop(downlink, None)
@@ -406,21 +418,21 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         compiles = bool(registration.gpus)
         watch = SilenceTimer(silence, lambda: outbox.lose(reason), lambda: downlink.busy or compiles)
         receiver.watch = watch
-        hearing = asyncio.create_task(_receive(receiver, requests))
+        receiving = asyncio.create_task(_receive(receiver, requests))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
-            if hearing.done():
-                hearing.result()
+            if receiving.done():
+                receiving.result()
         finally:
             watch.stop()
-            hearing.cancel()
+            receiving.cancel()
 
 
 async def _receive(receiver: _MemberReceiver, requests: JoinRequests) -> None:
     """Receive the messages of a member's stream until it ends.
 
     receiver: handles the messages.
-    requests: the messages.
+    requests: the messages of the member, in order.
 
     Raises WireError for a message that does not decode.
     """
@@ -443,8 +455,11 @@ async def _first_message(requests: JoinRequests) -> Registration:
     return message
 
 
+# Full name of the gRPC service for clients, under which its health is reported.
 MASTER_SERVICE = "specsot.v1.Master"
+# Full name of the gRPC service for members, under which its health is reported.
 FLEET_SERVICE = "specsot.v1.Fleet"
+# For a port without TLS and tokens: only the size of a message is bounded.
 _TERMS = Terms(PUBLIC_BYTES)
 
 

@@ -29,7 +29,7 @@ MAX_MIGRATED_BYTES = 256 << 20
 
 
 class KvHandover:
-    """Migrates KV for one change of the ring at a time, in rounds.
+    """Migrates KV to the stages of the next epoch, for one change of the ring at a time, in rounds.
 
     Each round migrates the tokens that have become final since the round before:
         # final tokens of sequence 7 at the three rounds: 900, 960, 970
@@ -171,6 +171,9 @@ def head_of(members: Sequence[Registration]) -> Head | None:
 def handover_obstacle(members: Sequence[Registration], epoch: Epoch, next_stages: Stages) -> str | None:
     """Return in words why rows cannot be migrated to these stages, or None if they can be.
 
+    The obstacles are a draft head that the running epoch does not know, stages that cannot hand over KV, and
+    stages that store KV in different data types.
+
     members: the registrations of all members.
     epoch: the running epoch, whose stages would give their rows.
     next_stages: the stages of the next epoch.
@@ -190,6 +193,8 @@ def _within(max_bytes: int, members: Sequence[Registration], final_rows: Mapping
     """Return the longest sequences whose KV takes at most `max_bytes` bytes together, with their numbers of
     rows. A sequence that does not fit into the remaining bytes is left out, and shorter ones may still be
     chosen:
+
+    The result is empty if no sequence fits.
 
         # room for 1000 tokens, final rows {1: 700, 2: 500, 3: 200} -> {1: 700, 3: 200}
 

@@ -48,7 +48,7 @@ class JournaledRequest:
     ask: What was asked for.
     seed: The seed that the request named, or that the master drew for it.
     began: The arrival, in seconds of the wall clock.
-    records: What happened to the request, in order.
+    records: What happened to the request, in order; empty for a new request.
     owner: The owner of the credential that may resume and cancel the request; "" if anyone who knows the id
         may.
     wording: A fingerprint of the first prompt; "" if unknown.
@@ -64,6 +64,7 @@ class JournaledRequest:
     wording: str = ""
 
 
+# The word by which a record of each class begins in the file; files of earlier versions hold these words.
 _NAMES: dict[type[Record], str] = {
     AdmittedRecord: "begun",
     BranchRecord: "branched",
@@ -75,7 +76,7 @@ _NAMES: dict[type[Record], str] = {
 
 
 def encode_record(record: Record) -> str:
-    """Return a record as JSON: an array of its kind and its fields in order, such as ["again",3].
+    """Return a record as JSON text: an array of its kind and its fields in order, such as ["again",3].
 
     record: what happened to a request.
     """
@@ -150,16 +151,22 @@ def _decode_outcome(
 
 
 def _decode_chances(chances: Sequence[Any]) -> tuple[Logprob, ...]:
-    """Return log probabilities from JSON arrays, one [logprob, [[token id, logprob], ...]] per token."""
+    """Return log probabilities from JSON arrays; empty for none.
+
+    chances: one array [logprob, top] per token: its log probability, and [[token id, logprob], ...] of the
+        likeliest tokens at its position.
+    """
     return tuple(Logprob(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
 
 
 log = structlog.get_logger()
 
+# Name of the journal's file in its directory.
 JOURNAL_FILE = "journal.sqlite"
 # Version of the file's contents. A file of another version is emptied when it is opened.
 JOURNAL_FORMAT = 2
 
+# What the client of such a request receives, and what the log says.
 _UNREADABLE = "the journal's record of this request cannot be read"
 
 # (request id, change): a new request, a further record of the request, or None to delete the request.
@@ -190,7 +197,8 @@ class JournalFile:
             ) from None
 
     def read(self) -> tuple[JournaledRequest, ...]:
-        """Return all requests with their records, in the order of arrival.
+        """Return all requests with their records, in the order of arrival; empty for a new file. Unreadable
+        requests are left out.
 
         Unreadable requests are left out.
         """
@@ -204,8 +212,8 @@ class JournalFile:
         return tuple(one for one in read if one)
 
     def write(self, changes: Iterable[Change]) -> None:
-        """Write changes in one transaction. A change that cannot be encoded is replaced by the deletion of
-        its request.
+        """Write changes in one transaction; either all of them are written or none. A change that cannot be
+        encoded is replaced by the deletion of its request.
 
         changes: pairs of a request's id and what happened to it, in order.
 
@@ -297,7 +305,10 @@ class JournalFile:
                 run("INSERT INTO records VALUES (?, ?)", (id, encode_record(record)))  # pyrefly: ignore[bad-argument-type]
 
     def _forget(self, request_id: str) -> None:
-        """Delete a request and its records; an unknown id is ignored."""
+        """Delete a request and its records; an unknown id is ignored.
+
+        request_id: the request's id.
+        """
         self._data.execute("DELETE FROM records WHERE request = ?", (request_id,))
         self._data.execute("DELETE FROM requests WHERE id = ?", (request_id,))
 
@@ -333,7 +344,8 @@ def _journaled(records: tuple[Record, ...], request_id: str, *columns: Any) -> J
 
 
 def _open_error(error: OSError | sqlite3.Error) -> str:
-    """Return in words why the journal's file cannot be opened.
+    """Return in words why the journal's file cannot be opened: another master has it open, the operating
+    system's reason, or the error's own text.
 
     error: what opening it has raised.
     """
@@ -344,7 +356,8 @@ def _open_error(error: OSError | sqlite3.Error) -> str:
 
 
 class Journal:
-    """Writes changes to the journal's file in batches, in a thread, so that the event loop does not wait.
+    """Writes changes to the journal's file in batches, in a thread, so that the event loop does not wait for
+    the disk.
 
     One batch is being written while the next one collects; `secure` waits for both. If the file cannot be
     written, the journal is deleted and later changes are ignored. The attribute `kept` holds the requests
@@ -375,7 +388,9 @@ class Journal:
             await asyncio.shield(batch)
 
     async def close(self) -> None:
-        """Write everything, then close the file."""
+        """Write everything that was put, then close the file; a journal that was given up has no file any
+        more.
+        """
         await self.secure()
         if not self._lost:
             self._store.close()
@@ -394,7 +409,7 @@ class Journal:
         self._writing = self._writing or start(self._write())
 
     async def _write(self) -> None:
-        """Write batches until none is left."""
+        """Write the collected changes in batches until none is left. A failed write deletes the journal."""
         loop = asyncio.get_running_loop()
         while self._landing is not None:
             batch = self._waiting
@@ -448,7 +463,7 @@ class RequestJournal:
         self._wall = wall_clock
 
     def record_arrival(self, request: RequestState, now: float) -> None:
-        """Record a new request, if it is resumable.
+        """Record a new request, if it is resumable and there is a journal.
 
         request: the request, with its prompts made.
         now: the present time, in seconds of the engine's clock.
@@ -469,23 +484,28 @@ class RequestJournal:
         return max(self._wall() - journaled.began, 0.0)
 
     def record(self, request: RequestState, record: Record) -> None:
-        """Record what happened to a request, if the request is resumable.
+        """Record what happened to a request, if the request is resumable and there is a journal.
 
-        request: the request.
+        request: the request, resumable or not.
         record: what happened, with times in seconds since the request's arrival.
         """
         if self._journal and request.ask.resumable:
             self._journal.put(request.id, record)
 
     def branch_record(self, point: int, wording: Sequence[int]) -> BranchRecord:
-        """Return the record of an opened branch; only with a journal it holds a fingerprint of its wording.
+        """Return the record of an opened branch. With a journal it holds a fingerprint of the branch's
+        wording, without one "".
 
-        wording: the tokens of the branch's prompt after the request's common prefix.
+        point: the id of the branch's point.
+        wording: the token ids of the branch's prompt after the request's common prefix.
         """
         return BranchRecord(point, fingerprint_of(wording) if self._journal else "")
 
     def forget(self, request_id: str) -> None:
-        """Delete a request from the journal; an unknown id is ignored."""
+        """Delete a request from the journal; an unknown id is ignored, and without a journal nothing happens.
+
+        request_id: the id under which the request was opened.
+        """
         if self._journal:
             self._journal.put(request_id, None)
 

@@ -70,8 +70,8 @@ class RequestSource(Protocol):
         ...
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
-        """Cancel a request; the text so far becomes its answer. Return False if there is no such request of
-        this owner.
+        """Cancel a request; the text so far becomes its answer. Return False if no such request of this owner
+        waits or runs.
 
         request_id: the id under which the request was opened.
         owner: the owner of the caller's token; "" for a caller without a token.
@@ -116,10 +116,14 @@ class RequestCounter:
         """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels
         the request, unless the request is resumable.
 
-        ask: the request; may be None if `offset` is given. offset: resume the caller's request from this
-        event on. A resumed request is not observed again. A resumable request is not cancelled when the
-        generator is closed. joins: join pieces of answer text that wait for the client, so that a client
-        that is behind costs one message for several steps; ignored for a resumable request.
+        ask: what the client asks for. When a request is resumed, either None or the same as before; a resumed
+            request is not observed again.
+        caller: who asks: the request id that the client chose, its name for fairness, its time limit in
+            seconds, and the owner.
+        offset: number of the first event to yield of the caller's known request; None for a new request.
+        joins: True to join pieces of answer text that wait for the client, so that a client that reads slowly
+            costs one message for several steps. Ignored for a resumable or resumed request, whose events keep
+            their numbers.
 
         Raises what `Engine.open` and its events raise, and Unavailable for a new request while the master
         shuts down.
@@ -138,8 +142,8 @@ class RequestCounter:
                     yield numbered
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
-        """Cancel a request; the text so far becomes its answer. Return False if there is no such request of
-        this owner.
+        """Cancel a request; the text so far becomes its answer. Return False if no such request of this owner
+        waits or runs.
 
         request_id: the id under which the request was opened.
         owner: the owner of the caller's token; "" for a caller without a token.
@@ -148,7 +152,7 @@ class RequestCounter:
 
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests from now on, and wait for the running ones. Return True if all of them ended in
-        time.
+        time, at once if none runs; return False, and leave them running, if some did not.
 
         grace_seconds: the longest time to wait, in seconds.
         """
@@ -162,7 +166,9 @@ class RequestCounter:
 
     @contextmanager
     def _counted(self) -> Generator[None]:
-        """Count a request as running within this block."""
+        """Count a request as running within this block, however the block ends. `drain` waits until none is
+        counted.
+        """
         self._running += 1
         self._quiet.clear()
         try:
@@ -189,16 +195,16 @@ class RequestCounter:
 
 @dataclass(slots=True)
 class Master:
-    """A master without its ports: one or several rings, and what they share.
+    """A master without its ports: one or several rings, what they share, and the entry point of requests.
 
     text: Tokenizer and chat template of the model.
     model: Name, fingerprint and limits of the model, as clients see them.
     replicas: The rings, each with its engine and its fleet.
     leader: Opens requests: the engine of a single ring, or the router over several.
     members: Admits members: the fleet of a single ring, or the router over several.
-    changed: Set whenever a ring becomes complete or breaks.
-    serving: Whether a ring is complete, and makes progress if it has work.
-    leaving: Whether the master shuts down.
+    changed: Set whenever a ring becomes complete or breaks; whoever waits for it clears it first.
+    serving: True while a ring is complete, and makes progress if it has work; the health checks set it.
+    leaving: True once the master shuts down.
     refused_members: Members that were refused, with the reasons.
     requests: The entry point of all requests.
     """
@@ -219,7 +225,9 @@ class Master:
         self.requests = RequestCounter(self.leader, self.info)
 
     def info(self) -> Info:
-        """Return the present state of all rings and members, and why refused members were refused."""
+        """Return the present state of all rings and members. While a ring waits for members, the state's
+        `waiting_for` also tells why members were refused; once all rings are complete, it is empty.
+        """
         total = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
         waiting = (*total.waiting_for, *self.refused_members.lines()) if total.waiting_for else ()
@@ -245,7 +253,9 @@ class Master:
     async def complete(self, with_drafter: bool = False) -> None:
         """Return once all rings are complete.
 
-        with_drafter: also wait until each ring has a drafter.
+        Return at once if all are complete already; otherwise wait without a time limit.
+
+        with_drafter: True to wait until each ring also has a drafter.
 
         Raises Unavailable with the reason if an epoch failed because a member cannot take part.
         """
@@ -267,7 +277,7 @@ class Master:
     def _members_of(self, replica: Replica) -> Iterable[MemberInfo]:
         """Yield the members of a ring for status pages; with the ring's number, if there are several rings.
 
-        replica: the ring.
+        replica: one of the master's rings.
         """
         members = replica.fleet.members()
         if len(self.replicas) == 1:
@@ -278,17 +288,22 @@ class Master:
 def assemble(
     base: Path,
     ring: RingOptions,
-    after: int = 0,
-    notes: RequestJournal | None = None,
-    forecasts: Path | None = None,
+    newest_epoch: int = 0,
+    request_journal: RequestJournal | None = None,
+    forecast_directory: Path | None = None,
 ) -> Master:
     """Read the model's tokenizer and config (no weights), and create a master with its engines and fleets.
 
+    The returned master's `leader` and `members` are the engine and the fleet of a single ring, or routers
+    over several rings.
+
     base: the model's directory.
     ring: the options of the rings.
-    after: the largest epoch number that an earlier master may have used; new epochs get larger numbers.
-    notes: the journal that survives a restart, or None to keep nothing.
-    forecasts: the directory with the measured costs for forecasts, one file per model; None to save none.
+    newest_epoch: the largest epoch number that an earlier master may have used; new epochs get larger
+        numbers.
+    request_journal: the journal that survives a restart, or None to keep nothing.
+    forecast_directory: the directory with the measured costs for forecasts, one file per model; None to save
+        none.
 
     Raises ModelError, and InvalidRequest for options that do not suit the model.
     """
@@ -298,11 +313,11 @@ def assemble(
     model = _describe(base, ring, prompts.style, text.has_template)
     _check(ring, model)
     config = _engine_config(base, ring, model)
-    journal = notes or RequestJournal()
-    sandbox = GrammarSandbox(fewest=measure_with(base, width, text.end_ids))
+    journal = request_journal or RequestJournal()
+    sandbox = GrammarSandbox(measure=measure_with(base, width, text.end_ids))
     rings = _ring_config(ring, model)
-    numbers = EpochNumbers(after)
-    memory = ForecastMemory(forecasts and forecasts / f"{model.fingerprint}.json")
+    numbers = EpochNumbers(newest_epoch)
+    memory = ForecastMemory(forecast_directory and forecast_directory / f"{model.fingerprint}.json")
     readers = Subscriptions(config, LoopClock(), journal)
     several, event, replicas = ring.replicas > 1, asyncio.Event(), list[Replica]()
     router = RequestRouter(replicas)
@@ -365,7 +380,8 @@ def _describe(base: Path, ring: RingOptions, plan_style: str, has_template: bool
 
 
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
-    """Return the engine's options, completed by what is known of the model.
+    """Return the engine's options, completed by what is known of the model. `heads` and `importance` are None
+    if the model's directory holds no measurement of its attention heads.
 
     base: the model's directory.
     ring: the options of the rings; its part `conduct` says how requests are treated.

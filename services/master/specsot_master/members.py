@@ -24,6 +24,7 @@ ASKS_AGAIN_SECONDS = 15.0
 # Members. How many refused members are listed and logged. Untuned.
 MAX_REFUSED_MEMBERS = 16
 
+# What the master sends to members, apart from orders to stage 0.
 MemberMessage = Configuration | Disband | StandBy | HandOver | Rejoined | DrafterLost
 
 
@@ -66,7 +67,7 @@ class RingUser(Protocol):
 
     @property
     def at_work(self) -> int:
-        """Number of requests that a new epoch would interrupt."""
+        """Number of requests that a new epoch would interrupt; 0 if there are none."""
         ...
 
     def fitting(self, ring: RingState, /) -> int:
@@ -92,7 +93,7 @@ class RingUser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member that has joined.
+    """A member of a fleet that has joined, with its link.
 
     registration: What the member said of itself when it joined.
     downlink: The master's link to the member.
@@ -103,7 +104,9 @@ class Member:
 
 
 class MemberTable:
-    """Members by name, in the order in which they joined; sends them messages in the background."""
+    """The members of one fleet by name, in the order in which they joined; sends them messages in the
+    background.
+    """
 
     def __init__(self, on_lost: Callable[[str, str], None]) -> None:
         """Create a table without members.
@@ -124,7 +127,7 @@ class MemberTable:
 
     @property
     def registrations(self) -> list[Registration]:
-        """The registrations of all members, in the order in which they joined."""
+        """The registrations of all members, in the order in which they joined; empty without members."""
         return [member.registration for member in list(self._members.values())]
 
     def add(self, registration: Registration, downlink: Link) -> None:
@@ -136,11 +139,19 @@ class MemberTable:
         self._members[registration.name] = Member(registration, downlink)
 
     def find(self, name: str) -> Member | None:
-        """Return the member of this name, or None if no member has it."""
+        """Return the member of this name, or None if no member has it.
+
+        name: the name with which the member registered.
+        """
         return self._members.get(name)
 
     def remove(self, name: str) -> Member:
-        """Remove and return a member. Raises KeyError for an unknown name."""
+        """Remove a member and return it. Its link stays open.
+
+        name: the name with which the member registered.
+
+        Raises KeyError for an unknown name.
+        """
         return self._members.pop(name)
 
     def send(self, name: str, message: MemberMessage) -> None:
@@ -156,7 +167,8 @@ class MemberTable:
         )
 
     def send_all(self, messages: Mapping[str, MemberMessage]) -> None:
-        """Send each member its own message in the background, as `send` does.
+        """Send each member its own message in the background, as `send` does; send nothing for an empty
+        mapping.
 
         messages: the message for each receiver, by the receiver's name.
         """
@@ -224,7 +236,7 @@ class RefusedMembers:
 
     def note(self, registration: Registration, refusal: Refused) -> None:
         """Remember a refusal, and log it if the same refusal is not listed yet. If MAX_REFUSED_MEMBERS
-        members are listed already, a further one is ignored.
+        members are listed already, a further one is neither remembered nor logged.
 
         registration: what the refused member said of itself.
         refusal: the error that it received.
@@ -259,7 +271,7 @@ class RefusedMembers:
 
 
 class RejoinGrace:
-    """A timer during which the fleet waits for lost members."""
+    """A timer during which the fleet waits for lost members before others take over their layers."""
 
     def __init__(self, on_timeout: Callable[[], None]) -> None:
         """Create a timer that does not run.
@@ -271,7 +283,7 @@ class RejoinGrace:
 
     @property
     def active(self) -> bool:
-        """Whether the timer is running."""
+        """True while the timer is running."""
         return self._alarm is not None
 
     def begin(self, seconds: float) -> None:
@@ -311,8 +323,9 @@ class DrafterGrace(RejoinGrace):
         self._begun = False
 
     def waits(self, members: Iterable[Registration]) -> bool:
-        """Return True if no drafter has joined yet and time is left. The first call starts the timer, unless
-        a drafter is present; a drafter that joins stops it.
+        """Return True if no drafter has joined yet and time is left; False once a drafter has joined or the
+        time has run out. The first call starts the timer, unless a drafter is present or the time is 0; a
+        drafter that joins stops it.
 
         members: the registrations of all members.
         """

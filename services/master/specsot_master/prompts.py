@@ -39,7 +39,7 @@ from specsot_master.text import Text
 
 
 class Prompts:
-    """Makes all prompts for one model.
+    """Makes the prompts of all requests to one model, in tokens.
 
     Attributes: `listed` is set if the model plans in numbered lists. `tags` are the fork tags of a model that
     was trained to fork, else None. A model with neither plans in the language of markers. `threshold` is the
@@ -50,11 +50,13 @@ class Prompts:
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
         """Read the model's own prompt parts, if its directory has any.
 
-        style: how the model plans; "auto" takes the style of specsot.json, else fork tags if the tokenizer
-        has them, else lists. Raises ModelError if specsot.json cannot be used, or if the tokenizer lacks the
-        tags of a style "tags".
         directory: the model's directory, or a GGUF file in it.
         text: the model's tokenizer and chat template.
+        style: how the model plans; "auto" takes the style of specsot.json, else fork tags if the tokenizer
+            has them, else lists.
+
+        Raises ModelError if specsot.json cannot be used, if the tokenizer has no tokens for text, or if it
+        lacks the tags of a style "tags".
         """
         folder = folder_of_model(Path(directory))
         self._text = text
@@ -74,7 +76,7 @@ class Prompts:
 
     def check_fits(self, ask: Ask, max_positions: int) -> None:
         """Raise ContextLengthExceeded if the first part of one message alone fills the context. A request
-        that passes this check may still be too long.
+        that passes this check may still be too long; its prompts are checked once they are tokenized.
 
         ask: what the client asks for; its prompt and each of its messages are checked.
         max_positions: the model's context, in tokens.
@@ -119,8 +121,8 @@ class Prompts:
 
         Raises TemplateRefused if the template does not take this conversation.
         """
-        begun = head_of_answer(self._text.render(messages), BEGUN)
-        return ScorePrompt(self._text.encode(begun), *self.score_words, self.threshold or 0.0)
+        prompt_text = head_of_answer(self._text.render(messages), BEGUN)
+        return ScorePrompt(self._text.encode(prompt_text), *self.score_words, self.threshold or 0.0)
 
     def _tokens_after(self, words: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of those words that are a single token after the beginning of an answer. Words
@@ -129,16 +131,23 @@ class Prompts:
 
         words: continuations of BEGUN, each with its leading space.
         """
-        begun = self._text.encode(BEGUN)
+        beginning = self._text.encode(BEGUN)
         found = (self._text.encode(BEGUN + word) for word in words)
-        return tuple(tokens[-1] for tokens in found if tokens[:-1] == begun)
+        return tuple(tokens[-1] for tokens in found if tokens[:-1] == beginning)
 
     def size(self, text: str) -> int:
-        """Return how many tokens a text has that the master itself adds to the answer, such as a heading."""
+        """Return how many tokens a text has that the master itself adds to the answer, such as a heading; 0
+        for "".
+
+        text: the characters, without any special tokens.
+        """
         return len(self._text.encode(text))
 
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
         """Return the prompts of a planned answer, which all begin with one shared prefix.
+
+        The kind of conversation depends on how the model plans: in lists, in markers with the model's own
+        parts, or in markers with the shipped parts.
 
         messages: the conversation, oldest turn first.
         rules: the maximum number of points, and what else limits the plan.
@@ -153,7 +162,8 @@ class Prompts:
 
 
 def messages_of(ask: Ask) -> tuple[Message, ...]:
-    """Return a request's conversation; a request with a bare prompt has a single user turn.
+    """Return a request's conversation; a request with a bare prompt has a single user turn. Empty for a
+    request that gives tokens in place of both.
 
     ask: what the client asks for, with a prompt or messages.
     """
@@ -177,13 +187,15 @@ class ListConversation:
     def __init__(
         self, text: Text, messages: Sequence[Message], rules: PlanRules, wording: Wording | None = None
     ) -> None:
-        """Render the planning turn and a sample branch, and find the prefix that both share.
+        """Render the planning turn and a sample branch, and find the prefix that both share. If the template
+        refuses a branch in the form of the wording, the default form is used.
 
-        wording: the sentences that ask for the list and for a point; None for the defaults. Raises
-        TemplateRefused if the template takes the conversation in no form.
         text: the model's tokenizer and chat template.
         messages: the conversation, oldest turn first, at least one.
         rules: the maximum number of points, and what else limits the plan.
+        wording: the sentences that ask for the list and for a point; None for the defaults.
+
+        Raises TemplateRefused if the template takes the conversation in no form.
         """
         wording = wording or Wording()
         question = messages[-1].content
@@ -227,7 +239,10 @@ class ListConversation:
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
-        parents, length: unused, since a list names neither dependencies nor lengths.
+        parents: unused, since a list names no dependencies.
+        length: unused, since a list names no lengths.
+        introduction: the answer's text before the first point, which the prompt quotes, or which begins the
+            branch's answer in the form "article"; "" for none.
         """
         head = ""
         if self._form == "article" and point.title:
@@ -235,7 +250,12 @@ class ListConversation:
         return self._branch_turn(self._branch_words(point, points, introduction), head)
 
     def _branch_turn(self, words: Sequence[str], head: str = "") -> PromptTurn:
-        """Return the prompt of a branch from what `_branch_words` returns. `head` begins its answer."""
+        """Return the prompt of a branch, in tokens.
+
+        words: the texts to fill in, as `_branch_words` returns them.
+        head: the first words of the branch's answer, which become part of the prompt; "" to let the model
+            write them.
+        """
         if self._slots:
             rendering = self._slots.fill(*map(self._text.mark, words))
         else:
@@ -253,7 +273,7 @@ class ListConversation:
         return turn_from(self.prefix, self._tokens(self._render(words)), len(self._shared_tokens))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
-        """Return the words that follow the question and ask for the plan.
+        """Return the words that follow the question and ask for the plan, in the question's language.
 
         rules: the maximum number of points; if the question itself asks for this number, exactly so many are
             asked for.
@@ -264,11 +284,17 @@ class ListConversation:
 
     @property
     def _num_places(self) -> int:
-        """How many texts `_branch_words` returns."""
+        """The number of texts that `_branch_words` returns: 2 in the form "turns", else 1."""
         return 2 if self._form == "turns" else 1
 
     def _branch_words(self, point: Point, points: Sequence[Point], introduction: str = "") -> tuple[str, ...]:
-        """Return what a branch's prompt holds of the plan; in turns, the list is a text of its own."""
+        """Return the texts that a branch's prompt holds of the plan: (list, question for the point) in the
+        form "turns", else a single text with both.
+
+        point: the point that the branch writes.
+        points: all points of the plan.
+        introduction: the answer's text before the first point; "" for none.
+        """
         words = self._sentences.ask_for_point(self._form, point, points, introduction)
         return (write_list(points), words) if self._form == "turns" else (words,)
 
@@ -285,16 +311,19 @@ class ListConversation:
         return self._render(*words, as_paragraph=self._form in ("outline", "article"))
 
     def _render(self, words: str, as_paragraph: bool = False) -> str:
-        """Return the rendered conversation with these words after its last turn.
+        """Return the rendered conversation with these words after its last turn, up to the head of the
+        answer.
 
         words: what the master asks for, such as a plan.
-        as_paragraph: set the words off as a paragraph of their own; see `append_words`.
+        as_paragraph: True to set the words off as a paragraph of their own; see `append_words`.
+
+        Raises TemplateRefused if the template takes the conversation in no form.
         """
         return render_asked(self._text, self._messages, words, as_paragraph)
 
     def _tokens(self, rendering: str) -> tuple[int, ...]:
-        """Return the tokens of a rendering; the tokens of its beginning are taken from `_shared_tokens` if it
-        is the shared one.
+        """Return the tokens of a rendering. If it begins with the text that all prompts share, the tokens of
+        that beginning are taken from `_shared_tokens`; otherwise all of it is tokenized.
 
         rendering: a rendered prompt of this conversation, with marks.
         """
@@ -341,8 +370,10 @@ class MarkersConversation(ListConversation):
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
-        parents: the points on which `point` depends, each with its finished text.
+        parents: the points on which `point` depends, each with its finished text; empty if it depends on
+            none.
         length: about how many tokens the text shall have.
+        introduction: unused, since a plan in markers has no introduction.
         """
         return self._branch_turn((_fill_branch(shipped_parts(), point, points, parents, length),))
 
@@ -354,13 +385,19 @@ class MarkersConversation(ListConversation):
         return fill_skeleton(shipped_parts(), rules).skeleton_turn
 
     def _branch_words(self, point: Point, points: Sequence[Point], introduction: str = "") -> tuple[str, ...]:
-        """Return what a branch's prompt holds of the plan, for the sample from which its places are found."""
+        """Return the text that a branch's prompt holds of the plan, for the sample from which its places are
+        found: without parents, and with a wished length of 1.
+
+        point: the point that the branch writes.
+        points: all points of the plan.
+        introduction: unused, since a plan in markers has no introduction.
+        """
         return (_fill_branch(shipped_parts(), point, points, [], 1),)
 
 
 def head_of_answer(rendering: str, words: str) -> str:
-    """Return a rendering whose answer begins with these words; after a rendering that ends with ":"
-    ("Assistant:"), a space is inserted.
+    """Return a rendering whose answer begins with these words; unchanged for "". After a rendering that ends
+    with ":" ("Assistant:"), a space is inserted.
 
     rendering: a rendered conversation that ends with the head of the assistant's turn.
     words: the first words of the answer, which are part of the prompt.
@@ -376,8 +413,8 @@ def ask_after(
 
     messages: the conversation, oldest turn first, at least one.
     words: what the master asks for, such as a plan.
-    as_paragraph: set the words off as a paragraph of their own; see `append_words`.
-    in_last_turn: put the words into the last turn, whoever's it is.
+    as_paragraph: True to set the words off as a paragraph of their own; see `append_words`.
+    in_last_turn: True to put the words into the last turn, even if it is not the user's.
     """
     last = messages[-1]
     if last.role != "user" and not in_last_turn:
@@ -392,7 +429,7 @@ def render_asked(text: Text, messages: tuple[Message, ...], words: str, as_parag
     text: the model's tokenizer and chat template.
     messages: the conversation, oldest turn first, at least one.
     words: what the master asks for, such as a plan.
-    as_paragraph: set the words off as a paragraph of their own; see `append_words`.
+    as_paragraph: True to set the words off as a paragraph of their own; see `append_words`.
 
     Raises TemplateRefused if the template takes the conversation in no form.
     """
@@ -404,16 +441,18 @@ def render_asked(text: Text, messages: tuple[Message, ...], words: str, as_parag
         return text.render(ask_after(messages, words, as_paragraph))
 
 
+# The file of a model's directory in which `specsot eval --router` stores the measured threshold.
 ROUTER_FILE = "router.json"
 
 
 def read_threshold(directory: Path) -> float | None:
-    """Return the router's threshold that `specsot eval --router` measured for the model of this directory.
-
-    Return None if the directory has no ROUTER_FILE, or if the file's threshold is null.
-    Raises ModelError for a file that cannot be read.
+    """Return the router's threshold that `specsot eval --router` measured for the model of this directory:
+    the lowest score with which an answer is planned. Return None if the directory has no ROUTER_FILE, or if
+    the file's threshold is null.
 
     directory: the model's directory.
+
+    Raises ModelError for a file that cannot be read.
     """
     path = directory / ROUTER_FILE
     if not path.is_file():
@@ -425,7 +464,9 @@ def read_threshold(directory: Path) -> float | None:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from error
 
 
+# The file of a model's directory that holds the templates of its prompts; see `PromptParts`.
 PARTS_FILE = "specsot.json"
+# The shipped file of the same format, for chat models that were not trained in the language of markers.
 MARKERS_FILE = Path(__file__).with_name("markers.json")
 
 
@@ -436,13 +477,13 @@ class PromptParts:
     The placeholders {plan}, {id}, {title}, {length} and {text} are filled in. In skeleton_turn, {points} is
     the maximum number of points, and {tools} are the names that may follow TOOL.
 
-    skeleton_turn: The user turn that asks for the plan; markers need it.
-    branch_turn: The user turn that asks for one point; markers need it.
+    skeleton_turn: The user turn that asks for the plan; "" if the file has none. Markers need it.
+    branch_turn: The user turn that asks for one point; "" if the file has none. Markers need it.
     plan_style: The way to plan for which the model was trained; "auto" if the file names none.
     system: The system prompt that precedes the caller's; empty for none.
     plan_line: One line of the plan, as the branches quote it.
     parent_text: A finished point, as a point that depends on it quotes it after the plan.
-    answer_prefix: The beginning of every planned answer, which is a part of the prompt.
+    answer_prefix: The beginning of every planned answer, which is a part of the prompt; "" for none.
     wording: The sentences that ask for lists and their points.
     """
 
@@ -468,10 +509,11 @@ def fill_skeleton(parts: PromptParts, rules: PlanRules) -> PromptParts:
 
 
 def read_parts(directory: Path) -> PromptParts | None:
-    """Return the prompt parts of a model, or None if its directory has no specsot.json. Raises ModelError if
-    the file cannot be used.
+    """Return the prompt parts of a model, or None if its directory has no specsot.json.
 
     directory: the model's directory.
+
+    Raises ModelError if the file cannot be used.
     """
     path = directory / PARTS_FILE
     return read_parts_file(path) if path.is_file() else None
@@ -479,7 +521,10 @@ def read_parts(directory: Path) -> PromptParts | None:
 
 @cache
 def shipped_parts() -> PromptParts:
-    """Return the parts by which a chat model that was not trained for markers is asked for them."""
+    """Return the parts by which a chat model that was not trained for markers is asked for them.
+
+    Raises ModelError if the shipped file cannot be read.
+    """
     return read_parts_file(MARKERS_FILE)
 
 
@@ -521,7 +566,8 @@ def _parts_of(decoded: dict[str, Any]) -> PromptParts:
 
 
 class PartsConversation:
-    """The prompts of one request for a model that was trained in the language of markers and has own parts.
+    """The prompts of one request for a model that was trained in the language of markers, and whose directory
+    holds templates of its prompts.
 
     All prompts begin with the rendered conversation (`prefix`), followed by one more turn:
     # prefix | user turn that asks for the plan or a point | head of the assistant's turn
@@ -531,13 +577,14 @@ class PartsConversation:
     told: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
-        """Render the conversation.
-
-        Raises TemplateRefused, and ModelError if the template does not append turns.
+        """Render the conversation, and find the place of a further user turn in it.
 
         text: the model's tokenizer and chat template.
         parts: the templates of the model's prompts, with {points} and {tools} filled in.
         messages: the conversation, oldest turn first, at least one.
+
+        Raises TemplateRefused if the template does not take the conversation, and ModelError if it does not
+        append turns.
         """
         self._text = text
         self._parts = parts
@@ -564,8 +611,10 @@ class PartsConversation:
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
-        parents: the points on which `point` depends, each with its finished text.
+        parents: the points on which `point` depends, each with its finished text; empty if it depends on
+            none.
         length: about how many tokens the text shall have.
+        introduction: unused, since a plan in markers has no introduction.
         """
         return self._turn(_fill_branch(self._parts, point, points, parents, length))
 
@@ -599,7 +648,7 @@ class PartsConversation:
         return self._text.render((*self._messages, Message("user", words)), for_answer=False)
 
     def _answer(self, words: str) -> str:
-        """Return the text that the template adds to a user turn to begin the answer.
+        """Return the text that the template adds to a user turn to begin the answer; "" if it adds none.
 
         words: the text of a sample user turn.
 
@@ -624,12 +673,15 @@ def _fill_branch(
     parents: Sequence[tuple[Point, str]],
     length: int,
 ) -> str:
-    """Return the user turn that asks for one point.
+    """Return the text of the user turn that asks for one point.
 
-    points: the whole plan. parents: the points on which `point` depends, with their texts. length: about how
-    many tokens the text shall have.
     parts: the templates of the model's prompts.
     point: the point that the branch writes.
+    points: all points of the plan, which are quoted line by line.
+    parents: the points on which `point` depends, each with its finished text; empty to quote no text.
+    length: about how many tokens the text shall have.
+
+    Raises KeyError or IndexError if a template has a placeholder that is not known.
     """
     plan = "".join(parts.plan_line.format(id=other.id, title=other.title) for other in points)
     read = "".join(parts.parent_text.format(id=one.id, title=one.title, text=text) for one, text in parents)
@@ -637,7 +689,8 @@ def _fill_branch(
 
 
 def _with_system(system_prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the conversation with the model's system prompt before the caller's, in a single system turn.
+    """Return the conversation with the model's system prompt before the caller's, in a single system turn. A
+    conversation without a system turn gets one.
 
     system_prompt: the model's system prompt; "" returns the conversation unchanged.
     messages: the caller's conversation, at least one turn.

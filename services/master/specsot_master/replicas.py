@@ -36,7 +36,8 @@ MAX_KNOWN_BLOCKS = 4096
 
 
 class PrefixAffinity:
-    """Remembers which ring has served which beginnings of prompts, whose KV the ring may still cache.
+    """Remembers which ring has served which beginnings of prompts, because that ring may still cache their
+    KV.
 
     Beginnings are known by the hashes of their blocks; each hash includes all blocks before it.
     """
@@ -70,7 +71,7 @@ class PrefixAffinity:
 
 def block_hashes(ask: Ask) -> Iterator[bytes]:
     """Yield the hashes of ever longer beginnings of a prompt, in steps of BLOCK_CHARACTERS, at most
-    MAX_PROMPT_BLOCKS.
+    MAX_PROMPT_BLOCKS. Nothing is yielded for a prompt shorter than a block.
 
         # mode and prompt of 600 characters -> hashes of characters 0..255, 0..511; the last 88 are left out
 
@@ -83,16 +84,16 @@ def block_hashes(ask: Ask) -> Iterator[bytes]:
     text = ask.mode + (
         ask.prompt or turns or ",".join(map(str, ask.tokens[: BLOCK_CHARACTERS * MAX_PROMPT_BLOCKS]))
     )
-    seen = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     for block in range(min(len(text) // BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS)):
         begin = block * BLOCK_CHARACTERS
-        seen.update(text[begin : begin + BLOCK_CHARACTERS].encode(errors="surrogatepass"))
-        yield seen.digest()
+        hasher.update(text[begin : begin + BLOCK_CHARACTERS].encode(errors="surrogatepass"))
+        yield hasher.digest()
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaLoad:
-    """The load of a ring; loads compare by `waiting` first, then by `used`.
+    """The load of one ring of a master; loads compare by `waiting` first, then by `used`.
 
     waiting: Number of requests that are not in the ring yet.
     used: Fraction of the KV pages that requests have reserved.
@@ -109,8 +110,8 @@ def least_loaded(loads: Mapping[int, ReplicaLoad], familiar_number: int | None =
     loads: the load of each ring by its number, at least one.
     familiar_number: the ring that may have the prompt's beginning cached; None if no ring has.
     """
-    least = min(loads.values())
-    equal = [number for number, load in loads.items() if load == least]
+    smallest_load = min(loads.values())
+    equal = [number for number, load in loads.items() if load == smallest_load]
     return familiar_number if familiar_number in equal else equal[0]
 
 
@@ -162,7 +163,11 @@ def _total_steps(step_infos: Sequence[StepsInfo]) -> StepsInfo:
     pace = sum(one.per_second for one in step_infos)
 
     def mean(attribute: str) -> float:
-        """Return the mean of an attribute of `StepsInfo` over all rings."""
+        """Return the mean of an attribute of `StepsInfo` over all rings, weighted by their steps per second;
+        0 if no ring makes steps.
+
+        attribute: the name of the attribute, which holds a number.
+        """
         return sum(getattr(one, attribute) * one.per_second for one in step_infos) / pace if pace else 0.0
 
     return StepsInfo(
@@ -204,7 +209,7 @@ class Replica:
 
     @property
     def drafts(self) -> bool:
-        """Whether the ring is complete and has a drafter."""
+        """True if the ring is complete and has a drafter."""
         ring = self.fleet.ring
         return ring is not None and ring.drafter is not None
 
@@ -214,8 +219,8 @@ class Replica:
         return self.fleet.ring.pages if self.fleet.ring else 0
 
     def info(self) -> ReplicaInfo:
-        """Return the present state of this ring for status pages; its pages are None while the ring is not
-        complete.
+        """Return the present state of this ring for status pages; `pages` of the result is None while the
+        ring is not complete.
         """
         fleet = self.fleet
         engine = self.engine
@@ -240,7 +245,9 @@ log = structlog.get_logger()
 
 
 class RequestRouter:
-    """Routes requests to rings; it takes the place of the engine in a master with several rings."""
+    """Routes requests to rings: opens, cancels, restores and moves them. It takes the place of the engine in
+    a master with several rings.
+    """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         """Create a router without requests.
@@ -282,8 +289,10 @@ class RequestRouter:
         return any(replica.engine.cancel(request_id, owner) for replica in self._replicas)
 
     def home(self, request_id: str | None) -> Replica | None:
-        """Return the ring that has a request of this id, or None if no ring has, or if `request_id` is None
-        or empty.
+        """Return the ring that has a request of this id, or None if no ring has.
+
+        request_id: the id under which the request was opened; None or "" for a caller that named none, of
+            which no ring has a request.
         """
         known = (one for one in self._replicas if request_id and one.engine.has_request(request_id))
         return next(known, None)
@@ -299,7 +308,7 @@ class RequestRouter:
             await replica.engine.revive(listed[replica.number :: len(self._replicas)])
 
     def move_stranded(self) -> None:
-        """Move requests to complete rings that can continue them.
+        """Move requests to complete rings that can continue them; move nothing if there is no such ring.
 
         All requests of a ring that cannot be formed now are moved; of other rings, those that are too large
         for their ring.
@@ -336,7 +345,8 @@ class RequestRouter:
         """Open a request in the largest complete ring that takes it, and return its events.
 
         ask: what the client asks for.
-        caller: who asks.
+        caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
+            owner.
         refusing_replica: the ring that was too small for the request; only rings with more KV pages are
             tried.
         refusal: the error of that ring.
@@ -401,13 +411,15 @@ class RequestRouter:
         return self._replicas[number]
 
     def _complete(self) -> dict[int, ReplicaLoad]:
-        """Return the loads of all complete rings by their numbers."""
+        """Return the loads of all complete rings by their numbers; empty if no ring is complete."""
         return {one.number: _load_of(one) for one in self._replicas if one.fleet.ready}
 
 
 def _load_of(replica: Replica) -> ReplicaLoad:
-    """Return how many requests wait for a ring, and which share of its KV pages is reserved (1.0 while the
-    ring is not complete).
+    """Return the load of a ring: how many requests wait for it, and which fraction of its KV pages is
+    reserved (1.0 while the ring is not complete).
+
+    replica: the ring whose load is wanted.
     """
     ring = replica.fleet.ring
     used = 1 - replica.engine.free_pages / ring.pages if ring else 1.0
@@ -471,7 +483,9 @@ class MemberRouter:
         self._changed()
 
     def lend_workers(self) -> None:
-        """Move idle workers of other fleets to each fleet that can form a ring with their help."""
+        """Move idle workers of other fleets to each fleet that can form a ring with their help; move nothing
+        if no fleet can.
+        """
         for needy in self._fleets:
             for lender, worker in self._helping_workers(needy):
                 member = lender.release(worker.name)

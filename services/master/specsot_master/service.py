@@ -64,8 +64,8 @@ async def serve(config: MasterConfig, stop_event: asyncio.Event) -> None:
 
     Raises ModelError, InvalidRequest, and Unavailable if a port is taken.
     """
-    with observed("master", config.service) as seen:
-        await run_master(config, seen, stop_event)
+    with observed("master", config.service) as observation:
+        await run_master(config, observation, stop_event)
 
 
 async def run_master(config: MasterConfig, observation: Observation, stop_event: asyncio.Event) -> None:
@@ -135,8 +135,8 @@ def start_telemetry(master: Master, observation: Observation, config: MasterConf
 
 
 def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
-    """Return one detector per ring, in the order of the rings, that reports a ring which has work but makes
-    no step.
+    """Return one detector per ring, in the order of the rings, each of which reports when its ring has work
+    but makes no step.
 
     master: the master with its rings.
     stuck_after: seconds without a step after which a ring counts as stalled.
@@ -202,7 +202,7 @@ async def shut_down(
 
 @asynccontextmanager
 async def running_alongside(*coroutines: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    """Run coroutines during the block, and cancel them at its end.
+    """Run coroutines during the block, and cancel them at its end. The context yields None.
 
     If one of them fails, the block is cancelled at once and its error is raised: a master that no longer
     follows its own state must not report that it is healthy.
@@ -262,7 +262,10 @@ async def open_endpoints(
 
 
 def check_extra() -> None:
-    """Raise InvalidRequest if the extra `http` is not installed."""
+    """Return nothing if the extra `http` is installed.
+
+    Raises InvalidRequest if it is not, with the command that installs it.
+    """
     try:
         import specsot_master.http.app  # noqa: F401
     except ModuleNotFoundError as error:
@@ -303,8 +306,8 @@ def _public(config: MasterConfig) -> Terms:
 
     config: the options of the process.
     """
-    own = config.service.tls if config.client_tls else PLAIN
-    terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens())
+    certificates = config.service.tls if config.client_tls else PLAIN
+    terms = _terms(config, Tls(cert=certificates.cert, key=certificates.key), config.tokens())
     return replace(terms, streams=CLIENT_STREAMS, held=HELD_BYTES)
 
 

@@ -25,15 +25,18 @@ from specsot.tracing import Span, Tracer, caller, current
 from specsot_master.config import MetricPrefix
 from specsot_master.master import Master
 
+# Names of the spans of a request: of the whole request, of its wait for admission, of its plan, and of a
+# direct answer.
 REQUEST_SPAN = "request"
 WAIT_SPAN = "wait"
 PLAN_SPAN = "plan"
 ANSWER_SPAN = "answer"
+# Name of the note in a phase's span that tells when its first text came.
 FIRST_TOKEN = "first token"
 
 
 class RequestSpans:
-    """Records the spans of one request.
+    """Records the spans of one request, as an observer of its events.
 
     The request's span is a child of the caller's span. Its phases (waiting, plan, each branch, answer) are
     children of the request's span.
@@ -55,7 +58,8 @@ class RequestSpans:
         self._begin(WAIT_SPAN)
 
     def on_event(self, event: events.Event) -> None:
-        """Begin or end the spans of the phases that an event separates.
+        """Begin or end the spans of the phases that an event separates; an event that separates none is
+        ignored.
 
         event: an event of the request.
         """
@@ -111,7 +115,7 @@ class RequestSpans:
         """End the span of a phase; nothing happens if it is not open.
 
         name: the name of the phase.
-        failed: mark the span as failed.
+        failed: True to mark the span as failed.
         attributes: further attributes of the span; their names get the prefix "specsot.".
         """
         if span := self._open.pop(name, None):
@@ -140,7 +144,10 @@ class RequestSpans:
 
 
 def _branch_span(point_id: int) -> str:
-    """Return the name of the span of a branch."""
+    """Return the name of the span of a branch.
+
+    point_id: the id of the point that the branch writes.
+    """
     return f"branch {point_id}"
 
 
@@ -148,11 +155,13 @@ def _branch_span(point_id: int) -> str:
 LABELS = ("model_name", "engine")
 # Labels of cache_config_info, which gateways made for vLLM read.
 CACHE_LABELS = (*LABELS, "block_size", "num_gpu_blocks")
+# The reasons with which a request ends by itself; a request that ended in an error has the error's name
+# instead.
 _FINISH_REASONS = {reason.value for reason in events.Reason}
 
 
 class EngineGauges:
-    """The values of one ring's gauges and counters at one moment."""
+    """The values of one ring's gauges and counters at one moment, read from the ring's state."""
 
     def __init__(self, labels: Mapping[str, str], ring: Info | ReplicaInfo, num_branches: int) -> None:
         """Take the values from the state of a ring.
@@ -175,8 +184,10 @@ class EngineGauges:
         return 1 - self.pages.free / self.pages.total if self.pages.total else 0.0
 
 
+# By the name of a metric without its prefix: its help text, and the function that reads its value.
 _Table = Mapping[str, tuple[str, Callable[[EngineGauges], float]]]
 
+# Values that rise and fall.
 GAUGES: _Table = {
     "num_requests_running": ("Requests in the ring", lambda one: one.requests.running),
     "num_requests_waiting": ("Requests that wait for their turn", lambda one: one.requests.waiting),
@@ -191,6 +202,7 @@ GAUGES: _Table = {
     "ring_ready": ("Whether the ring is complete", lambda one: one.ring.ready),
     "epoch": ("The ring's epoch", lambda one: one.ring.epoch),
 }
+# Values that only rise.
 COUNTERS: _Table = {
     "steps": ("Steps of the ring", lambda one: one.steps.steps),
     "generation_tokens": ("Tokens written, skeletons included", lambda one: one.steps.tokens),
@@ -208,7 +220,7 @@ COUNTERS: _Table = {
 
 
 def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
-    """Yield the gauges and counters of all rings.
+    """Yield the gauges and counters of all rings; without a ring, families without values.
 
     engines: the values of each ring.
     prefix: begins the names of all metrics.
@@ -227,7 +239,8 @@ def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterat
 
 
 def _ended_requests(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
-    """Yield the counters of finished requests, by reason, and of failed requests, by error.
+    """Yield two metrics: the counters of finished requests, by reason, and of failed requests, by error. They
+    have no values before a request has ended.
 
     engines: the values of each ring.
     prefix: begins the names of both metrics.
@@ -259,14 +272,14 @@ PLAN_POINT_BUCKETS = tuple(range(1, 17))
 
 
 def count_buckets(max_bound: int) -> tuple[int, ...]:
-    """Return the bucket bounds 1, 2, 5, 10, 20, 50, ..., as vLLM builds them.
+    """Return the bucket bounds 1, 2, 5, 10, 20, 50, ..., as vLLM builds them; () for a bound below 1.
 
         # max_bound 100 -> (1, 2, 5, 10, 20, 50, 100)
 
     max_bound: the largest bound that may occur.
     """
-    steps = (step * 10**power for power in range(len(str(max_bound))) for step in (1, 2, 5))
-    return tuple(step for step in steps if step <= max_bound)
+    bounds = (digit * 10**power for power in range(len(str(max_bound))) for digit in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= max_bound)
 
 
 # Counters that are computed from results: help text, and a label in addition to LABELS.
@@ -360,7 +373,7 @@ class Metrics:
         return one
 
     def _gauges(self, info: Info) -> list[EngineGauges]:
-        """Return the present values of all rings.
+        """Return the present values of all rings, in the order of the rings.
 
         info: the present state of the rings.
         """
@@ -369,20 +382,22 @@ class Metrics:
         return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]  # noqa: SLF001
 
     def written(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format, encoded as UTF-8."""
         return generate_latest(self._registry)
 
     def observe(self, name: str, value: float, *label_values: str) -> None:
-        """Add a value to a histogram.
+        """Add a value to a histogram of this ring.
 
         name: the histogram's name in HISTOGRAMS, without a prefix.
         value: the value, in the unit of the histogram.
         label_values: the values of labels in addition to LABELS.
+
+        Raises KeyError for a name that is in neither table.
         """
         self._figure(name, *label_values).observe(value)
 
     def _count(self, name: str, amount: float = 1, *label_values: str) -> None:
-        """Add an amount to a counter.
+        """Add an amount to a counter of this ring.
 
         name: the counter's name in RESULT_COUNTERS, without a prefix.
         amount: what is added.
@@ -477,7 +492,7 @@ class RequestMetrics:
         self._branches: dict[int, float] = {}
 
     def on_event(self, event: events.Event) -> None:
-        """Record what an event says of the request's latencies and branches.
+        """Record what an event says of the request's latencies and branches; other events are ignored.
 
         event: an event of the request.
         """
@@ -507,7 +522,9 @@ class RequestMetrics:
         self._branches.clear()
 
     def _on_text(self) -> None:
-        """Record the time since the previous step that wrote text for this request."""
+        """Record the time since the previous step that wrote text for this request. Nothing is recorded for
+        the first step, or if the step is the same as before (SAME_STEP_SECONDS).
+        """
         now = self._clock()
         if self._last is not None and now - self._last > SAME_STEP_SECONDS:
             self._metrics.observe("inter_token_latency_seconds", now - self._last)
@@ -519,7 +536,7 @@ def observe_master(
 ) -> Metrics:
     """Record metrics of all requests and steps of a master from now on, and return them.
 
-    master: the master.
+    master: the master whose requests and steps are recorded.
     registry: the registry of the process, or None to create one.
     prefix: begins all names.
     """
@@ -529,7 +546,10 @@ def observe_master(
         one.engine.steps.follow(engine.on_result)
 
     def engine_of(request_id: str) -> Metrics:
-        """Return the metrics of the ring that has a request, or of the first ring for an unknown id."""
+        """Return the metrics of the ring that has a request, or of the first ring for an unknown id.
+
+        request_id: the id under which the request was opened.
+        """
         found = (
             engine for one, engine in zip(master.replicas, engines) if one.engine.has_request(request_id)
         )

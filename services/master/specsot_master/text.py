@@ -30,6 +30,7 @@ from specsot_master.core.sequence import MAX_PENDING_TOKENS, Detokenizer
 
 # OpenAI's reasoning efforts that chat templates do not know, with the nearest one that they know.
 EFFORTS = {"minimal": "low", "xhigh": "high"}
+# Whether a model thinks before it answers; see `Text.thinking`.
 Thinking = Literal["never", "asked", "always"]
 
 
@@ -104,7 +105,8 @@ class ControlTokens:
         return found
 
     def encode(self, rendering: str) -> tuple[int, ...]:
-        """Return the token ids of a rendering with marks; what is marked becomes ordinary text.
+        """Return the token ids of a rendering with marks; what is marked becomes ordinary text. The result is
+        empty for "".
 
         Control tokens get secret names before the marks are removed, so the tokenizer finds only those that
         the template wrote. If the model's merges still build a control token out of text, the marks are
@@ -122,12 +124,17 @@ class ControlTokens:
         return tuple(id for token in found if (id := ids.get(token, token)) is not None)
 
     def _token_ids(self, text: str) -> list[int]:
-        """Return the ids of a text in the second tokenizer, without a bos or other token around it."""
+        """Return the ids of a text in the second tokenizer, without a bos or other token around it.
+
+        text: a rendering in which control tokens have their secret names, without marks.
+        """
         return self._aliased_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     @cached_property
     def _cutting_tokens(self) -> frozenset[str]:
-        """Control tokens that are found in any context and do not absorb white space before them."""
+        """The texts of control tokens that are found in any context and do not absorb white space before
+        them, so that a rendering can be cut there. May be empty.
+        """
         added = self._tokenizer.get_added_tokens_decoder()
         loose = ("lstrip", "single_word", "normalized")
         return frozenset(
@@ -136,7 +143,7 @@ class ControlTokens:
 
     @cached_property
     def _control(self) -> frozenset[int]:
-        """The ids of all control tokens."""
+        """The ids of all control tokens; empty if the tokenizer has none."""
         return frozenset(self._ids.values())
 
     @cached_property
@@ -189,6 +196,8 @@ class TokenBytes:
     def __call__(self, token: int) -> bytes:
         """Return the bytes of one token: those of its name if it is an added token or if the decoder is of an
         unknown kind, else those that the decoder writes for it. Return b"" for an id without a token.
+
+        token: a token id; it may exceed the tokenizer's vocabulary.
         """
         name = self._tokenizer.id_to_token(token)
         if name is None:
@@ -198,7 +207,7 @@ class TokenBytes:
 
     @cached_property
     def _added(self) -> frozenset[int]:
-        """The ids of added tokens, whose names are their texts."""
+        """The ids of added tokens, whose names are their texts; empty if there are none."""
         return frozenset(self._tokenizer.get_added_tokens_decoder())
 
     @cached_property
@@ -226,7 +235,7 @@ _SPECIAL_NAMES = (
 
 
 class Text:
-    """Encodes, decodes and renders for one model.
+    """The tokenizer and the chat template of one model: encodes, decodes, and renders conversations.
 
     Only templates write special tokens; text never contains them.
 
@@ -299,7 +308,7 @@ class Text:
         U+FFFD.
 
         tokens: token ids.
-        skip_special: leave out special tokens, such as the end of a turn.
+        skip_special: True to leave out special tokens, such as the end of a turn.
         """
         decode = self._tokenizer.decode if len(tokens) > 1 else self._decode_known
         return decode(tuple(tokens), skip_special_tokens=skip_special)
@@ -307,7 +316,7 @@ class Text:
     def detokenizer(self, skip_special: bool = True, preceding_tokens: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for the tokens that the model will generate.
 
-        skip_special: leave out special tokens, such as the end of a turn.
+        skip_special: True to leave out special tokens, such as the end of a turn.
         preceding_tokens: tokens of the prompt that the answer continues, which are the context of the first
             generated token. Only the last MAX_PENDING_TOKENS of them are used, and of these only those after
             the last special token, since a new text begins there. Empty if the answer is a text of its own.
@@ -320,8 +329,8 @@ class Text:
         """Render a conversation by the chat template, with marks in control tokens that its contents spell.
 
         messages: the turns, oldest first.
-        for_answer: end with the head of the assistant's turn, with any thinking block closed; else end after
-            the last turn.
+        for_answer: True to end with the head of the assistant's turn, with any thinking block closed; False
+            to end after the last turn.
 
         Raises TemplateRefused if the template does not take this conversation.
         """
@@ -347,23 +356,29 @@ class Text:
 
     @cached_property
     def call_form(self) -> CallForm | None:
-        """How the model writes tool calls. None if its template offers tools, but does not show how."""
+        """How the model writes tool calls, derived from its template. None if the template offers tools, but
+        does not show how.
+        """
         return form_of_template(self._template.tool_source, self._render_calls)
 
     @cached_property
     def call_example(self) -> str | None:
-        """A call as the template writes it; None if the template writes none of its own."""
+        """A call as the template writes it, for a prompt that shows the model how; None if the template has
+        no form of its own.
+        """
         form = self.call_form
         return None if form is None or form is HERMES else example_call(self._render_calls, form)
 
     @cached_property
     def writes_special_calls(self) -> bool:
-        """Whether special tokens are a part of the model's calls, so that its text must show them."""
+        """True if special tokens are a part of the model's calls, so that its text must show them."""
         return any(id in self.special_ids for id in self.call_tokens)
 
     @cached_property
     def call_tokens(self) -> Mapping[int, str]:
-        """Special and added tokens that are a part of the model's calls, with their texts."""
+        """Special and added tokens that are a part of the model's calls: their texts by token id. Empty if
+        there are none.
+        """
         form = self.call_form
         added = self._tokenizer.get_added_tokens_decoder()
         return {
@@ -372,7 +387,9 @@ class Text:
 
     @cached_property
     def end_texts(self) -> tuple[str, ...]:
-        """The texts of the tokens that end an answer."""
+        """The texts of the tokens that end an answer, in the order of `end_ids`; an end token that the
+        tokenizer did not add to its vocabulary is left out.
+        """
         added = self._tokenizer.get_added_tokens_decoder()
         return tuple(added[id].content for id in self.end_ids if id in added)
 
@@ -380,28 +397,32 @@ class Text:
         self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
     ) -> str:
         """Render a conversation in which invented functions are offered and called; `form_of_template`
-        derives from such samples how the model writes tool calls.
+        derives from such samples how the model writes tool calls. An open thinking block is closed.
 
         turns: the turns in OpenAI's format, with `tool_calls` in them.
         functions: the functions that are offered, in OpenAI's format.
-        answer: end with the head of the assistant's turn.
+        answer: True to end with the head of the assistant's turn, False to end after the last turn.
+
+        Raises TemplateRefused if the template does not take this conversation.
         """
         tools = [{"type": "function", "function": one} for one in functions]
         return self._skip_thinking(self._template.render_turns(turns, answer, tools=tools), answer)
 
     @property
     def reads_effort(self) -> bool:
-        """Whether the chat template uses a reasoning effort."""
+        """True if the chat template uses a reasoning effort."""
         return "reasoning_effort" in self._template.source
 
     @property
     def has_template(self) -> bool:
-        """Whether the model's files hold a chat template."""
+        """True if the model's files hold a chat template; False if conversations are written as "user: ...
+        assistant: ...".
+        """
         return self._template.source != PLAIN
 
     @property
     def has_tools(self) -> bool:
-        """Whether the template has a place for the tools that a request offers."""
+        """True if the template has a place for the tools that a request offers."""
         return offers_functions(self._template.tool_source)
 
     def render_turns(
@@ -417,8 +438,8 @@ class Text:
 
         turns: the turns in OpenAI's format, oldest first.
         tools: the tools that the model may call, in OpenAI's format; empty for none.
-        with_thinking: end where the model begins to think, if it can think; else any thinking block is
-            closed.
+        with_thinking: True to end where the model begins to think, if it can think; False to close any
+            thinking block.
         effort: OpenAI's reasoning effort, for templates that use it; None or "" for the template's default.
 
         Raises TemplateRefused if the template does not take this conversation.
@@ -440,7 +461,7 @@ class Text:
         the model has no thinking tags, return it unchanged.
 
         rendering: a conversation that ends with the head of the assistant's turn.
-        may_call: leave out the header of the answer, because the model may begin a tool call instead.
+        may_call: True to leave out the header of the answer, because the model may begin a tool call instead.
         """
         if self.style is None:
             return rendering
@@ -460,7 +481,11 @@ class Text:
 
     def mark(self, text: str) -> str:
         """Return a client's text with BREAK_MARK in each control token that it spells, so that `encode` makes
-        ordinary text of them. Raises InvalidRequest if the text contains half of a surrogate pair.
+        ordinary text of them. A text that spells none is returned unchanged.
+
+        text: text from a client, not rendered yet.
+
+        Raises InvalidRequest if the text contains half of a surrogate pair.
         """
         return self._control.mark(text)
 
@@ -492,9 +517,11 @@ class Text:
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
 
     def _check(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens unchanged. Raises InvalidRequest if one of them is beyond the model's vocabulary.
+        """Return the tokens unchanged.
 
         tokens: token ids of the tokenizer, which may have more tokens than the model.
+
+        Raises InvalidRequest if one of them is beyond the model's vocabulary.
         """
         if self._limit is not None and (last := max(tokens, default=0)) >= self._limit:
             name = self._tokenizer.id_to_token(last)
@@ -506,7 +533,7 @@ class Text:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the special tokens, which `decode` leaves out."""
+        """Ids of the special tokens, which `decode` leaves out if it skips special tokens."""
         return frozenset(id for id, one in self._tokenizer.get_added_tokens_decoder().items() if one.special)
 
     @property
@@ -524,7 +551,9 @@ class Text:
         return ControlTokens(self._tokenizer, ids)
 
     def _sample_rendering(self) -> str:
-        """Render a short conversation, which shows how the template begins and ends its turns."""
+        """Render a short conversation, which shows how the template begins and ends its turns. Return "" if
+        the template refuses it.
+        """
         roles = ("user", "assistant", "user")
         try:
             return self._template.render([Message(role, "-") for role in roles], for_answer=False)
@@ -533,11 +562,12 @@ class Text:
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    """Read tokenizer.json, which takes milliseconds; older formats are converted by Transformers.
+    """Return the model's `tokenizers.Tokenizer`, which neither truncates nor pads. tokenizer.json is read
+    within milliseconds; if there is no such file, Transformers converts an older format.
 
-    Raises ModelError.
+    folder: the model's directory.
 
-    folder: the model's directory. Returns a `tokenizers.Tokenizer` that neither truncates nor pads.
+    Raises ModelError if the file cannot be read, or if there is nothing to convert.
     """
     from tokenizers import Tokenizer
 
@@ -555,9 +585,13 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _convert_tokenizer(folder: Path) -> Any:
-    """Convert a tokenizer of an older format by Transformers, from local files only. Raises ModelError.
+    """Return the `tokenizers.Tokenizer` that Transformers converts from a tokenizer of an older format, from
+    local files only.
 
-    folder: the model's directory. Returns a `tokenizers.Tokenizer`.
+    folder: the model's directory.
+
+    Raises ModelError with the first line of the reason if there is nothing to convert, or if it cannot be
+    converted.
     """
     from transformers import AutoTokenizer
 
@@ -570,8 +604,11 @@ def _convert_tokenizer(folder: Path) -> Any:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty one if there is no file. Raises ModelError for a file
-    that is not a JSON object.
+    """Return the object in a JSON file, or an empty one if there is no file.
+
+    path: the file, which need not exist.
+
+    Raises ModelError for a file that is not a JSON object.
     """
     return read_json(path) if path.is_file() else {}
 
@@ -588,8 +625,8 @@ def _special_names(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The model's chat templates by name. A model with one template has only "default"; a template named
-    "tool_use" renders requests with tools, as in Transformers. Empty if the model has no template.
+    """Return the model's chat templates by name. A model with one template has only "default"; a template
+    named "tool_use" renders requests with tools, as in Transformers. Empty if the model has no template.
 
     Templates in files of their own replace those of the configuration.
 
@@ -610,6 +647,8 @@ def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:
     """Return the ids with which the model ends an answer.
+
+    Empty if neither a configuration nor the vocabulary names such a token.
 
     These are the eos ids of the generation config, of the model config and of the tokenizer, which may all
     differ, and the tokenizer's end tokens of fill-in-the-middle.

@@ -364,7 +364,7 @@ class FeatureStream:
             return
         if self._store and not self._open_stored(self._store, opening, migrated_features):
             return
-        drafted = _DraftedSequence(opening, opening.begun)
+        drafted = _DraftedSequence(opening, opening.num_computed_tokens)
         self._assign(drafted)
         self._sequences[opening.sequence] = drafted
 
@@ -381,7 +381,10 @@ class FeatureStream:
         try:
             store.open(opening)
             if migrated_features is not None:
-                store.fill(FeatureRows(opening.sequence, opening.forked, opening.begun), migrated_features)
+                store.fill(
+                    FeatureRows(opening.sequence, opening.forked, opening.num_computed_tokens),
+                    migrated_features,
+                )
         except (NotFound, Overloaded):
             store.close(opening.sequence)
             return False

@@ -123,7 +123,7 @@ class MigratedKV:
         """
         assert opening.reused is not None
         layer = self._order.model_layers if layer is None else layer
-        last = opening.begun
+        last = opening.num_computed_tokens
         (key,) = self._keys(opening.reused.sequence, Range(layer, layer + 1))
         parts = (self._rows.pop if opening.decodes else self._rows.get)(key, [])
         complete = sum(map(len, parts)) >= last
@@ -224,7 +224,7 @@ class StageRows:
         self._unfilled |= {one.sequence: one for one in frame.openings if one.reused}
         for segment in frame.segments if self._unfilled else ():
             if opening := self._unfilled.pop(segment.sequence, None):
-                slots = self._table.slots(opening.sequence, opening.forked, opening.begun)
+                slots = self._table.slots(opening.sequence, opening.forked, opening.num_computed_tokens)
                 for layer in range(self._layers.first, self._layers.last):
                     rows = self.migrated.rows(opening, layer)
                     if rows is None:

@@ -66,7 +66,7 @@ class DecoderStage:
         self._layout: Layout = layout
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
-        self._kv.shared = self._table.shared
+        self._kv.shared = self._table.is_shared
         self._taps: dict[int, Tap] = {}
         self._graphs: Steps | None = None
         self.next_step: NextStep | None = None

@@ -60,10 +60,10 @@ Read = Callable[[str, int, int, Put], None]
 
 @dataclass(frozen=True, slots=True)
 class LentFile:
-    """A file that a member offers.
+    """A file of a model that a member offers to other members.
 
-    size: Size in bytes.
-    text: It is a text file, which every member needs as a whole.
+    size: Size of the file in bytes.
+    text: True for a text file, which every member needs as a whole; False for weights.
     """
 
     size: int
@@ -87,7 +87,7 @@ def check_files(files: Mapping[str, LentFile]) -> None:
 
 
 class BorrowedModel:
-    """One model that is fetched from other members.
+    """One model that is fetched from other members, block by block, into a directory.
 
     folder: The model directory.
     fingerprint: Fingerprint of the model, as its lenders have it.
@@ -138,7 +138,10 @@ class BorrowedModel:
             raise ModelError(f"{folder}: {error.strerror} (XDG_CACHE_HOME names another cache)") from None
 
     def need_texts(self) -> None:
-        """Fetch all text files: config, tokenizer, index."""
+        """Fetch all text files that are missing: config, tokenizer, index.
+
+        Raises ModelError if the disk is full or cannot be written, and what `read` raises.
+        """
         for name, file in self._files.items():
             if file.text:
                 self.need(name, 0, file.size)
@@ -148,13 +151,16 @@ class BorrowedModel:
         """Fetch the bytes of one tensor of a safetensors file, if they are missing.
 
         name: name of the file.
-        tensor: name of the tensor, which the file must have. Raises ModelError if the bytes cannot be
-            fetched.
+        tensor: name of the tensor, which the file must have; otherwise KeyError is raised.
+
+        Raises ModelError if the header is broken, the disk is full, or no member offers the bytes, and what
+        `read` raises.
         """
         self.need(name, *self._spans(name)[tensor])
 
     def need_header(self, name: str) -> None:
-        """Fetch the header of a safetensors file; for GGUF, the pointer file has it already.
+        """Fetch the header of a safetensors file, if it is missing. Do nothing for GGUF, whose pointer file
+        has it already.
 
         name: name of the file. Raises ModelError if the header is broken or cannot be fetched.
         """
@@ -162,13 +168,13 @@ class BorrowedModel:
             self._spans(name)
 
     def need(self, name: str, begin: int, end: int) -> None:
-        """Fetch bytes begin .. end - 1 of a file if they are missing.
+        """Fetch bytes begin .. end - 1 of a file if they are missing. Whole blocks are fetched.
 
         name: name of the file.
         begin: offset of the first byte.
-        end: offset of the byte after the last one.
+        end: offset of the byte after the last one. If it equals `begin`, nothing is fetched.
 
-        Raises ModelError if no member offers these bytes, and what `read` raises.
+        Raises ModelError if no member offers these bytes or if the disk is full, and what `read` raises.
         """
         if name not in self._files or not 0 <= begin <= end <= self._files[name].size:
             raise ModelError(f"{self.folder.name}: no member has bytes {begin} to {end} of {name}")
@@ -176,13 +182,15 @@ class BorrowedModel:
             self._fetch(name, begin, end)
 
     def _fetch(self, name: str, begin: int, end: int) -> None:
-        """Fetch the blocks of these bytes that are missing.
+        """Fetch the blocks of these bytes that are missing. Do nothing if all are present.
 
         name: name of the file.
         begin: offset of the first byte.
         end: offset of the byte after the last one.
 
-        # BLOCK 1 MiB, bytes 0.5 MiB .. 2.5 MiB: blocks 0, 1, 2; if 1 is present, 0 and 2 are read separately
+        Raises ModelError if the disk has too little room, and what `read` raises.
+
+            # BLOCK 1 MiB, bytes 0.5 MiB .. 2.5 MiB: blocks 0, 1, 2; if 1 is present, 0 and 2 are read apart
         """
         missing = [block for block in range(begin // BLOCK, -(-end // BLOCK)) if not self._has(name, block)]
         if not missing:
@@ -219,8 +227,10 @@ class BorrowedModel:
 
         name: name of the file.
         sender: address of the lender.
-        begin: offset of the block in the file.
-        data: the bytes of the block. Raises ModelError if they cannot be written.
+        begin: offset of the block in the file, a multiple of BLOCK.
+        data: the bytes of the block.
+
+        Raises ModelError if the bytes cannot be written.
         """
         block = begin // BLOCK
         try:
@@ -233,7 +243,8 @@ class BorrowedModel:
         self.stored += len(data)
 
     def _has(self, name: str, block: int) -> bool:
-        """Return whether a block is present. A block of an earlier run is checked once by its digest.
+        """Return whether a block is present. A block of an earlier run is checked once by its digest. False
+        if the block was not fetched, or if its bytes do not have the stored digest.
 
         name: name of the file.
         block: number of the block, counted from 0.
@@ -256,7 +267,10 @@ class BorrowedModel:
         return self.folder / "blocks" / name
 
     def _check_room(self, size: int) -> None:
-        """Raise ModelError if the disk has less than `size` bytes free."""
+        """Raise ModelError if the disk has too little room.
+
+        size: bytes that are about to be fetched.
+        """
         free = shutil.disk_usage(self.folder).free
         if size > free:
             raise ModelError(
@@ -267,7 +281,9 @@ class BorrowedModel:
     def _read_spans(self, name: str) -> dict[str, tuple[int, int]]:
         """Return (begin, end) of each tensor in a safetensors file, in bytes from the file's beginning.
 
-        name: name of the file. Raises ModelError if its header is broken or cannot be fetched.
+        name: name of the file, whose header is fetched if it is missing.
+
+        Raises ModelError if the header is broken or cannot be fetched.
         """
         path = self.folder / name
         self.need(name, 0, 8)
@@ -278,11 +294,11 @@ class BorrowedModel:
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last number of each run of consecutive numbers.
+    """Yield the first and the last number of each run of consecutive numbers. Yields nothing without numbers.
 
     blocks: ascending numbers.
 
-    # [0 1 2 5 6] -> (0, 2), (5, 6)
+        # [0 1 2 5 6] -> (0, 2), (5, 6)
     """
     for _, run in groupby(enumerate(blocks), lambda one: one[1] - one[0]):
         numbers = [block for _, block in run]
@@ -326,7 +342,7 @@ def spans_of(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
 
 
 def _write(path: Path, begin: int, data: bytes) -> None:
-    """Write data at an offset of a file, which is made if it is missing.
+    """Write data at an offset of a file, which is created if it is missing. Raises OSError if that fails.
 
     path: the file.
     begin: the offset in bytes.
@@ -338,7 +354,7 @@ def _write(path: Path, begin: int, data: bytes) -> None:
 
 
 def _stored(path: Path, begin: int, size: int) -> bytes:
-    """Read up to `size` bytes at an offset of a file; empty if the file is missing.
+    """Read up to `size` bytes at an offset of a file; fewer at its end, and none if the file is missing.
 
     path: the file.
     begin: the offset in bytes.
@@ -357,7 +373,7 @@ _BORROWED: dict[Path, BorrowedModel] = {}
 
 
 def register(model: BorrowedModel) -> None:
-    """Let `borrowed_of` find this model by its folder.
+    """Let `borrowed_of` find this model by its folder, in the place of an earlier model of the same folder.
 
     model: the model that is being fetched.
     """
@@ -373,10 +389,10 @@ def borrowed_of(directory: Path) -> BorrowedModel | None:
 
 
 def lendable(directory: Path) -> dict[str, Path]:
-    """Return the files of a model that other members may fetch, by name.
+    """Return the files of a model that other members may fetch: path by name.
 
-    Files that are missing are left out, and pickles are never lent. Raises ModelError if an index or pointer
-    file is broken.
+    Files that are missing are left out, and pickles are never lent; the result may be empty. Raises
+    ModelError if an index or pointer file is broken.
 
     directory: the model directory.
     """

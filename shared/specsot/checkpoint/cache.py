@@ -29,10 +29,11 @@ def state_folder() -> Path:
 def use(folder: Path) -> IO[str]:
     """Mark a folder as used now, and return an open file that keeps it.
 
-    As long as the returned file is open, no process removes the folder. Raises OSError if the folder does not
-    exist or cannot be written.
+    As long as the returned file is open, no process removes the folder.
 
     folder: a folder of the cache.
+
+    Raises OSError if the folder does not exist or cannot be written.
     """
     (folder / USED).touch()
     mark = (folder / USED).open()

@@ -42,9 +42,9 @@ MAX_SHOWN_NAMES = 5
 def require_model_directory(directory: Path) -> Path:
     """Return the directory if it has a config.json.
 
-    Otherwise raise a ModelError that says what the path is instead, and what to do.
-
     directory: path of the model directory.
+
+    Otherwise raises a ModelError that says what the path is instead, and what to do.
     """
     if directory.is_file():
         raise ModelError(f"{directory}: a file, not a model directory; {LAYOUT}")
@@ -76,7 +76,7 @@ def require_quantizer(kind: str | None, device: str) -> None:
 
 def _describe_files(directory: Path) -> str:
     """Describe a directory's files in a few words, so that a user recognizes a wrong folder: "it holds a, b,
-    ...".
+    ...", or "it is empty".
 
     directory: path of an existing directory.
     """
@@ -96,38 +96,40 @@ class ModelConfig:
     layers: Number of layers.
     heads: Number of query heads, g times `kv_heads`; query head h reads KV head h // g.
     kv_heads: Number of KV heads.
-    head_dim: Numbers of a head.
+    head_dim: Number of elements of a query, key or value of one head.
     intermediate: Width of the MLP.
-    vocab: Rows of the embedding.
-    eps: Epsilon of the norms.
-    max_positions: Longest sequence in tokens.
-    tied: Embedding and lm_head are one table.
+    vocab: Number of rows of the embedding, which is the number of logits.
+    eps: Epsilon of the norms, which is added to the variance.
+    max_positions: Length of the model's context, in tokens.
+    tied: True if embedding and lm_head are one table.
     rope: Rotary settings of all layers, or of those outside `windowed` if there is a `sliding_rope`.
-    qkv_bias: The query, key and value projections have biases.
-    out_bias: The projection after attention has a bias.
-    mlp_bias: The MLP's projections have biases.
-    qk_norm: Queries and keys are normed, each head by itself unless `whole_qk_norm` says otherwise.
-    eos: Token ids that end a sequence; may be empty.
+    qkv_bias: True if the query, key and value projections have biases.
+    out_bias: True if the projection after attention has a bias.
+    mlp_bias: True if the MLP's projections have biases.
+    qk_norm: True if queries and keys are normed, each head by itself unless `whole_qk_norm` is True.
+    eos: Token ids that end a sequence; empty if the files name none.
     names: Names of the tensors.
     norm: Kind of the norms.
     mlp: Kind of the MLPs.
     activation: Activation function of the MLPs.
-    parallel: Attention and MLP both read the layer's input.
-    whole_qk_norm: One norm covers all query heads at once, another all key heads.
+    parallel: True if attention and MLP both read the layer's input, as in GPT-NeoX; False if the MLP reads
+        the sum of the input and the attention's output.
+    whole_qk_norm: True if one norm covers all query heads at once, and another one all key heads.
     routing: How tokens go to experts; None: no layer has experts.
-    clamp: Limit and gain of a clamped SwiGLU; None: `activation` decides.
-    norm_offset: Number that RMS norms add to their weights.
-    embedding_scale: Factor of the embeddings.
-    attention_softcap: Cap of attention scores, by tanh; None: no cap.
-    logit_softcap: Cap of logits, by tanh; None: no cap.
-    query_scalar: Attention scores are divided by its square root; None means head_dim.
+    clamp: (limit, gain) of a clamped SwiGLU; None: `activation` decides.
+    norm_offset: Number that RMS norms add to their weights; 1 in Gemma.
+    embedding_scale: Factor of the embeddings before the first layer.
+    attention_softcap: Cap c of attention scores, as c * tanh(score / c); None: no cap.
+    logit_softcap: Cap c of logits, as c * tanh(logit / c); None: no cap.
+    query_scalar: Number by whose square root attention scores are divided; None means head_dim.
     sliding_rope: Rotary settings of the layers in `windowed`; None: those of `rope`.
     window: How many positions a token sees in the layers in `windowed`, its own included; None: no window.
-    windowed: Numbers of the sliding-window layers.
-    gated_heads: Each query head's output is multiplied by a sigmoid gate.
-    delta: Gated delta layers; None: every layer attends.
+    windowed: Numbers of the sliding-window layers, counted from 0.
+    gated_heads: True if each query head's output is multiplied by a sigmoid gate.
+    delta: Sizes of the gated delta layers; None: every layer attends.
     published: How matrices are quantized in the files; None: they are not.
-    text_of: The model_type of a model with images, if this config is its text part; None: it is no part.
+    text_of: The model_type of the model with images whose text part this config is; None: it is no part of
+        such a model.
     """
 
     model_type: str
@@ -169,14 +171,14 @@ class ModelConfig:
     text_of: str | None = None
 
     def recurrent(self, layer: int) -> bool:
-        """Return whether a layer is a gated delta layer.
+        """Return whether a layer is a gated delta layer. False for every layer if the model has none.
 
         layer: number of the layer, counted from 0.
         """
         return self.delta is not None and layer in self.delta.layers
 
     def sparse(self, layer: int) -> bool:
-        """Return whether a layer has experts.
+        """Return whether a layer has experts. False for every layer if the model has none.
 
         layer: number of the layer, counted from 0.
         """
@@ -184,9 +186,11 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read the config of a model directory. Raises a ModelError that names the file and what is wrong.
+    """Read the config of a model directory.
 
     directory: the model directory. Its generation_config.json is used if it has one.
+
+    Raises a ModelError that names the file and what is wrong.
     """
     require_model_directory(directory)
     source = directory / "config.json"
@@ -215,12 +219,14 @@ def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
 
 
 def text_fields(values: Json, source: Path) -> Json:
-    """Return the fields that describe the text model.
+    """Return the fields that describe the text model; `values` itself for a model of text alone.
 
     For a model with images, these are the fields of its `text_config`, and a few of the whole config.
 
     values: the fields of config.json.
     source: path of config.json, for error messages.
+
+    Raises ModelError if a model with images has no `text_config`.
     """
     default_type = WITH_IMAGES.get(str(values.get("model_type")))
     if default_type is None:
@@ -295,13 +301,14 @@ def _read(
 
 
 def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int, int]:
-    """Return the number of KV heads, and the numbers of a head. Raises ModelError if heads do not divide
-    evenly.
+    """Return the number of KV heads, and the number of elements of a head.
 
     fields: the fields of the config.
     family: the model's family.
     hidden: the hidden size.
     heads: the number of query heads.
+
+    Raises ModelError if heads do not divide evenly, or if a head's number of elements is odd.
     """
     if not family.own_head_dim:
         if hidden % heads:
@@ -327,12 +334,13 @@ def _even(fields: Fields, name: str, value: int) -> int:
 
 
 def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
-    """Read the rotary settings. Raises ModelError unless a positive, even number of a head's dimensions
-    rotates.
+    """Read the rotary settings.
 
     fields: the fields of the config.
     family: the model's family.
-    head_dim: numbers of a head.
+    head_dim: number of elements of a head.
+
+    Raises ModelError unless a positive, even number of a head's dimensions rotates.
     """
     values = dict(fields.values)
     # MiniMax writes rotary_dim in place of the family's field.
@@ -357,6 +365,8 @@ def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
     fields: the fields of the config.
     family: the model's family.
     defaults: the values of fields that the config does not have.
+
+    Raises ModelError if a token would choose more experts than there are, or if fields are wrong.
     """
     words = ("num_experts", "n_routed_experts", "num_local_experts")
     count_field = next((word for word in words if fields.values.get(word) is not None), words[-1])
@@ -383,7 +393,8 @@ def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
 
 
 def _groups(fields: Fields, experts: int, num_chosen: int) -> tuple[int, int]:
-    """Return the number of groups of experts, and from how many of them a token chooses.
+    """Return the number of groups of experts, and from how many of them a token chooses: (1, 1) if the config
+    names no groups.
 
     fields: the fields of the config.
     experts: number of experts of a layer.
@@ -405,6 +416,7 @@ def _groups(fields: Fields, experts: int, num_chosen: int) -> tuple[int, int]:
 
 def _shared_width(fields: Fields, width: int) -> int:
     """Return the width of the shared MLP: Qwen names it, GLM counts shared experts of an expert's width.
+    Without either field, it is the width of one expert.
 
     fields: the fields of the config.
     width: width of an expert.
@@ -413,21 +425,23 @@ def _shared_width(fields: Fields, width: int) -> int:
 
 
 def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
-    """Return the layers without experts.
+    """Return the layers without experts; none if every layer has experts.
 
     These are the first `first_k_dense_replace` layers, those of `mlp_only_layers`, and all layers but every
     `decoder_sparse_step`-th.
 
     fields: the fields of the config.
     family: the model's family.
+
+    Raises ModelError if `mlp_only_layers` are no numbers.
     """
     layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
-    named = fields.values.get("mlp_only_layers") or []
-    if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
-        raise ModelError(f"{fields.source}: mlp_only_layers must be numbers of layers, got {named!r}")
+    listed_layers = fields.values.get("mlp_only_layers") or []
+    if not isinstance(listed_layers, list) or not all(isinstance(layer, int) for layer in listed_layers):
+        raise ModelError(f"{fields.source}: mlp_only_layers must be numbers of layers, got {listed_layers!r}")
     first = fields.index("first_k_dense_replace", family.first_dense)
-    dense = (layer < first or layer in named or (layer + 1) % step for layer in range(layers))
-    return frozenset(layer for layer, one in enumerate(dense) if one)
+    dense = (layer < first or layer in listed_layers or (layer + 1) % step for layer in range(layers))
+    return frozenset(layer for layer, is_dense in enumerate(dense) if is_dense)
 
 
 def _activation(fields: Fields, family: Family) -> Activation:
@@ -443,7 +457,7 @@ def _activation(fields: Fields, family: Family) -> Activation:
 
 
 def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
-    """Read limit and gain of a clamped SwiGLU; None if the family has none.
+    """Read (limit, gain) of a clamped SwiGLU; None if the family has none.
 
     fields: the fields of the config.
     family: the model's family, which has the defaults.
@@ -462,6 +476,9 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
 
     fields: the fields of the config.
     defaults: the sizes that the config does not have.
+
+    Raises ModelError if `layer_types` does not fit the number of layers, or if value heads do not divide into
+    key heads.
     """
     count = fields.count("num_hidden_layers")
     interval = fields.count("full_attention_interval", 4)
@@ -487,9 +504,10 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
 
 
 def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
-    """Read the caps of attention scores and logits, as arguments of `ModelConfig`; null means no cap.
+    """Read the caps of attention scores and logits, as arguments of `ModelConfig`. A cap is None if the
+    config has null.
 
-    Returns nothing for a family without caps.
+    Returns an empty dict for a family without caps.
 
     fields: the fields of the config.
     family: the model's family, which has the defaults.
@@ -534,32 +552,40 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
     family: the model's family.
     layers: number of layers.
 
-    # sliding_window_pattern 3, 6 layers -> sliding, sliding, full, sliding, sliding, full
+    Raises ModelError if `layer_types` names too few layers or another kind.
+
+        # sliding_window_pattern 3, 6 layers -> sliding, sliding, full, sliding, sliding, full
     """
     kinds = ("full_attention", "sliding_attention")
-    named = fields.values.get("layer_types")
-    if named is None:
+    listed_kinds = fields.values.get("layer_types")
+    if listed_kinds is None:
         first = fields.index("max_window_layers", family.whole_layers) if family.whole_layers else 0
         pattern = fields.index("sliding_window_pattern", family.pattern)
         is_sliding = (
             layer >= first and (not pattern or (layer + 1) % pattern > 0) for layer in range(layers)
         )
         return [kinds[one] for one in is_sliding]
-    if not isinstance(named, list) or len(named) < layers or not all(kind in kinds for kind in named):
+    if (
+        not isinstance(listed_kinds, list)
+        or len(listed_kinds) < layers
+        or not all(kind in kinds for kind in listed_kinds)
+    ):
         raise ModelError(
             f"{fields.source}: layer_types must be {' or '.join(kinds)} for each of {layers} layers"
         )
-    return named[:layers]
+    return listed_kinds[:layers]
 
 
 def _eos(values: Json, generation: Json, source: Path) -> tuple[int, ...]:
     """Return the end-of-sequence ids: those of generation_config.json if it has any, else of config.json.
 
+    Returns an empty tuple if neither file names ids.
+
     values: the fields of config.json.
     generation: the fields of generation_config.json.
     source: path of config.json, for error messages.
 
-    Raises ModelError for values that are no token ids. Returns an empty tuple if neither file names ids.
+    Raises ModelError for values that are no token ids.
     """
     generation_ids = generation.get("eos_token_id")
     stored_ids = values.get("eos_token_id") if generation_ids is None else generation_ids
@@ -652,19 +678,20 @@ def _of_heads(layers: Any, read: Callable[[Any], _Head]) -> tuple[tuple[_Head, .
 def write_heads(
     path: Path, layers: Sequence[Sequence[Mapping[str, Any]]], measured: Mapping[str, Any]
 ) -> None:
-    """Write a file of measured heads.
+    """Write a file of measured heads, which `read_heads` and `read_importance` read.
 
+    path: the file to write. An existing file is replaced.
     layers: By layer and KV head, an object with `sinks`, `recent` (None: all positions) and `importance`, and
         whatever else a reader of the file should know.
     measured: How the heads were measured, for readers of the file.
-    path: the file to write.
     """
     lines = ",\n".join(f"    {json.dumps(list(heads))}" for heads in layers)
     path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
 
 
 def _head_window(head: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (sinks, recent) of a head, in tokens; `recent` null means all positions.
+    """Return (sinks, recent) of a head, in tokens; MAX_TOKENS recent tokens if `recent` is null, which means
+    all positions.
 
     head: the object of one head.
     """

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+# Kind of a norm: RMS norm, or layer norm with a bias.
 NormKind = Literal["rms", "layer"]
+# Kind of an MLP: gate, up and down; up and down alone; or several experts, of which a router chooses some.
 MlpKind = Literal["gated", "plain", "experts"]
+# Name of an activation function. "gelu_tanh" is GELU's approximation by tanh.
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 # The activation function by each spelling in config.json.
@@ -24,31 +27,36 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the tensors of one family, without `.weight` and `.bias`. An empty name means: no such tensor.
+    """Names of the tensors of one family of base models, without `.weight` and `.bias`. An empty name means:
+    no such tensor.
 
     embedding: The embedding.
     norm: The final norm.
     head: The lm_head.
-    layer: A layer, with {} for its number. The names below are names inside a layer.
+    layer: The prefix of a layer's tensors, with {} for the layer's number. The names below are names inside a
+        layer.
     input_norm: The norm before attention.
     mlp_norm: The norm before the MLP.
     attention: The attention module; `qkv`, `out` and `sinks` are names inside it.
-    qkv: One tensor of queries, keys and values; empty if they are q_proj, k_proj and v_proj.
-    qkv_by_head: The rows of `qkv` are [heads, 3, head_dim]; otherwise queries, then keys, then values.
-    after_attention: A norm over the attention update.
-    after_mlp: A norm over the MLP update.
+    qkv: One tensor of queries, keys and values. If empty, they are q_proj, k_proj and v_proj.
+    qkv_by_head: True if the rows of `qkv` are [heads, 3, head_dim]; False if they are queries, then keys,
+        then values.
+    after_attention: The norm over the attention's output, before it is added to the residual stream.
+    after_mlp: The norm over the MLP's output, before it is added to the residual stream.
     out: The projection after attention.
-    sinks: A score per query head, a full name without a suffix.
-    router: The router of a layer with experts.
-    correction: The router's correction, a full name without a suffix.
-    experts: Gate, up and down of an expert, with {} for its number.
-    stacked: One tensor of all experts' gates and ups, and one of their downs, as gpt-oss publishes them; in
-        GGUF files they are apart.
-    whole_experts: The same two tensors in the layout that products read, for experts that may be published
-        either way.
-    shared: Gate, up and down of the shared MLP; None: there is none.
+    sinks: A learned attention score per query head, which takes part in the softmax; a full name without a
+        suffix.
+    router: The router of a layer with experts, which computes a score per expert.
+    correction: The router's correction of scores, see `Routing.corrected`; a full name without a suffix.
+    experts: Names of gate, up and down of an expert, with {} for its number.
+    stacked: Names of one tensor of all experts' gates and ups, and one of their downs, as gpt-oss publishes
+        them; in GGUF files they are apart. None: the family has no such tensors.
+    whole_experts: Names of the same two tensors in the layout that products read, for experts that may be
+        published either way. None: the family has no such tensors.
+    shared: Names of gate, up and down of the MLP that every token runs in addition to its experts; None:
+        there is none.
     shared_gate: The gate of the shared MLP.
-    gate_up: One tensor of the MLP's gate and up; empty if they are apart.
+    gate_up: One tensor of the MLP's gate and up. If empty, they are apart.
     gate: The MLP's gate.
     up: The MLP's up projection.
     down: The MLP's down projection.
@@ -88,7 +96,9 @@ def _three(mlp: str) -> tuple[str, str, str]:
     return f"{mlp}.gate_proj", f"{mlp}.up_proj", f"{mlp}.down_proj"
 
 
+# The tensor names of Qwen's models with experts.
 QWEN_EXPERTS = Names(router="mlp.gate", experts=_three("mlp.experts.{}"))
+# The tensor names of Mixtral's models with experts.
 MIXTRAL_EXPERTS = Names(
     router="block_sparse_moe.gate",
     experts=(
@@ -107,14 +117,15 @@ class Routing:
     chosen: Number of experts per token.
     width: Width of each expert.
     score: Function that turns the router's logits into scores; the weights of experts are scores.
-    normalised: A token's weights sum to 1 before they are multiplied by `scale`.
+    normalised: True if a token's weights are divided by their sum before they are multiplied by `scale`.
     scale: Factor of the weights.
     groups: Number of groups of neighbouring experts.
-    open_groups: A token chooses only from so many groups: those whose two best scores have the largest sums.
-    biased: The router adds a bias to its logits, and experts have biases.
-    corrected: Experts are chosen by score plus a learned correction; the weights stay scores.
+    open_groups: Number of groups from which a token chooses: those whose two best scores have the largest
+        sums.
+    biased: True if the router adds a bias to its logits, and experts have biases.
+    corrected: True if experts are chosen by score plus a learned correction; the weights stay scores.
     shared: Width of an MLP that every token runs in addition; 0: there is none.
-    dense: Layers that have one MLP instead of experts.
+    dense: Numbers of the layers that have one MLP instead of experts, counted from 0.
     """
 
     experts: int
@@ -133,16 +144,17 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The sizes of gated delta layers.
+    """Sizes of a model's gated delta layers, which have a recurrent state instead of attention, and which
+    layers these are.
 
     key_heads: Number of query heads and of key heads.
     value_heads: Number of value heads.
-    key_dim: Numbers of a query or key head.
-    value_dim: Numbers of a value head.
+    key_dim: Number of elements of a query or key of one head.
+    value_dim: Number of elements of a value of one head.
     kernel: How many tokens the convolution reads, its own included.
-    layers: Numbers of the gated delta layers; the other layers attend.
-    apart: The input projections are tensors of their own (Qwen3.5). Otherwise they are two tensors in which
-        the parts of each key head lie side by side.
+    layers: Numbers of the gated delta layers, counted from 0; the other layers attend.
+    apart: True if the input projections are tensors of their own (Qwen3.5). Otherwise they are two tensors in
+        which the parts of each key head lie side by side.
     """
 
     key_heads: int = 16
@@ -155,12 +167,12 @@ class Delta:
 
     @property
     def keys(self) -> int:
-        """Numbers of all keys of a token."""
+        """Number of elements of all keys of a token."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Numbers of all values of a token."""
+        """Number of elements of all values of a token."""
         return self.value_heads * self.value_dim
 
     @property
@@ -170,12 +182,12 @@ class Delta:
 
     @property
     def row(self) -> int:
-        """Numbers that pages store of a token: `mixed`, and two per value head (b and a)."""
+        """Number of elements that pages store of a token: `mixed`, and two per value head (b and a)."""
         return self.mixed + 2 * self.value_heads
 
     @property
     def state(self) -> int:
-        """Numbers of a layer's recurrent state."""
+        """Number of elements of a layer's recurrent state."""
         return self.values * self.key_dim
 
     @property
@@ -186,24 +198,27 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The defaults of one model_type; the defaults of this class are Llama's.
+    """A family of base models (one model_type): its tensor names, and defaults of what configs leave out. The
+    defaults of this class are Llama's.
 
     Many fields are defaults for a field of config.json, used if the config does not have it.
 
     names: Names of the tensors.
     norm: Kind of the norms.
     mlp: Kind of the MLPs.
-    mlp_bias: The MLP's projections have biases; None reads mlp_bias.
-    qkv_bias: The query, key and value projections have biases; None reads attention_bias.
-    out_bias: The projection after attention has a bias; None reads attention_bias.
+    mlp_bias: True if the MLP's projections have biases; None: mlp_bias of the config says it.
+    qkv_bias: True if the query, key and value projections have biases; None: attention_bias of the config
+        says it.
+    out_bias: True if the projection after attention has a bias; None: attention_bias of the config says it.
     attention_bias: Default of attention_bias.
-    qk_norm: Queries and keys are normed; None reads use_qk_norm.
-    whole_qk_norm: The norm covers all query heads, or all key heads, at once.
+    qk_norm: True if queries and keys are normed; None: use_qk_norm of the config says it.
+    whole_qk_norm: True if the norm covers all query heads, or all key heads, at once.
     heads: Default of num_attention_heads; None: the config must have it.
     vocab: Default of vocab_size; None: the config must have it.
     kv_heads: Default of num_key_value_heads; None: as many as query heads.
     head_dim: Default of head_dim; None: hidden size / query heads.
-    own_head_dim: Heads need not fill the hidden size.
+    own_head_dim: True if head_dim and the number of KV heads are fields of their own; False if head_dim is
+        hidden size / query heads, and every query head has a KV head.
     activation: Default of hidden_act.
     eps: Default of the field that `eps_field` names.
     eps_field: Name of the field with the epsilon of the norms.
@@ -211,25 +226,26 @@ class Family:
     theta_field: Name of the field with the rotary base.
     share: Default of the field that `share_field` names.
     share_field: Name of the field with the fraction of each head that rotates.
-    partial: The fraction of a head that rotates may be less than 1.
+    partial: True if the fraction of a head that rotates may be less than 1.
     positions: Default of max_position_embeddings.
-    window: Layers may have a sliding window: never, always, or if use_sliding_window asks for it.
+    window: Which layers may have a sliding window: "never" none, "always" those that the config names,
+        "asked" the same if use_sliding_window is true.
     window_rows: Default of sliding_window, in positions; None: no window.
-    pattern: Default of sliding_window_pattern: the last of so many layers sees everything; 0: every layer has
-        the window.
-    whole_layers: Default of max_window_layers, the number of first layers that see everything; 0: the field
-        is not read.
-    parallel: The field use_parallel_residual is read.
+    pattern: Default of sliding_window_pattern: the last of so many layers sees all positions; 0: every layer
+        has the window.
+    whole_layers: Default of max_window_layers, the number of first layers that see all positions; 0: the
+        field is not read.
+    parallel: True if use_parallel_residual of the config is read, see `ModelConfig.parallel`.
     routing: Defaults for layers with experts; None: the family has no experts.
     width_field: Name of the field with an expert's width.
     first_dense: Default of first_k_dense_replace, the number of first layers without experts.
-    clamp: Defaults of limit and gain of a clamped SwiGLU (`mlp.gate_clamped`); None: there is no clamp.
+    clamp: Defaults of (limit, gain) of a clamped SwiGLU (`mlp.gate_clamped`); None: there is no clamp.
     norm_offset: Number that RMS norms add to their weights.
-    gated_heads: q_proj also has a gate per query head.
+    gated_heads: True if q_proj also computes a gate per query head.
     delta: Defaults for gated delta layers; None: the family has none.
     tied: Default of tie_word_embeddings.
-    scaled: Embeddings are multiplied by the square root of the hidden size.
-    softcaps: Default caps of attention scores and of logits; None: the family has no caps.
+    scaled: True if embeddings are multiplied by the square root of the hidden size.
+    softcaps: Default caps of (attention scores, logits); None: the family has no caps.
     query_scalar: Default of query_pre_attn_scalar; None: the field is not read.
     sliding_theta: Default of rope_local_base_freq, the rotary base of sliding-window layers; None: all layers
         have the same base.
@@ -277,7 +293,9 @@ class Family:
     sliding_theta: float | None = None
 
 
+# Llama, whose values are the defaults of the other families too.
 LLAMA = Family(mlp_bias=None)
+# What the Gemma families have in common.
 GEMMA = Family(
     names=Names(
         mlp_norm="pre_feedforward_layernorm",
@@ -294,6 +312,7 @@ GEMMA = Family(
     window="always",
     window_rows=4096,
 )
+# Qwen3-Next, and what the Qwen3.5 families have in common with it.
 QWEN_DELTA = Family(
     names=replace(QWEN_EXPERTS, shared=_three("mlp.shared_expert"), shared_gate="mlp.shared_expert_gate"),
     mlp="experts",
@@ -510,9 +529,13 @@ def text_name(name: str) -> str:
 
 
 def names_of(module: str) -> list[str]:
-    """Return the names that a module may have, in a model of text alone and in models with images.
+    """Return the names that a module may have: first `module` itself, then its names in models with images.
+
+    Only `module` is returned if its name has no known prefix.
 
     module: the module's name in a model of text alone.
+
+        # "model.norm" -> "model.norm", "model.language_model.norm", "language_model.model.norm"
     """
     inner = f"{module}."
     whole = [

@@ -34,10 +34,9 @@ def read_json(source: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Checked access to one JSON object.
+    """Checked access to one JSON object, such as the config.json of a model directory.
 
-    A null counts as absent. If a method's `default` is None, the field is required. Methods raise ModelError
-    for a missing or wrong value.
+    A null counts as absent. If a method's `default` is None, the field is required.
 
     source: path of the file that holds the object, for error messages.
     values: the JSON object by key.
@@ -51,6 +50,8 @@ class Fields:
 
         name: key of the number.
         default: the result if the key is absent or null. With None, the key is required.
+
+        Raises ModelError if the value is missing, no number, not > 0, or infinite.
         """
         value = self.values.get(name)
         value = default if value is None else value
@@ -63,6 +64,8 @@ class Fields:
 
         name: key of the integer.
         default: the result if the key is absent or null. With None, the key is required.
+
+        Raises ModelError if the value is missing or no integer > 0.
         """
         value = self.number(name, default)
         if value != int(value):
@@ -74,6 +77,8 @@ class Fields:
 
         name: key of the integer.
         default: the result if the key is absent or null.
+
+        Raises ModelError if the value is no integer >= 0.
         """
         return 0 if self.values.get(name, default) == 0 else self.count(name, default)
 
@@ -82,6 +87,8 @@ class Fields:
 
         name: key of the boolean.
         default: the result if the key is absent or null.
+
+        Raises ModelError if the value is no boolean.
         """
         value = self.values.get(name)
         value = default if value is None else value

@@ -110,6 +110,8 @@ def _header_and_samples(path: Path, file: BinaryIO, size: int) -> Iterator[bytes
     path: the file, for error messages.
     file: the open file, at its beginning.
     size: size of the file in bytes.
+
+    Raises ModelError if the header is broken.
     """
     header = file.read(header_size(path, file.read(8), size))
     data = file.tell()

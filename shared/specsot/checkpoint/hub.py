@@ -69,12 +69,12 @@ class HubName:
         return self.repository + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
 
 
-def hub_name(named: str) -> HubName | None:
+def hub_name(name: str) -> HubName | None:
     """Parse a name that looks like one on the hub, or return None. The hub is not asked.
 
-    named: the text of --model or --draft-model.
+    name: the text of --model or --draft-model.
     """
-    match = NAMED.fullmatch(named)
+    match = NAMED.fullmatch(name)
     return HubName(**match.groupdict()) if match else None
 
 
@@ -98,7 +98,7 @@ class Snapshot:
 
     @property
     def stored(self) -> int:
-        """Bytes of the repository in the cache, unfinished files included."""
+        """Bytes of the repository in the cache, unfinished files included. 0 if nothing was fetched yet."""
         blobs = self.folder.parents[1] / "blobs"
         return sum(one.stat().st_size for one in blobs.iterdir()) if blobs.is_dir() else 0
 
@@ -123,9 +123,12 @@ def fetch_model(name: HubName) -> Path:
     file. Other weights are fetched later, file by file, when they are needed.
 
     The result is cached for the process, because a branch may move in the meantime. If the hub cannot be
-    reached, the files in the cache are used. Raises ModelError, in one line.
+    reached, the files in the cache are used.
 
     name: the model's name on the hub.
+
+    Raises ModelError, in one line, if there is no such repository or file, if it holds several GGUF files and
+    none is named, or if it holds no model.
     """
     from huggingface_hub import snapshot_download
 
@@ -158,11 +161,12 @@ def fetch_model(name: HubName) -> Path:
 
 @cache
 def fetch_description(name: HubName) -> Path:
-    """Fetch only the config and the weight index of a repository, and return its folder.
+    """Fetch only the config and the weight index of a repository, and return its folder. The result is cached
+    for the process.
 
     name: the model's name on the hub.
 
-    Raises ModelError, in one line, also if a GGUF file is named.
+    Raises ModelError, in one line, if they cannot be fetched, and also if a GGUF file is named.
     """
     from huggingface_hub import snapshot_download
 
@@ -176,11 +180,12 @@ def fetch_description(name: HubName) -> Path:
 
 
 def shapes_on_hub(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in a safetensors file on the hub; only the file's header is read.
+    """Return the shape of each tensor in a safetensors file on the hub, by name; only the file's header is
+    read.
 
-    path: Path that the file would have in the cache.
+    path: Path that the file would have in the cache, within a snapshot.
 
-    Raises ModelError.
+    Raises ModelError if the hub has no such file or cannot be asked.
     """
     from huggingface_hub import HfApi
 
@@ -195,9 +200,11 @@ def shapes_on_hub(path: Path) -> dict[str, tuple[int, ...]]:
 def fetched(path: Path) -> Path:
     """Return the path of a model's file; fetch the file if it is missing and belongs to a hub snapshot.
 
+    A missing file of any other directory is not fetched, and its path is returned all the same.
+
     path: path of the file, in a model directory. An existing file is returned at once.
 
-    Raises ModelError.
+    Raises ModelError if the file cannot be fetched.
     """
     snapshot = None if path.exists() else snapshot_of(path)
     if snapshot is None:
@@ -235,6 +242,8 @@ def _list_files(name: HubName) -> list[str] | None:
     Return None in offline mode, and if the hub cannot be reached; the latter is logged.
 
     name: the model's name on the hub.
+
+    Raises ModelError if the hub has no such repository or revision, or does not show it.
     """
     from huggingface_hub import HfApi, constants, errors
 
@@ -278,10 +287,13 @@ def _fetch_file(name: HubName, file: str, offline: bool) -> Path:
 
 @contextmanager
 def explain_hub_errors(name: HubName, file: str) -> Generator[None]:
-    """Return a context that turns errors of huggingface_hub into a ModelError of one line.
+    """Return a context that turns errors of huggingface_hub into a ModelError of one line. A ModelError
+    passes unchanged.
 
-    name: the model's name on the hub.
-    file: the file that is asked for.
+    name: the model's name on the hub, for the message.
+    file: the file that is asked for, for the message.
+
+    Yields None.
     """
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import disable_progress_bars

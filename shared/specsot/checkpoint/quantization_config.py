@@ -29,6 +29,7 @@ MARKS: Mapping[Method, tuple[str, ...]] = {
     "compressed-tensors": (".weight_packed", ".weight_scale"),
     "mxfp4": ("_blocks",),
 }
+# Suffixes of the further tensors of a quantized matrix, see MARKS.
 PARTS: Mapping[Method, tuple[str, ...]] = {
     "awq": (".qzeros", ".scales"),
     "gptq": (".qzeros", ".scales", ".g_idx"),
@@ -64,12 +65,13 @@ LONG_GROUP = 64
 class Numbers:
     """The number format of one quantized matrix.
 
-    kind: Integers, 8-bit floats, 4-bit floats, or 4-bit indices into a table.
+    kind: "int" for integers, "fp8" for 8-bit floats, "fp4" for 4-bit floats, "table" for 4-bit indices into a
+        table.
     bits: Bits of a number.
     group: Number of inputs that share a scale; None: a whole row.
-    block: Numbers of outputs and inputs that share a scale; None: scales are not by block.
-    centred: Zero is in the middle of the range, so there are no zero points.
-    ordered: The inputs of a group are adjacent.
+    block: Numbers of (outputs, inputs) that share a scale; None: scales are not by block.
+    centred: True if zero is in the middle of the range, so that there are no zero points.
+    ordered: True if the inputs of a group are adjacent.
     """
 
     kind: Literal["int", "fp8", "fp4", "table"]
@@ -98,7 +100,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The number format of some matrices.
+    """Some matrices of a model that is published quantized, and their number format.
 
     names: Which matrices: names of modules, names of module classes, or "re:" followed by a pattern.
     numbers: Their number format.
@@ -108,9 +110,9 @@ class Targets:
     numbers: Numbers
 
     def name_module(self, module: str) -> bool:
-        """Return whether `names` has this module, by its name or a pattern; classes do not count.
+        """Return whether `names` has this module, by its name or a pattern; names of classes do not count.
 
-        module: the module's name in a model of text alone.
+        module: the module's name in a model of text alone. Its names in models with images are tried too.
         """
         candidates = names_of(module)
         return any(
@@ -123,7 +125,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """How a model's matrices are published quantized.
+    """The way in which a model's matrices are published quantized.
 
     method: The quantization method.
     targets: Number formats, and which matrices have them; the first one is the default.
@@ -141,12 +143,15 @@ class Published:
 
     @property
     def form(self) -> Quantization | None:
-        """This project's form that can hold the codes of all matrices, or None; see `Numbers.form`."""
+        """This project's form that can hold the codes of all matrices; see `Numbers.form`. None if there is
+        none, or if matrices have different forms.
+        """
         forms: set[Quantization | None] = {one.numbers.form for one in self.targets}
         return forms.pop() if len(forms) == 1 else None
 
     def numbers(self, module: str) -> Numbers:
-        """Return the number format of a matrix: by its module's name, else by the class Linear.
+        """Return the number format of a matrix: by its module's name, else by the class Linear, else that of
+        the first target.
 
         module: name of the matrix's module.
         """
@@ -155,11 +160,12 @@ class Published:
         return next(chain(named, classed, self.targets)).numbers
 
     def modules(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the modules whose matrix is quantized, of those with tensors of these names.
-
-        # AWQ: "a.qweight", "a.scales", "b.weight" -> {"a"}
+        """Return the modules whose matrix is quantized, of those with tensors of these names; empty if none
+        is.
 
         names: names of tensors in the files.
+
+            # AWQ: "a.qweight", "a.scales", "b.weight" -> {"a"}
         """
         marks = MARKS[self.method]
         return frozenset(name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark))
@@ -167,10 +173,10 @@ class Published:
     def logical(self, name: str, modules: frozenset[str]) -> str:
         """Return the name of the matrix that tensor `name` is a part of; for other tensors, `name` itself.
 
-        # AWQ: "a.qweight" -> "a.weight", "b.weight" -> "b.weight"
-
         name: name of a tensor in the files.
         modules: the modules whose matrix is quantized, see `modules`.
+
+            # AWQ: "a.qweight" -> "a.weight", "b.weight" -> "b.weight"
         """
         for part in (*MARKS[self.method], *PARTS[self.method]):
             if name.endswith(part) and (module := name.removesuffix(part)) in modules:
@@ -254,6 +260,8 @@ def _fp8(config: Mapping[str, Any]) -> Published:
     """Read FP8 with scales by block, or by tensor if the config names no block.
 
     config: the fields of quantization_config.
+
+    Raises ValueError or TypeError if the block is no pair of numbers.
     """
     block = config.get("weight_block_size")
     return Published("fp8", (Targets((), Numbers("fp8", 8, block=_pair(block))),))
@@ -268,9 +276,11 @@ def _mxfp4(config: Mapping[str, Any]) -> Published:
 
 
 def _compressed(config: Mapping[str, Any]) -> Published:
-    """Read compressed-tensors. Raises ValueError for sparsity, transforms, or without config groups.
+    """Read compressed-tensors.
 
     config: the fields of quantization_config.
+
+    Raises ValueError for sparsity and transforms, and if there are no config groups.
     """
     for name in ("sparsity_config", "transform_config"):
         if config.get(name):

@@ -9,18 +9,19 @@ from specsot.checkpoint.gguf.finding import POINTER, find_gguf
 from specsot.checkpoint.hub import HubName, fetch_description, fetch_model, hub_name, snapshot_of
 
 
-def resolve_model(named: str | Path) -> Path:
+def resolve_model(model_name: str | Path) -> Path:
     """Return the model directory of a named model: a directory, a GGUF file, or a name on the hub.
 
     All other functions take the returned directory. A local path wins over a name on the hub; of a model on
     the hub, the text files are fetched. A directory that this function returned is returned as it is.
 
-    named: the text of --model or --draft-model, or a path.
+    model_name: the text of --model or --draft-model, or a path.
 
-    Raises ModelError, in one line.
+    Raises ModelError, in one line, if there is no such model, if it is not supported, or if it cannot be
+    fetched.
     """
-    place = Path(named).expanduser()
-    if not place.exists() and (name := hub_name(str(named))):
+    place = Path(model_name).expanduser()
+    if not place.exists() and (name := hub_name(str(model_name))):
         place = fetch_model(name)
     if (place / POINTER).is_file() or _is_snapshot(place):
         return require_model_directory(place)
@@ -33,13 +34,15 @@ def resolve_model(named: str | Path) -> Path:
     return directory_of(file)
 
 
-def describe_model(named: str | Path) -> Path:
+def describe_model(model_name: str | Path) -> Path:
     """Return the directory like `resolve_model`, but fetch only config and weight index from the hub.
 
-    named: the text of --model or --draft-model, or a path. Raises ModelError.
+    model_name: the text of --model or --draft-model, or a path.
+
+    Raises ModelError, in one line, as `resolve_model` does, and for a GGUF file on the hub.
     """
-    name = None if Path(named).expanduser().exists() else hub_name(str(named))
-    return require_model_directory(fetch_description(name)) if name else resolve_model(named)
+    name = None if Path(model_name).expanduser().exists() else hub_name(str(model_name))
+    return require_model_directory(fetch_description(name)) if name else resolve_model(model_name)
 
 
 def folder_of_model(directory: Path) -> Path:
@@ -48,6 +51,8 @@ def folder_of_model(directory: Path) -> Path:
     It is the folder of the GGUF file for a GGUF model, else the model directory itself.
 
     directory: the model directory, as `resolve_model` returns it.
+
+    Raises ModelError if the pointer to the GGUF file is broken.
     """
     if not (directory / POINTER).is_file():
         return directory
@@ -66,11 +71,11 @@ def name_of_model(directory: Path) -> str:
 def address_of_model(directory: Path) -> str:
     """Return a name by which a process on another machine, with another cache, finds the same model.
 
-    For a model that is not of the hub, that is its path.
+    For a model that is not of the hub, that is its path: of the GGUF file or of the directory.
 
     directory: the model directory, as `resolve_model` returns it.
 
-    # <cache>/models--owner--name/snapshots/<commit> -> "owner/name@<commit>"
+        # <cache>/models--owner--name/snapshots/<commit> -> "owner/name@<commit>"
     """
     file = directory
     if (directory / POINTER).is_file():

@@ -16,7 +16,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary settings.
+    """Rotary settings of a model's layers: how queries and keys are rotated by their positions.
 
     theta: Base of the frequencies.
     kind: "default", "linear" (positions / factor), "llama3" or "yarn" (scaled by wavelength), or "longrope"
@@ -26,9 +26,9 @@ class Rope:
     high: high_freq_factor of llama3, or beta_fast of yarn.
     original: Context length in tokens before the extension.
     share: Fraction of each head that rotates, its first dimensions.
-    truncate: The range that yarn blends ends at whole pairs.
+    truncate: True if the range that yarn blends ends at whole pairs.
     stretch: Factor of rotated queries and keys.
-    factors: For longrope, the divisor of each pair's frequency.
+    factors: For longrope, the divisor of each pair's frequency; empty for other kinds.
     slope: Queries are multiplied by 1 + slope * log(1 + floor(position / original)), as in Llama 4; 0: they
         are not.
     """
@@ -46,9 +46,9 @@ class Rope:
     slope: float = 0.0
 
     def rotated(self, head_dim: int) -> int:
-        """Return how many dimensions of a head rotate: its first ones.
+        """Return how many dimensions of a head rotate: its first ones, rounded down; all if `share` is 1.
 
-        head_dim: numbers of a head.
+        head_dim: number of elements of a head.
         """
         return int(head_dim * self.share)
 
@@ -56,9 +56,11 @@ class Rope:
 def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     """Read rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
 
+    Without any of them, the family's defaults are returned.
+
+    fields: The fields of config.json.
     source: The file, for messages.
     family: Defaults of the model's family.
-    fields: The fields of config.json.
 
     Raises a ModelError that names what is wrong, or the kind that is not supported.
     """
@@ -118,7 +120,7 @@ def read_sliding_rope(fields: Fields, default_theta: float) -> Rope:
     """Read the rotary settings of sliding-window layers: `rope_local_base_freq`, or the new spelling.
 
     fields: The fields of config.json.
-    default_theta: The base if the config has none.
+    default_theta: The base of the frequencies if the config has none.
 
     Raises ModelError if the config asks for a scaling in these layers.
     """
@@ -144,6 +146,8 @@ def _longrope(reader: Fields, theta: float, share: float) -> Rope:
     reader: the rotary settings, and the fields of the whole config.
     theta: base of the frequencies.
     share: fraction of each head that rotates.
+
+    Raises ModelError if the factors are missing or no numbers > 0.
     """
     positions = reader.count("max_position_embeddings")
     original = reader.count("original_max_position_embeddings", positions)
@@ -178,10 +182,12 @@ def _stretch(reader: Fields) -> float:
 
 
 def _share(reader: Fields, family: Family) -> float:
-    """Read the fraction of a head that rotates. Raises ModelError if the family does not support it.
+    """Read the fraction of a head that rotates.
 
     reader: the rotary settings.
     family: the model's family, which has the default.
+
+    Raises ModelError if the fraction is above 1, or below 1 in a family that does not support it.
     """
     share = reader.number("partial_rotary_factor", family.share)
     if share > 1 or (share < 1 and not family.partial):

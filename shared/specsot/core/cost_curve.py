@@ -44,7 +44,7 @@ class CostCurve:
 
     @property
     def points(self) -> list[Point]:
-        """The points of the curve as (tokens, seconds), by ascending tokens."""
+        """The points of the curve as (tokens, seconds), by ascending tokens. Empty if the curve is."""
         return list(zip(self._tokens, self._seconds))
 
     def at(self, tokens: float) -> float:
@@ -75,7 +75,7 @@ class CostCurve:
         return np.interp(counts, self._tokens, self._seconds) + beyond * self._slope
 
     def scaled(self, factor: float) -> CostCurve:
-        """Return the curve of a machine that takes `factor` times as long.
+        """Return the curve of a machine that takes `factor` times as long. An empty curve stays empty.
 
         factor: ratio of that machine's seconds to the seconds of this curve.
         """

@@ -20,7 +20,8 @@ WORST_DECAY = 0.9
 
 
 class Deadline:
-    """Learns from every computation how much longer it takes than the curve that was measured before.
+    """The time limit of a member's computations, by their number of rows. Learns from every computation how
+    much longer it takes than the curve that was measured before.
 
     Numbers of rows count as computed before if their bit length is the same: 5, 6 and 7 rows, for example.
     """

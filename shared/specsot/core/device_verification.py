@@ -36,18 +36,18 @@ class DeviceVerification:
 class DeviceTrees(Protocol):
     """Draft trees on the GPU that the host has not read.
 
-    nodes: number of nodes of each tree, its root included.
+    nodes: number of nodes of each tree, its root included; all trees have equally many.
     confirmed: True once the drafter has read these trees and its drafts consist of them.
     """
 
     @property
     def nodes(self) -> int:
-        """See the class docstring."""
+        """Number of nodes of each tree, its root included."""
         ...
 
     @property
     def confirmed(self) -> bool:
-        """See the class docstring."""
+        """True once the drafter has read these trees and its drafts consist of them."""
         ...
 
     def choose(self, tokens: Payload, positions: Payload, bits: Payload, vocabulary: int) -> None:
@@ -78,9 +78,9 @@ class DraftHandle(Protocol):
         read them. `result` will return exactly these trees, if the step is launched; except that a sequence's
         first tree will be its root only.
 
-        segments: the next segments of all sequences that continue, with trees that are only roots.
+        Returns None if it is unknown which trees `result` will return.
 
-        Return None if it is unknown which trees `result` will return.
+        segments: the next segments of all sequences that continue, with trees that are only roots.
         """
         ...
 
@@ -89,16 +89,18 @@ class DraftHandle(Protocol):
     ) -> tuple[Drafts, ...] | None:
         """Take in features, propose trees, and return the messages for stage 0.
 
+        Returns None if the drafter takes no features in this way now, so that they must be sent as messages.
+
         features: the messages with the host's verification result, in order.
         meanwhile: called once while the GPU may be computing.
-
-        Return None if the drafter takes no features in this way now, so that they must be sent as messages.
         """
         ...
 
     def discard(self, sequence: int) -> None:
-        """Declare that the host has found other target tokens for this sequence than the GPU. The trees that
+        """Declare that the host has found other target tokens for a sequence than the GPU. The trees that
         grow are not used: `result` grows all of them again.
+
+        sequence: id of the sequence whose target tokens differ.
         """
         ...
 
@@ -108,11 +110,11 @@ class ColocatedDrafter(Protocol):
     """A drafter that runs in the process and on the compute thread of the stage that verifies."""
 
     def start_drafts(self, verification: DeviceVerification | None = None) -> DraftHandle | None:
-        """Start the drafts that follow one frame.
+        """Start the drafts that follow one frame, and return their handle.
+
+        Returns None if the drafter takes no features in this way now.
 
         verification: the verification result on the GPU, which the host has not read yet. Trees start to grow
             from it if possible. None: nothing grows before `DraftHandle.result`.
-
-        Return None if the drafter takes no features in this way now.
         """
         ...

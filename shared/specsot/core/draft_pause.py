@@ -91,7 +91,8 @@ def next_state(state: PauseState, event: PauseEvent) -> PauseState:
 
 @dataclass(frozen=True, slots=True)
 class DraftPause:
-    """A state, and how much of a pause is left.
+    """The state of drafting (running, paused or resuming), and how much of a pause is left. Immutable:
+    methods return a new value.
 
     A pause is a number of trees. It also ends after as many steps as these trees took when it began, because
     drafting that is not profitable for eight sequences may be profitable for the last one of them.

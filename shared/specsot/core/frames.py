@@ -50,7 +50,8 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Start a sequence with the KV of the first `length` tokens of another one.
+    """The source of a forked sequence: the sequence starts with the KV of the first `length` tokens of
+    another one.
 
     sequence: id of the source, which must still be open.
     length: number of tokens to share; the source has committed at least as many.
@@ -75,7 +76,7 @@ class ReusedKV:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A sequence as every stage must know it.
+    """The opening of a sequence: what every stage and the drafter must know of it before its first token.
 
     sequence: id of the sequence. Ids are never reused within a fleet's life.
     prompt: length of the whole prompt in tokens, the forked part included.
@@ -100,15 +101,16 @@ class Opening:
     trace: the trace context of the request, for spans. None if no spans are collected.
     window: which positions a token attends to; a fork has the window of its source. With None, a token
         attends to all preceding tokens.
-    pruning: how keys are pruned by their norm. A sequence with `pruning` or `heads` has neither a window nor
-        a fork.
-    heads: which positions each KV head attends to.
-    importance: importance of each of the model's KV heads; the more important a head is, the larger the
-        fraction of rows that pruning keeps for it. With None, all heads keep equally many rows. Set only with
-        `pruning`.
+    pruning: how keys are pruned by their norm; None if they are not. A sequence with `pruning` or `heads` has
+        neither a window nor a fork.
+    heads: which positions each KV head attends to, a window per head. With None, all heads attend to the same
+        positions.
+    importance: importance of each of the model's KV heads, in [0, 1]; the more important a head is, the
+        larger the fraction of rows that pruning keeps for it. With None, all heads keep equally many rows.
+        Set only with `pruning`.
     min_tokens: no token of `stop_ids` may be generated before so many tokens.
-    prompt_logprobs: the same as `logprobs`, for all tokens of the prompt but the first. Set only without
-        fork.
+    prompt_logprobs: how many of the likeliest alternatives to report with the log-probability of each token
+        of the prompt but the first. With None, nothing is reported. Set only without fork.
     reused: rows of a previous epoch's sequence that are reused, or None.
     soft_end: where a sequence of free text may end before its limit, or None.
     """
@@ -145,8 +147,10 @@ class Opening:
         return self.fork.length if self.fork else 0
 
     @property
-    def begun(self) -> int:
-        """Number of rows that need not be computed: forked rows and reused rows of a previous epoch."""
+    def num_computed_tokens(self) -> int:
+        """Number of rows that need not be computed: forked rows and reused rows of a previous epoch; 0
+        without either.
+        """
         return self.forked + (len(self.reused.tokens) if self.reused else 0)
 
 
@@ -223,7 +227,7 @@ Segment = PromptChunk | TreeSegment
 
 
 def rows_of(segment: Segment) -> int:
-    """Return the number of tokens that a segment adds to the batch.
+    """Return the number of tokens that a segment adds to the batch, which is at least 1.
 
     segment: a prompt chunk, or the tree of one draft round.
     """
@@ -258,9 +262,8 @@ class Frame:
     paused: True while drafting is paused. The last stage then keeps what the drafter must learn of this
         frame for a later frame.
     trace: the trace context of this step, for spans. None if the step is not traced.
-    catching_up: True while drafting resumes: the drafter is sent what it missed, and asked for no trees
-    until it
-        has caught up.
+    catching_up: True while drafting resumes: the drafter is sent what it missed, and asked for no trees until
+        it has caught up.
     """
 
     epoch: int
@@ -278,7 +281,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of one token.
+    """The log-probability of one token, and of the likeliest alternatives at its position.
 
     logprob: natural log-softmax of the model's own logits at the token.
     top: (token id, log-probability) of the likeliest tokens at the same position, likeliest first.
@@ -299,8 +302,8 @@ class Outcome:
     tokens: newly generated tokens: the tokens of the accepted nodes except the root, then the bonus token,
         cut after the first token that ends the sequence. Empty if a tree's `accepted` is empty.
     end: why the sequence ended, or None while it continues.
-    chances: the log-probability of each of `tokens`; empty if the sequence does not ask for
-        log-probabilities.
+    chances: the log-probability of each of `tokens`, with alternatives; empty if the sequence does not ask
+        for log-probabilities.
     forced: the tokens after `tokens` that the constraint determines alone. Set only for drafted sequences.
     draft_paused: True if nothing was drafted for a drafted sequence, because drafting was paused or resuming.
     prompt_chances: the log-probability of each token of the prompt but the first, if the sequence asks for
@@ -355,7 +358,7 @@ class FeatureBatch:
     bonus: the token after `tokens`, which is not fed yet. None if more of the prompt follows, or if the
         sequence has ended or never decodes.
     draft_round: the draft round for which a tree is requested (1 after the prompt), or None if no tree is
-    requested.
+        requested.
     forced: the tokens after `bonus` that the constraint determines alone.
     """
 
@@ -386,8 +389,7 @@ class Features:
     seconds: compute time of all stages for the newest frame.
     wall: wall-clock seconds of such a step, transfers and waiting included. 0 if unknown.
     paused_trees: number of trees verified since the preceding message while drafting was paused or resuming.
-    The
-        drafter learns only the tokens of these trees.
+        The drafter learns only the tokens of these trees.
     trace: the trace context of the newest frame's step, for spans. None if the step is not traced.
     must_answer: True if the drafter must answer every request with a tree, if only with its root, and must
         not pause, because other drafters draft for other sequences of the ring and a pause would stop all.
@@ -430,8 +432,7 @@ class Drafts:
     epoch: epoch of the drafts.
     drafts: one tree per sequence.
     paused_trees: length of a pause of drafting: the number of trees, over all sequences, for which the
-    drafter will
-        propose nothing because drafting is not profitable now. 0 if drafting continues.
+        drafter will propose nothing because drafting is not profitable now. 0 if drafting continues.
     drafter: name of the drafter that sends the message. Empty if unknown.
     """
 
@@ -443,7 +444,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The master's order to stage 0 to open a sequence.
+    """The master's order to stage 0 to open a sequence: its opening, its prompt and its lease.
 
     opening: the description that every stage gets.
     tokens: the prompt's token ids, without the forked ones.

@@ -128,9 +128,16 @@ class StepsInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """One of several rings of a master. The fields other than `number` are those of `Info`, for this ring.
+    """The state of one of several rings of a master.
 
     number: number of the ring.
+    epoch: number of the ring's present epoch. 0 if there is none.
+    ready: True if requests can run in the ring.
+    waiting_for: one line for each thing that the ring is missing. Empty if `ready`.
+    pages: KV pages of the ring's present epoch, or None if there is no epoch.
+    steps: figures of the ring's steps. None if unknown.
+    requests: figures of the requests in the ring. None if unknown.
+    plan: which member of the ring runs which layers, and how fast a sequence is expected to decode, in words.
     """
 
     number: int

@@ -18,7 +18,9 @@ LIST_HEAD = "1."
 
 # An item: list or heading marks, a number, one of the punctuation marks that models write after it, a title.
 _LINE = re.compile(r"[\s*#>-]*\d{1,3}\s*[.．。、:：)）](?P<title>.*)")
+# "vs." with the next word glued to it, see `title_of`.
 _GLUED = re.compile(r"\bvs\.(?=\w)")
+# Characters of Markdown, quotes and brackets that are removed from both ends of a title.
 _MARKS = "*_`#\"'“”„«»()"
 # After one of these, a model explains its title. A colon after a number belongs to the title ("Day 1:
 # Arrival").
@@ -26,9 +28,12 @@ _ENDS = re.compile(r"(?<![\d０-９])[:：]|\.(?=\s)|\s[-–—]\s|——")
 
 
 class ListReader:
-    """Reads a numbered list in pieces of any size, with the interface of `PlanReader`.
+    """Reads a numbered list as a plan, in pieces of any size, with the interface of `PlanReader`.
 
-    The kind is always "plan", and there is never a direct answer.
+    kind: always "plan".
+    direct_text: always empty, because a list is never a direct answer.
+    finished: True once the list has ended or `finish` was called. Later text is ignored.
+    text: everything that was fed, unchanged.
     """
 
     kind: Kind = "plan"
@@ -67,8 +72,8 @@ class ListReader:
         return [point for line in lines if (point := self._read(line))]
 
     def finish(self) -> list[Point]:
-        """End the text. The last line counts as complete; its point, if any, is returned. Later calls return
-        nothing.
+        """End the text. The last line counts as complete; its point, if any, is returned. Returns an empty
+        list if the last line is not an item, and after the end.
         """
         found = None if self.finished else self._read(self._rest)
         self.finished = True

@@ -86,13 +86,20 @@ TRANSITIONS: Mapping[OverlapState, Mapping[OverlapEvent, OverlapState]] = {
 
 
 def next_state(state: OverlapState, event: OverlapEvent) -> OverlapState:
-    """Return the state after `event`. Raises KeyError if the event is impossible in this state."""
+    """Return the state after an event. Raises KeyError if the event is impossible in this state.
+
+    state: the state before the event.
+    event: what happened to the work.
+    """
     return TRANSITIONS[state][event]
 
 
 @dataclass(slots=True)
 class OverlappedWork:
-    """One piece of work, with the state that it is in.
+    """The state of one piece of work that a device is given before the host has read what the work depends
+    on.
+
+    state: how far the work has come. IDLE at the beginning; only `apply` changes it.
 
     >>> work = OverlappedWork()
     >>> work.apply(OverlapEvent.WRITTEN, OverlapEvent.LAUNCHED)
@@ -113,6 +120,10 @@ class OverlappedWork:
         return self.state is OverlapState.CONFIRMED
 
     def apply(self, *events: OverlapEvent) -> None:
-        """Change the state by these events, in order. Raises KeyError if one of them is impossible."""
+        """Change the state by some events, in order. Raises KeyError at the first event that is impossible;
+        the events before it have been applied.
+
+        events: what happened to the work. Without events, the state stays.
+        """
         for event in events:
             self.state = next_state(self.state, event)

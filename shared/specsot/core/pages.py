@@ -25,7 +25,7 @@ Policy = Window | Pruning | HeadWindows
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Copy the first `rows` rows of page `source` to page `target`, in every layer.
+    """The copy that a fork needs: the first `rows` rows of page `source` go to page `target`, in every layer.
 
     source: page number to copy from.
     target: page number to copy to.
@@ -79,7 +79,7 @@ PlacedRows = tuple[int, tuple[int, ...], Sequence[int]]
 
 @dataclass(slots=True)
 class _Held:
-    """The pages of one open sequence.
+    """The KV pages that one open sequence holds in a `PageTable`.
 
     policy: what the sequence attends to, which bounds what it holds. None: all rows.
     pages: page numbers in row order, without the pages that were returned.
@@ -87,8 +87,7 @@ class _Held:
     kept: how many of the first `pruned` rows pruning has left. They are in the first columns.
     pruned: the row before which pruning has been applied.
     rows_kept_by_head: by layer and KV head, how many of the first `kept` columns are the head's own rows.
-    None
-        unless heads keep different numbers of rows.
+        None unless heads keep different numbers of rows.
     """
 
     policy: Policy | None
@@ -119,15 +118,18 @@ def max_held_pages(policy: Policy | None, rows: int, page_rows: int) -> int | No
 
 
 class PageTable:
-    """Allocates reference-counted pages of `page_rows` rows to sequences, lowest free page number first.
+    """A table of which sequence owns which KV pages. It allocates reference-counted pages of `page_rows`
+    rows, lowest free page number first.
 
     If a sequence has a window, `trim` returns the pages between its sinks and its recent rows. A column
     counts the rows that the sequence still holds, without the returned pages. `prune` moves the rows that
     pruning keeps to the first columns; if no layer needs the pages between these and the rows that were never
     pruned, `trim` returns those pages too.
 
-    Deterministic: two tables that see the same calls hold the same pages. A call that raises
-    changes nothing.
+    Deterministic: two tables that see the same calls hold the same pages. A call that raises changes nothing.
+
+    count: number of KV pages in all.
+    page_rows: number of rows of a page.
 
     Worked example of a fork and of a trim:
 
@@ -200,16 +202,18 @@ class PageTable:
         if isinstance(origin.policy, Pruning | HeadWindows):
             raise NotFound(f"sequence {source} cannot be forked: its heads keep different rows")
         num_full_pages, rows_of_last_page = divmod(length, self.page_rows)
-        shared = num_full_pages - origin.returned
-        if len(origin.pages) < shared + bool(rows_of_last_page) or not self._holds_attended_rows(
+        num_shared = num_full_pages - origin.returned
+        if len(origin.pages) < num_shared + bool(rows_of_last_page) or not self._holds_attended_rows(
             origin, length
         ):
             raise NotFound(f"sequence {source} has no {length} rows to fork")
         own_pages = [self._allocate_page()] if rows_of_last_page else []
-        for page in origin.pages[:shared]:
+        for page in origin.pages[:num_shared]:
             self._owners[page] += 1
-        self._held[sequence] = _Held(origin.policy, origin.pages[:shared] + own_pages, origin.returned)
-        return PageCopy(origin.pages[shared], own_pages[0], rows_of_last_page) if rows_of_last_page else None
+        self._held[sequence] = _Held(origin.policy, origin.pages[:num_shared] + own_pages, origin.returned)
+        return (
+            PageCopy(origin.pages[num_shared], own_pages[0], rows_of_last_page) if rows_of_last_page else None
+        )
 
     def reserve(self, sequence: int, rows: int) -> None:
         """Allocate pages so that the rows 0 .. rows - 1 of a sequence have pages.
@@ -264,8 +268,9 @@ class PageTable:
     def unreserve(self, sequence: int, pages: int) -> tuple[int, ...]:
         """Release the pages that a sequence reserved last, and return those that no sequence owns now.
 
-        sequence: id of the sequence.
-        pages: number of pages to release. With 0, nothing is released and the result is empty.
+        sequence: id of the sequence. Raises NotFound if it is not open.
+        pages: number of pages to release, at most as many as the sequence holds. With 0, nothing is released
+            and the result is empty.
         """
         held = self._held_by(sequence).pages
         released, held[len(held) - pages :] = held[len(held) - pages :], []
@@ -277,7 +282,7 @@ class PageTable:
         Returns the released pages that no sequence owns any more; the others are still shared. Returns an
         empty tuple if the sequence has no policy or no page can be released.
 
-        sequence: id of the sequence.
+        sequence: id of the sequence. Raises NotFound if it is not open.
         row: the next row to be fed.
         """
         held = self._held_by(sequence)
@@ -299,7 +304,7 @@ class PageTable:
         are columns 0..15 and the targets are columns 0..7. At row 32 the sources are columns 0..7 and the 16
         columns of the rows since, and the targets are columns 0..11.
 
-        sequence: id of the sequence.
+        sequence: id of the sequence. Raises NotFound if it is not open.
         row: number of committed rows, which is the next row to be fed.
         """
         held = self._held_by(sequence)
@@ -327,7 +332,7 @@ class PageTable:
         and columns from 16 on the rows since the last pruning. Before the first pruning, the result is (0,
         0).
 
-        sequence: id of the sequence.
+        sequence: id of the sequence. Raises NotFound if it is not open.
         """
         held = self._held_by(sequence)
         return held.kept, self.column(sequence, held.pruned)
@@ -337,7 +342,7 @@ class PageTable:
 
         None is returned if all heads have as many as `pruned_columns` returns.
 
-        sequence: id of the sequence.
+        sequence: id of the sequence. Raises NotFound if it is not open.
         """
         return self._held_by(sequence).rows_kept_by_head
 
@@ -348,7 +353,7 @@ class PageTable:
         count; pages that other sequences share would not become free. The result may be negative if the
         sequence's own pages end before `row`.
 
-        sequence: id of the sequence.
+        sequence: id of the sequence. Raises NotFound if it is not open.
         row: the next row to be fed.
         """
         held = self._held_by(sequence)
@@ -428,15 +433,18 @@ class PageTable:
             page_end = page_end + size
         return found
 
-    def shared(self, page: int) -> bool:
-        """Return whether several sequences own a page.
+    def is_shared(self, page: int) -> bool:
+        """Return whether several sequences own a page. False for a free page.
 
-        page: number of the page.
+        page: number of the page, 0 .. count - 1.
         """
         return self._owners[page] > 1
 
     def pages_for(self, rows: int) -> int:
-        """Return how many pages `rows` rows take, rounded up. 0 rows take no page."""
+        """Return how many pages a number of rows takes, rounded up. 0 rows take no page.
+
+        rows: number of rows.
+        """
         return -(-rows // self.page_rows)
 
     def missing_pages(self, sequence: int, rows: int) -> int:

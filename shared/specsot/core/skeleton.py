@@ -37,6 +37,7 @@ MAX_TITLE_WORDS = 10
 
 Kind = Literal["plan", "direct"]
 
+# The marker after the last line of a plan, or after a direct answer.
 _END = "[END]"
 # Tokens. The longest wish of a point: LEN has at most four digits.
 _MAX_LENGTH = 9999
@@ -139,7 +140,7 @@ class PlanReader:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """The points whose lines are complete."""
+        """The points whose lines are complete. Empty before the first one, and in a direct answer."""
         return tuple(self._points)
 
     @property

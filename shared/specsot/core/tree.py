@@ -47,7 +47,7 @@ class Tree:
 
 
 class Shape(NamedTuple):
-    """What follows from a tree's parents alone.
+    """The shape of a draft tree: what follows from its parents alone.
 
     depths: by node, its distance from the root.
     ancestry: by node, the bit set of the nodes that it may attend, see `ancestry`.

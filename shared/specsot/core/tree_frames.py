@@ -37,11 +37,11 @@ MAX_TREE_FRAMES: Final = 1
 
 
 class InFlightTree(NamedTuple):
-    """One tree frame in flight.
+    """One tree frame (draft round) of a sequence that is in flight.
 
-    parent: the node that it grows from; None: the verified root.
-    first: the first scratch slot of its nodes.
-    stop: the scratch slot after its last one.
+    parent: the node that the tree grows from; None: the verified root.
+    first: the first scratch slot of the tree's nodes.
+    stop: the scratch slot after the tree's last one.
     """
 
     parent: ParentNode | None
@@ -51,7 +51,7 @@ class InFlightTree(NamedTuple):
 
 @dataclass(slots=True)
 class TreeFrames:
-    """The tree frames of one sequence that are in flight.
+    """The tree frames (draft rounds) of one sequence that are in flight, and their scratch slots.
 
     limit: how many there may be.
     trees: the tree frames by draft round, in the order in which they were launched.
@@ -77,7 +77,9 @@ class TreeFrames:
 
         draft_round: number of the draft round, which is not in flight yet.
         nodes: number of nodes of the tree, its root included.
-        parent: the node that it grows from. Its tree frame must be in flight. None: the verified root.
+        parent: the node that the tree grows from. Its tree frame must be in flight. None: the verified root.
+
+        Raises AssertionError if the limit is reached, or if the parent's tree frame is not in flight.
         """
         assert self.has_room, "more tree frames than the limit"
         assert parent is None or parent.draft_round in self.trees, "the parent is not in flight"
@@ -88,7 +90,10 @@ class TreeFrames:
 
     def finish(self, draft_round: int, dropped: Iterable[int] = ()) -> None:
         """Record that a tree frame was verified, and that its result drops other ones: their scratch slots
-        are free. Rounds that are not in flight are ignored.
+        are free.
+
+        draft_round: number of the verified draft round. A round that is not in flight is ignored.
+        dropped: draft rounds that the result drops; rounds that are not in flight are ignored.
         """
         self.trees.pop(draft_round, None)
         for one in dropped:
@@ -96,7 +101,11 @@ class TreeFrames:
         self.has_room = len(self.trees) < self.limit
 
     def _first_free(self, nodes: int) -> int:
-        """Return the lowest scratch slot from which on `nodes` slots are free."""
+        """Return the lowest scratch slot from which on enough slots are free; 0 if no tree frame is in
+        flight.
+
+        nodes: number of slots that are needed, one after the other.
+        """
         first = 0
         for tree in sorted(self.trees.values(), key=lambda one: one.first):
             if first + nodes <= tree.first:
@@ -109,6 +118,8 @@ def check_supported(segment: TreeSegment) -> None:
     """Raise WireError for a tree frame that the stages of this version cannot run: one that grows from an
     unverified node, that has its nodes elsewhere than in the scratch slots from 0 on, or that frees the
     scratch slots of rounds by name.
+
+    segment: the tree of one draft round, as it was received.
     """
     if segment.parent is not None or segment.scratch or segment.freed:
         raise WireError(

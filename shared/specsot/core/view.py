@@ -11,7 +11,7 @@ from specsot.core.skeleton import Point
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One point of the plan and its branch.
+    """What a user interface displays of one point of the plan and its branch.
 
     point: the line of the plan.
     text: the branch's text so far.
@@ -32,7 +32,7 @@ class Panel:
 
     @property
     def writing(self) -> bool:
-        """True while the branch decodes."""
+        """True while the branch decodes. False before its prompt is in the ring, and once it has finished."""
         return self.started and self.reason is None
 
 
@@ -43,7 +43,7 @@ _TITLE = re.compile(r"^\s*(\d{1,4})[.)]\s*(?:<[^>\n]*>\s*)*(?:\[[-\d, ]*\]\s*)?(
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of one request after the events so far.
+    """What a user interface displays of one request, after the events so far.
 
     started: the request's first event, or None before it.
     forecast: the newest forecast, or None.
@@ -70,12 +70,16 @@ class View:
 
     @property
     def titles(self) -> str:
-        """The numbered titles of the plan so far, one per line, without the marks of the plan style."""
+        """The numbered titles of the plan so far, one per line, without the marks of the plan style. Empty if
+        there is none yet.
+        """
         return "\n".join(f"{number}. {title}" for number, title in _TITLE.findall(self.skeleton))
 
 
 def advance(view: View, event: events.Event) -> View:
     """Return the view after one more event.
+
+    Text of `MergedText` replaces whatever the view has from the event's offset on.
 
     view: the view of the events before.
     event: the next event of the request's stream.
@@ -126,7 +130,8 @@ def move_panel(
 def advance_panel(
     panel: Panel, event: events.BranchStarted | events.BranchText | events.BranchFinished
 ) -> Panel:
-    """Return a panel after an event of its branch.
+    """Return a panel after an event of its branch. Text of `BranchText` replaces whatever the panel has from
+    the event's offset on.
 
     panel: the panel before the event.
     event: the event of the panel's own branch.

@@ -34,7 +34,8 @@ _SPACE = "\u2581"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of every token id. Two vocabularies are equal if their digests are.
+    """The vocabulary of a tokenizer: the bytes of every token id. Two vocabularies are equal if their digests
+    are.
 
     bytes: for each token id, the bytes of its text. None for ids without text: special and added tokens, and
         ids for which only the model has logits.
@@ -299,7 +300,7 @@ class Spelling:
 
     def _stops(self, text: bytes, begin: int) -> range:
         """Return the possible ends of a token that begins at byte `begin`: as far as the longest token
-        reaches.
+        reaches. Empty at the end of the text.
 
         text: the bytes to spell.
         begin: index of the token's first byte.

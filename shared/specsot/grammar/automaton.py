@@ -47,24 +47,28 @@ MaskKey = tuple[int, int, int, int, int, tuple[int, ...]]
 
 
 class State(NamedTuple):
-    """The state of one output. Only automata over the same tables can use it.
+    """A state of a `TokenAutomaton` within one output. Only automata over the same tables can use it.
 
     place: number of the place in the tables' `ByteTable`.
-    left: number of bytes that the title may still have; 0 outside titles.
+    bytes_left: number of bytes that the title may still have; 0 outside titles.
     words: number of words that the title of a list may still begin; MAX_TITLE_WORDS elsewhere.
-    written: number of tokens so far.
+    num_tokens: number of tokens so far.
     """
 
     place: int
-    left: int
+    bytes_left: int
     words: int
-    written: int
+    num_tokens: int
 
 
 class TokenAutomaton:
-    """The skeleton language over the tokens of one vocabulary, with the budgets of one sequence.
+    """A `Grammar` of the skeleton language over the tokens of one vocabulary, with the budgets of one
+    sequence.
 
     Safe to share between threads.
+
+    rules: the rules of the skeleton, with its budgets.
+    vocabulary: the bytes of every token id.
     """
 
     def __init__(
@@ -74,9 +78,12 @@ class TokenAutomaton:
         ends: tuple[int, ...] = (),
         tables: PlanTables | None = None,
     ) -> None:
-        """ends: tokens that may end a numbered list, in addition to its own end.
-
-        tables: those of the vocabulary and the rules' tools, if the caller has them.
+        """vocabulary: the bytes of every token id.
+        rules: the rules of the skeleton: its points, its tools, and the tokens that a plan may have.
+        ends: tokens that may end a numbered list, in addition to its own end. Ids outside of the vocabulary
+            are ignored.
+        tables: the tables of the vocabulary and the rules' tools, if the caller has them. With None, they are
+            looked up or built.
 
         Raises ModelError if the vocabulary cannot spell the language.
         """
@@ -98,27 +105,48 @@ class TokenAutomaton:
         return self._minimum
 
     def finished(self, state: State) -> bool:
-        """Return whether the output is complete, so that no token may follow."""
+        """Return whether the output is complete, so that no token may follow.
+
+        state: the state after the tokens so far.
+        """
         return self._tables.is_done(state.place)
 
     def advance(self, state: State, token: int) -> State | None:
-        """Return the state after `token`, or None if the grammar forbids the token. Ignores budgets."""
+        """Return the state after a token, or None if the grammar forbids the token. Ignores budgets.
+
+        None also for tokens without text and for ids outside of the vocabulary.
+
+        state: the state before the token.
+        token: token id.
+        """
         return self._tables.advance(state, token)
 
     def path_check(self, state: State) -> PathCheck:
-        """See `Grammar.path_check`."""
+        """Return a check for many paths from one state, such as the paths of a draft tree.
+
+        A path may be checked only after the path without its last token.
+
+        state: the state before the first token of every path.
+        """
         return step_by_step(self.advance, state)
 
     def mask(self, state: State, remaining: int) -> Mask:
         """Return which tokens may follow: [vocabulary size], read-only and shared. All False at the end.
 
+        state: the state before the token.
         remaining: number of tokens that the sequence may still generate, this one included. If the shortest
             ending needs more, only tokens of shortest endings are allowed.
         """
         return self._tables.mask(state, *self._rooms(state, remaining), self._ends)
 
     def allows(self, state: State, token: int, remaining: int) -> bool:
-        """Return the entry of `mask` for one token. The mask is not computed."""
+        """Return the entry of `mask` for one token. The mask is not computed. False for every token at the
+        end.
+
+        state: the state before the token.
+        token: token id.
+        remaining: number of tokens that the sequence may still generate, this one included.
+        """
         tables = self._tables
         if tables.is_done(state.place):
             return False
@@ -132,43 +160,59 @@ class TokenAutomaton:
 
     def forced(self, state: State) -> tuple[int, ...]:
         """Return tokens for the bytes that the grammar determines from this state on; () if it leaves a
-        choice.
+        choice, and at the end.
 
         The bytes are tokenized by greedy longest match. `advance` accepts each token, but a mask may forbid
         it because of the budget.
+
+        state: the state before the first of these tokens.
         """
         return self._tables.forced(state)
 
     def explore(self) -> Iterator[None]:
-        """Compute what masks are made of, for every place that can be reached, and yield after each place.
+        """Compute what masks are made of, for every place that can be reached, and yield None after each
+        place.
 
-        Places are explored in the order of their distance from the start. Places within a character are left
-        out: few tokens end there, and few can follow.
+        Places are explored in the order of their distance from the start. Places that were explored before
+        are not yielded. Places within a character are left out: few tokens end there, and few can follow.
         """
         return self._tables.explore_from(self._start.place)
 
     def _rooms(self, state: State, remaining: int) -> tuple[int, int]:
-        """Return the budgets after the next token if the output is a direct answer, and if it is a plan.
+        """Return how many tokens may still be generated, the next one included: if the output is a direct
+        answer, and if it is a plan.
 
         At least one token of a shortest ending fits. If the output is certainly a plan already, the first
-        budget is 0.
+        number is 0.
+
+        state: the state before the next token.
+        remaining: number of tokens that the sequence may still generate, the next one included.
         """
         least = self._tables.ending(state.place)
-        planned = min(remaining, self.rules.plan_tokens - state.written)
+        planned = min(remaining, self.rules.plan_tokens - state.num_tokens)
         if self._tables.is_planned(state.place):
             return 0, max(planned, least)
         return max(remaining, least), max(planned, 0)
 
 
 def automaton(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> TokenAutomaton:
-    """Return the automaton of these arguments. Its tables are shared. Raises ModelError."""
+    """Return the automaton of these arguments. Its tables are shared with all automata of the tokenizer and
+    tools.
+
+    vocabulary: the bytes of every token id.
+    rules: the rules of the skeleton.
+    ends: tokens that may end a numbered list, in addition to its own end.
+
+    Raises ModelError if the vocabulary cannot spell the language.
+    """
     return TokenAutomaton(vocabulary, rules, ends)
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
 def tables_of(vocabulary: Vocabulary, tools: tuple[str, ...] = ()) -> PlanTables:
-    """Return the tables of a tokenizer, which the whole process shares.
+    """Return the tables of a tokenizer, which the whole process shares. They are built at the first call.
 
+    vocabulary: the bytes of every token id.
     tools: the names that may stand in TOOL besides None. They are the only rule that tables depend on.
     """
     return PlanTables(vocabulary, PlanRules(tools=tools))
@@ -181,6 +225,9 @@ class PlanTables:
     """
 
     def __init__(self, vocabulary: Vocabulary, rules: PlanRules) -> None:
+        """vocabulary: the bytes of every token id.
+        rules: the rules of the skeleton. Only its tool names are used.
+        """
         self.vocabulary = vocabulary
         self._rules = rules
         self._table = ByteTable(rules)
@@ -197,25 +244,43 @@ class PlanTables:
         self._nothing = _freeze(np.zeros(len(vocabulary), dtype=np.bool_))
 
     def enter(self, place: Place) -> State:
-        """Return the state at a place before the first token."""
-        alike, left, words = uncount(place)
+        """Return the state at a place before the first token.
+
+        place: the first place, as `language.begin` returns it.
+        """
+        alike, bytes_left, words = uncount(place)
         with self._lock:
-            return State(self._table.number(alike), left, words, 0)
+            return State(self._table.number(alike), bytes_left, words, 0)
 
     def is_done(self, place: int) -> bool:
-        """Return whether no token may follow a place."""
+        """Return whether no token may follow a place.
+
+        place: number of the place.
+        """
         return place in self._done
 
     def is_planned(self, place: int) -> bool:
-        """Return whether the output is certainly a plan."""
+        """Return whether the output is certainly a plan. False in a direct answer, and while one may still be
+        chosen.
+
+        place: number of the place.
+        """
         return self._table.planned[place]
 
     def may_stop(self, place: int) -> bool:
-        """Return whether an end token may follow a place."""
+        """Return whether an end token may follow a place. False in plans with markers and in direct answers.
+
+        place: number of the place, other than DEAD.
+        """
         return language.may_stop(self._table.place(place))
 
     def ending(self, place: int) -> int:
-        """Return the number of tokens of the shortest ending from a place."""
+        """Return the number of tokens of the shortest ending from a place; 0 at the end.
+
+        Returns UNREACHABLE_TOKENS if the vocabulary cannot spell the ending.
+
+        place: number of the place.
+        """
         found = self._survey.endings.get(place)
         if found is None:
             with self._lock:
@@ -223,13 +288,21 @@ class PlanTables:
         return found
 
     def advance(self, state: State, token: int) -> State | None:
-        """See `TokenAutomaton.advance`."""
+        """Return the state after a token, or None if the grammar forbids the token. Ignores budgets of
+        tokens.
+
+        None also for tokens without text, for ids outside of the vocabulary, and for tokens whose bytes or
+        words the title has no room for.
+
+        state: the state before the token.
+        token: token id.
+        """
         text = self.vocabulary.bytes[token] if 0 <= token < len(self.vocabulary) else None
         if not text:
             return None
         table = self._table
         place = state.place
-        left = state.left
+        bytes_left = state.bytes_left
         words = state.words
         for byte in text:
             if not table.filled[place]:
@@ -238,19 +311,21 @@ class PlanTables:
             before = place
             place = int(table.next[place, byte])
             if table.open[place]:
-                left -= 1
+                bytes_left -= 1
                 words -= int(table.rank[place] > table.rank[before])
-                if left < table.owed[place] or words < 0:
+                if bytes_left < table.owed[place] or words < 0:
                     return None
             elif place == DEAD:
                 return None
-        return self._settle(place, left, words, state.written + 1)
+        return self._settle(place, bytes_left, words, state.num_tokens + 1)
 
     def mask(self, state: State, room: int, room_planned: int, ends: tuple[int, ...]) -> Mask:
-        """Return which tokens may follow: [vocabulary size], read-only and shared.
+        """Return which tokens may follow: [vocabulary size], read-only and shared. All False at the end.
 
-        room: token budget after which a direct answer must be complete.
-        room_planned: token budget after which a plan must be complete.
+        state: the state before the token.
+        room: number of tokens that may still be generated, this one included, if the output is a direct
+            answer.
+        room_planned: the same number if the output is a plan.
         ends: the tokens that may follow wherever the output may stop.
         """
         if state.place in self._done:
@@ -261,7 +336,7 @@ class PlanTables:
         # of any token.
         key = (
             reach.number,
-            reach.steps[state.left],
+            reach.steps[state.bytes_left],
             reach.word_steps[state.words],
             min(room, reach.roomy),
             min(room_planned, reach.roomy),
@@ -271,11 +346,15 @@ class PlanTables:
         return self._draw(reach, key) if found is None else found
 
     def forced(self, state: State) -> tuple[int, ...]:
-        """See `TokenAutomaton.forced`."""
-        key = (state.place, state.left, state.words)
+        """Return tokens for the bytes that the grammar determines, see `TokenAutomaton.forced`; () if it
+        leaves a choice. Results are cached.
+
+        state: the state before the first of these tokens.
+        """
+        key = (state.place, state.bytes_left, state.words)
         found = self._stretches.get(key)
         if found is None:
-            place = recount(self._table.place(state.place), state.left, state.words)
+            place = recount(self._table.place(state.place), state.bytes_left, state.words)
             found = self._spelling.split(language.forced(self._rules, place))
             if len(self._stretches) >= _MAX_MASKS:
                 self._stretches.clear()
@@ -283,7 +362,13 @@ class PlanTables:
         return found
 
     def explore_from(self, start: int) -> Iterator[None]:
-        """See `TokenAutomaton.explore`. Places that were explored before are not visited again."""
+        """Compute what masks are made of, for every place that can be reached, and yield None after each
+        place.
+
+        Places that were explored before are not visited again; places within a character are left out.
+
+        start: number of the place where the exploration begins.
+        """
         waiting = deque([start])
         while waiting:
             number = waiting.popleft()
@@ -299,31 +384,44 @@ class PlanTables:
                 waiting += [self._table.uncounted(each) for each in following if each != DEAD]
             yield
 
-    def _settle(self, number: int, left: int, words: int, written: int) -> State:
+    def _settle(self, number: int, bytes_left: int, words: int, num_tokens: int) -> State:
         """Return the state at a place. If a token entered a title, the title's counts move to the state.
 
         The byte table has titles without counts, so that titles of different lengths share their places.
+
+        number: number of the place after the token.
+        bytes_left: number of bytes that the title may still have, if the place is in a title without counts.
+        words: number of words that the title may still begin, if the place is in a title without counts.
+        num_tokens: number of tokens so far, the token included.
         """
         if self._table.open[number]:
-            return State(number, left, words, written)
+            return State(number, bytes_left, words, num_tokens)
         place = self._table.place(number)
-        alike, left, words = uncount(place)
+        alike, bytes_left, words = uncount(place)
         if alike is not place:
             with self._lock:
                 number = self._table.number(alike)
-        return State(number, left, words, written)
+        return State(number, bytes_left, words, num_tokens)
 
     def _explore(self, place: int) -> TokenReach:
-        """Return the tokens that can follow a place, computed at the first call."""
+        """Return the tokens that can follow a place, computed at the first call.
+
+        place: number of the place.
+        """
         with self._lock:
             if place not in self._reaches:
                 self._reaches[place] = self._survey.explore(place)
             return self._reaches[place]
 
     def _draw(self, reach: TokenReach, key: MaskKey) -> Mask:
-        """Compute the mask of a key, and add it to the cache."""
-        _, left, words, room, room_planned, ends = key
-        mask = reach.fitting(left, words, room, room_planned)
+        """Compute the mask of a key, and add it to the cache. If the cache is full, all other masks are
+        dropped.
+
+        reach: the tokens that can follow the place.
+        key: what the mask depends on, see `MaskKey`.
+        """
+        _, bytes_left, words, room, room_planned, ends = key
+        mask = reach.fitting(bytes_left, words, room, room_planned)
         if ends and language.may_stop(self._table.place(reach.number)):
             mask[list(ends)] = True
         with self._lock:
@@ -333,5 +431,9 @@ class PlanTables:
 
 
 def _freeze(mask: Mask) -> Mask:
+    """Make a mask read-only, and return it.
+
+    mask: [vocabulary size].
+    """
     mask.flags.writeable = False
     return mask

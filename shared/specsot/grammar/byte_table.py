@@ -30,6 +30,9 @@ class ByteTable:
     """
 
     def __init__(self, rules: PlanRules) -> None:
+        """rules: the rules of the grammar. Only the tool names are read here; the largest number of points is
+        part of every place.
+        """
         self.rules = rules
         self.next: NDArray[np.int32] = np.zeros((64, 256), dtype=np.int32)
         self.places: list[Place | None] = [None]
@@ -41,50 +44,79 @@ class ByteTable:
         self._numbers: dict[Place, int] = {}
 
     def number(self, place: Place) -> int:
-        """Return the number of a place, which is added if it is new."""
+        """Return the number of a place, which is added if it is new.
+
+        place: any place of the automaton.
+        """
         found = self._numbers.get(place)
         return self._add(place) if found is None else found
 
     def place(self, number: int) -> Place:
-        """Return the place of a number other than DEAD."""
+        """Return the place of a number.
+
+        number: number of a place in this table, other than DEAD.
+        """
         found = self.places[number]
         assert found is not None
         return found
 
     def uncounted(self, number: int) -> int:
-        """Return the number of the same place without counts, which is added if it is new."""
+        """Return the number of the same place without counts, which is added if it is new.
+
+        A place that has no counts keeps its number.
+
+        number: number of a place in this table, other than DEAD.
+        """
         return self.number(uncount(self.place(number))[0])
 
     def fill(self, number: int) -> None:
-        """Compute the row of `next` for a place, unless it is valid already."""
+        """Compute the row of `next` for a place, unless it is valid already. The places after each byte are
+        added.
+
+        number: number of the place.
+        """
         if self.filled[number]:
             return
-        leads = [(low, high, self.number(to) if to else DEAD) for low, high, to in self._edges(number)]
+        numbered_edges = [
+            (low, high, self.number(target) if target else DEAD) for low, high, target in self._edges(number)
+        ]
         # `number` may have replaced the array, so the row is taken only now. The first edge has precedence,
         # so it is written last.
         row = self.next[number]
-        for low, high, to in reversed(leads):
-            row[low : high + 1] = to
+        for low, high, target in reversed(numbered_edges):
+            row[low : high + 1] = target
         self.filled[number] = True
 
     def fill_all(self, numbers: NDArray[np.int32]) -> None:
-        """Compute the rows of `next` for several places, which may repeat."""
+        """Compute the rows of `next` for several places. Rows that are valid already do not change.
+
+        numbers: numbers of places, which may repeat.
+        """
         present = np.zeros(len(self.places), dtype=np.bool_)
         present[numbers] = True
         for number in np.flatnonzero(present).tolist():
             self.fill(number)
 
     def _edges(self, number: int) -> tuple[language.Edge, ...]:
+        """Return the edges that leave a place, in order of precedence. Empty at the end.
+
+        number: number of the place, other than DEAD.
+        """
         return language.edges(self.rules, self.place(number))
 
     def _add(self, place: Place) -> int:
+        """Add a place to all columns of the table, and return its number. If the arrays are full, they are
+        replaced by arrays of twice the size.
+
+        place: a place that the table does not contain yet.
+        """
         number = len(self.places)
         if number == len(self.next):
             self.next = np.concatenate([self.next, np.zeros_like(self.next)])
             self.rank = np.concatenate([self.rank, np.zeros_like(self.rank)])
         self.places.append(place)
         self.owed.append(language.owed(place))
-        self.open.append(isinstance(place, Title | ListTitle) and place.left is None)
+        self.open.append(isinstance(place, Title | ListTitle) and place.bytes_left is None)
         self.rank[number] = language.word_rank(place) if self.open[-1] else 0
         self.planned.append(language.planned(place))
         self.filled.append(False)
@@ -95,21 +127,31 @@ class ByteTable:
 def uncount(place: Place) -> tuple[Place, int, int]:
     """Return a place without the counts of its title, the bytes that are left, and the words that are left.
 
-    For places outside of titles, no byte and MAX_TITLE_WORDS words are left.
+    Places outside of titles, and titles without counts, are returned unchanged, with 0 bytes and
+    MAX_TITLE_WORDS words left. A title of a plan has MAX_TITLE_WORDS words left, because its words are not
+    bounded.
+
+    place: any place of the automaton.
     """
-    if isinstance(place, Title) and place.left is not None:
-        return replace(place, left=None), place.left, MAX_TITLE_WORDS
-    if isinstance(place, ListTitle) and place.left is not None:
+    if isinstance(place, Title) and place.bytes_left is not None:
+        return replace(place, bytes_left=None), place.bytes_left, MAX_TITLE_WORDS
+    if isinstance(place, ListTitle) and place.bytes_left is not None:
         words = MAX_TITLE_WORDS - language.words_used(place)
-        return replace(place, left=None, words=min(place.words, 1)), place.left, words
+        return replace(place, bytes_left=None, words=min(place.words, 1)), place.bytes_left, words
     return place, 0, MAX_TITLE_WORDS
 
 
-def recount(place: Place, left: int, words: int) -> Place:
-    """The inverse of `uncount`."""
-    if isinstance(place, Title) and place.left is None:
-        return replace(place, left=left)
-    if isinstance(place, ListTitle) and place.left is None:
+def recount(place: Place, bytes_left: int, words: int) -> Place:
+    """Return a place with the counts of its title: the inverse of `uncount`. A place outside of titles, or
+    with counts, is returned unchanged.
+
+    place: a place without counts.
+    bytes_left: number of bytes that the title may still have.
+    words: number of words that the title of a list may still begin.
+    """
+    if isinstance(place, Title) and place.bytes_left is None:
+        return replace(place, bytes_left=bytes_left)
+    if isinstance(place, ListTitle) and place.bytes_left is None:
         gap = language.words_used(place) - place.words
-        return replace(place, left=left, words=MAX_TITLE_WORDS - words - gap)
+        return replace(place, bytes_left=bytes_left, words=MAX_TITLE_WORDS - words - gap)
     return place

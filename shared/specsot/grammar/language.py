@@ -35,6 +35,7 @@ SOLID: Final = "solid"
 # The byte completes a space of any kind.
 BLANK: Final = "blank"
 
+# The continuation bytes that complete any character, by what is missing of it.
 _ANY: dict[Partial, Row] = {
     "1": ((0x80, 0xBF, SOLID),),
     "2": ((0x80, 0xBF, "1"),),
@@ -45,6 +46,7 @@ _ANY: dict[Partial, Row] = {
     "f4": ((0x80, 0x8F, "2"),),
 }
 
+# The first bytes of characters of several bytes, without those that the tables below treat in their own way.
 _LONG_LEADS: Row = (
     (0xC3, 0xDF, "1"),
     (0xE0, 0xE0, "e0"),
@@ -101,6 +103,7 @@ OWED: dict[Partial, int] = {
 }
 
 
+# The marker after the last line of a plan, or after a direct answer.
 _END = b"[END]"
 # Digits. Bounds a point's length to 9999 tokens.
 _MAX_LENGTH_DIGITS = 4
@@ -118,13 +121,15 @@ class NumberedLine(NamedTuple):
 
     @property
     def following(self) -> NumberedLine:
-        """The next line, which may be one more than `last`: then only the end of the plan may be there."""
+        """The next line, which may be one more than `last`: then only the end of the plan may be written in
+        it.
+        """
         return NumberedLine(self.number + 1, self.last)
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A place where the next bytes are determined.
+    """A place of the byte automaton where the next bytes are determined.
 
     rest: the bytes that must follow.
     then: the place after these bytes.
@@ -136,7 +141,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """The place after the first "[", where PLAN or DIRECT follows.
+    """The place of the byte automaton after the first "[", where PLAN or DIRECT follows.
 
     line: the first line of the plan.
     """
@@ -146,7 +151,7 @@ class Opener:
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """The beginning of a line of a plan.
+    """The place of the byte automaton at the beginning of a line of a plan.
 
     line: the line that may follow. From the second line on, the end of the plan may follow instead.
     """
@@ -156,7 +161,7 @@ class PlanLine:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The place in LEN.
+    """A place of the byte automaton in LEN, the wished number of tokens of a point.
 
     line: the point's line.
     digits: number of digits so far.
@@ -168,43 +173,43 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """The place in TOOL.
+    """A place of the byte automaton in TOOL, the label of a point.
 
     line: the point's line.
-    seen: the bytes of the tool's name so far.
+    prefix: the bytes of the tool's name so far.
     """
 
     line: NumberedLine
-    seen: bytes = b""
+    prefix: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The place in DEPS.
+    """A place of the byte automaton in DEPS, the ids of the points that a point depends on.
 
     line: the point's line.
-    last: the id before the last comma, or 0. Ids must ascend.
-    seen: the digits after the last comma.
+    last: the id before the last comma, or 0 before the first comma. Ids must ascend.
+    prefix: the digits after the last comma, as bytes.
     """
 
     line: NumberedLine
     last: int = 0
-    seen: bytes = b""
+    prefix: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """The place in TITLE.
+    """A place of the byte automaton in TITLE, the heading of a point of a plan.
 
     line: the point's line.
-    left: number of bytes that the title may still have. None if the caller counts them.
+    bytes_left: number of bytes that the title may still have. None if the caller counts them.
     solid: True once the title has a visible character.
-    matched: how many bytes of "[END]" the last bytes match.
-    partial: the incomplete character, or "".
+    matched: how many bytes of "[END]" the last bytes match, in 0..4. A title must not contain "[END]".
+    partial: what is missing of the incomplete last character, or "" if the last character is complete.
     """
 
     line: NumberedLine
-    left: int | None = MAX_TITLE_BYTES
+    bytes_left: int | None = MAX_TITLE_BYTES
     solid: bool = False
     matched: int = 0
     partial: Partial = ""
@@ -212,10 +217,10 @@ class Title:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """The place in the free text of a direct answer.
+    """A place of the byte automaton in the free text of a direct answer.
 
-    matched: how many bytes of "[END]" the last bytes match.
-    partial: the incomplete character, or "".
+    matched: how many bytes of "[END]" the last bytes match, in 0..4. The fifth byte ends the answer.
+    partial: what is missing of the incomplete last character, or "" if the last character is complete.
     """
 
     matched: int = 0
@@ -224,7 +229,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class ListLine:
-    """The beginning of a line of a list, before its number.
+    """The place of the byte automaton at the beginning of a line of a list, before its number.
 
     line: the line.
     """
@@ -234,17 +239,17 @@ class ListLine:
 
 @dataclass(frozen=True, slots=True)
 class ListTitle:
-    """The place in a title of a list.
+    """A place of the byte automaton in a title of a list.
 
     line: the line.
-    left: number of bytes that the title may still have. None if the caller counts bytes and words.
+    bytes_left: number of bytes that the title may still have. None if the caller counts bytes and words.
     words: number of words that were begun. If the caller counts them, 1 stands for any number above 0.
     last: kind of the preceding character. "over" means that the title has ended, so that its line must end.
-    partial: the incomplete character, or "".
+    partial: what is missing of the incomplete last character, or "" if the last character is complete.
     """
 
     line: NumberedLine
-    left: int | None = MAX_TITLE_BYTES
+    bytes_left: int | None = MAX_TITLE_BYTES
     words: int = 0
     last: Before = "blank"
     partial: Partial = ""
@@ -252,7 +257,7 @@ class ListTitle:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The place after the end. Nothing may follow.
+    """The place of the byte automaton after the end. Nothing may follow.
 
     plan: True after a plan, False after a direct answer.
     """
@@ -264,20 +269,28 @@ Place = Literal | Opener | PlanLine | Length | Tool | Needs | Title | Direct | L
 
 
 class Edge(NamedTuple):
-    """The bytes low .. high lead to one place. Of several edges for a byte, the first one counts.
+    """An edge of the automaton: the bytes low .. high lead to one place. Of several edges for a byte, the
+    first one counts.
 
     low: the first byte.
-    high: the last byte.
-    to: the place. None means that these bytes are forbidden, even if a later edge allows them.
+    high: the last byte, inclusive.
+    target: the place after the byte. None means that these bytes are forbidden, even if a later edge allows
+        them.
     """
 
     low: int
     high: int
-    to: Place | None
+    target: Place | None
 
 
 def begin(rules: PlanRules) -> Place:
-    """Return the first place."""
+    """Return the first place, before any byte of the output.
+
+    In a list, this is the first title. If the rules allow no direct answer, "[PLAN]" is determined; otherwise
+    only "[" is.
+
+    rules: whether the output is a list, whether it may be a direct answer, and how many points it may have.
+    """
     first = NumberedLine(1, rules.max_points)
     if rules.listed:
         return ListTitle(first)
@@ -285,34 +298,43 @@ def begin(rules: PlanRules) -> Place:
 
 
 def step(rules: PlanRules, place: Place, byte: int) -> Place | None:
-    """Return the place after `byte`, or None if no valid output continues with this byte."""
+    """Return the place after `byte`, or None if no valid output continues with this byte.
+
+    rules: the rules of the skeleton. Only its tool names are read here.
+    place: the place before the byte.
+    byte: the next byte of the output, 0..255.
+    """
     for edge in edges(rules, place):
         if edge.low <= byte <= edge.high:
-            return edge.to
+            return edge.target
     return None
 
 
 def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
-    """Return the edges that leave a place, in order of precedence. `Done` has none.
+    """Return the edges that leave a place, in order of precedence. `Done` has none, so an empty tuple is
+    returned.
 
-    The first edge is on a short way to the end, see `onward`.
+    The first edge is on a short way to the end, see `onward`. Bytes that no edge contains are forbidden.
+
+    rules: the rules of the skeleton. Only its tool names are read here.
+    place: the place that the edges leave.
     """
     match place:
         case Literal(rest, then):
-            return (_one(rest[0], Literal(rest[1:], then) if len(rest) > 1 else then),)
+            return (_edge_of_byte(rest[0], Literal(rest[1:], then) if len(rest) > 1 else then),)
         case Opener(line):
             return (
-                _one(ord("D"), Literal(b"IRECT]\n", Direct())),
-                _one(ord("P"), Literal(b"LAN]\n", PlanLine(line))),
+                _edge_of_byte(ord("D"), Literal(b"IRECT]\n", Direct())),
+                _edge_of_byte(ord("P"), Literal(b"LAN]\n", PlanLine(line))),
             )
         case PlanLine(line):
             return _begin_line(line)
         case Length(line, digits):
             return _write_length(line, digits)
-        case Tool(line, seen):
-            return _write_tool(rules, line, seen)
-        case Needs(line, last, seen):
-            return _write_needs(line, last, seen)
+        case Tool(line, prefix):
+            return _write_tool(rules, line, prefix)
+        case Needs(line, last, prefix):
+            return _write_needs(line, last, prefix)
         case Title():
             return _write_title(place)
         case Direct(matched, partial):
@@ -326,30 +348,40 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
 
 
 def forced(rules: PlanRules, place: Place) -> bytes:
-    """Return the bytes that the grammar determines from this place on, up to a choice or the end."""
-    stretch = bytearray()
+    """Return the bytes that the grammar determines from this place on, up to a choice or the end.
+
+    The result is empty if the place leaves a choice, and at the end.
+
+    rules: the rules of the skeleton. Only its tool names are read here.
+    place: the place from which on bytes are determined.
+    """
+    determined = bytearray()
     while True:
-        live = [edge for edge in edges(rules, place) if edge.to is not None]
-        if len(live) != 1 or live[0].low != live[0].high or live[0].to is None:
-            return bytes(stretch)
-        stretch.append(live[0].low)
-        place = live[0].to
+        allowed = [edge for edge in edges(rules, place) if edge.target is not None]
+        if len(allowed) != 1 or allowed[0].low != allowed[0].high or allowed[0].target is None:
+            return bytes(determined)
+        determined.append(allowed[0].low)
+        place = allowed[0].target
 
 
 def onward(rules: PlanRules, place: Place) -> tuple[int, Place]:
     """Return the first byte of a short way from `place` to the end, and the place after this byte.
 
-    Must not be called for `Done`.
+    rules: the rules of the skeleton. Only its tool names are read here.
+    place: the place where the way begins. It must not be `Done`, which has no edges.
     """
     first = edges(rules, place)[0]
-    assert first.to is not None, f"the first edge of {place} is dead"
-    return first.low, first.to
+    assert first.target is not None, f"the first edge of {place} is dead"
+    return first.low, first.target
 
 
 def owed(place: Place) -> int:
     """Return how many bytes a title needs before it may end, 0 outside titles.
 
     These are the missing bytes of the incomplete character, or 1 if the title has no visible character yet.
+    The result is 0 if the title may end now.
+
+    place: any place of the automaton.
     """
     match place:
         case Title(solid=solid, partial=partial):
@@ -361,12 +393,22 @@ def owed(place: Place) -> int:
 
 
 def is_within_character(place: Place) -> bool:
-    """Return whether the last character is incomplete."""
+    """Return whether the last character is incomplete. False at all places outside of titles and of direct
+    answers.
+
+    place: any place of the automaton.
+    """
     return isinstance(place, Title | ListTitle | Direct) and bool(place.partial)
 
 
 def may_stop(place: Place) -> bool:
-    """Return whether an end token may follow: in a list that has at least two titles."""
+    """Return whether an end token may follow: in a list that has at least two titles.
+
+    False in plans with markers and in direct answers, which end with "[END]", and in a list's title that
+    needs further bytes.
+
+    place: any place of the automaton.
+    """
     match place:
         case ListLine(line):
             return line.number > 2
@@ -377,7 +419,11 @@ def may_stop(place: Place) -> bool:
 
 
 def planned(place: Place) -> bool:
-    """Return whether the output is certainly a plan."""
+    """Return whether the output is certainly a plan. Lists always are; False after a direct answer, in it,
+    and as long as "[DIRECT]" may still be chosen.
+
+    place: any place of the automaton.
+    """
     match place:
         case Literal(_, then):
             return planned(then)
@@ -389,142 +435,220 @@ def planned(place: Place) -> bool:
             return True
 
 
-def _one(byte: int, to: Place | None) -> Edge:
-    return Edge(byte, byte, to)
+def _edge_of_byte(byte: int, target: Place | None) -> Edge:
+    """Return the edge of a single byte.
+
+    byte: the byte, 0..255.
+    target: the place after the byte, or None if the byte is forbidden.
+    """
+    return Edge(byte, byte, target)
 
 
 def _begin_line(line: NumberedLine) -> tuple[Edge, ...]:
-    end = (_one(_END[0], Literal(_END[1:], Done(plan=True))),) if line.number > 1 else ()
+    """Return the edges at the beginning of a line of a plan: "[END]" from the second line on, and the line's
+    number.
+
+    After the last line that may be written, only "[END]" is allowed.
+
+    line: the line that begins. Its number may be one more than its `last`.
+    """
+    end = (_edge_of_byte(_END[0], Literal(_END[1:], Done(plan=True))),) if line.number > 1 else ()
     if line.number > line.last:
         return end
     head = str(line.number).encode() + b".<"
-    return (*end, _one(head[0], Literal(head[1:], Length(line))))
+    return (*end, _edge_of_byte(head[0], Literal(head[1:], Length(line))))
 
 
 def _write_length(line: NumberedLine, digits: int) -> tuple[Edge, ...]:
+    """Return the edges in LEN: a digit, which is not 0 at first, and ">" after at least one digit. ">" alone
+    is left after _MAX_LENGTH_DIGITS digits.
+
+    line: the point's line.
+    digits: number of digits so far, 0.._MAX_LENGTH_DIGITS.
+    """
     if not digits:
         return (Edge(ord("1"), ord("9"), Length(line, 1)),)
-    close = _one(ord(">"), Literal(b"<", Tool(line)))
+    close = _edge_of_byte(ord(">"), Literal(b"<", Tool(line)))
     if digits == _MAX_LENGTH_DIGITS:
         return (close,)
     return (close, Edge(ord("0"), ord("9"), Length(line, digits + 1)))
 
 
-def _write_tool(rules: PlanRules, line: NumberedLine, seen: bytes) -> tuple[Edge, ...]:
+def _write_tool(rules: PlanRules, line: NumberedLine, prefix: bytes) -> tuple[Edge, ...]:
+    """Return the edges in TOOL: the next byte of every name that begins with `prefix`, and ">" if `prefix` is
+    a complete name.
+
+    rules: offers the names in addition to "None".
+    line: the point's line.
+    prefix: the bytes of the name so far.
+    """
     # "None" comes first, so that the short way to the end writes it.
     names = [b"None", *(tool.encode() for tool in rules.tools)]
     nexts = dict.fromkeys(
-        name[len(seen)] for name in names if name.startswith(seen) and len(name) > len(seen)
+        name[len(prefix)] for name in names if name.startswith(prefix) and len(name) > len(prefix)
     )
-    close = (_one(ord(">"), Literal(b"[", Needs(line))),) if seen in names else ()
-    return (*close, *(_one(byte, Tool(line, seen + bytes([byte]))) for byte in nexts))
+    close = (_edge_of_byte(ord(">"), Literal(b"[", Needs(line))),) if prefix in names else ()
+    return (*close, *(_edge_of_byte(byte, Tool(line, prefix + bytes([byte]))) for byte in nexts))
 
 
-def _write_needs(line: NumberedLine, last: int, seen: bytes) -> tuple[Edge, ...]:
+def _write_needs(line: NumberedLine, last: int, prefix: bytes) -> tuple[Edge, ...]:
+    """Return the edges in DEPS: "-" for no dependency, or ascending ids of earlier lines, separated by
+    commas, and then "]".
+
+    Complete ids come before incomplete ones, so that the first edge is on a short way to the end. In line 1,
+    only "-" is allowed.
+
+    line: the point's line. Only smaller numbers are allowed as ids.
+    last: the id before the last comma, or 0 before the first comma. The next id is larger.
+    prefix: the digits after the last comma.
+    """
     ids = [str(number).encode() for number in range(last + 1, line.number)]
     found: list[Edge] = []
-    if seen in ids:
-        found.append(_one(ord("]"), Title(line)))
-    if not seen and not last:
-        found.append(_one(ord("-"), Literal(b"]", Title(line))))
+    if prefix in ids:
+        found.append(_edge_of_byte(ord("]"), Title(line)))
+    if not prefix and not last:
+        found.append(_edge_of_byte(ord("-"), Literal(b"]", Title(line))))
     digits = {
-        seen + name[len(seen) : len(seen) + 1] for name in ids if name.startswith(seen) and name != seen
+        prefix + name[len(prefix) : len(prefix) + 1]
+        for name in ids
+        if name.startswith(prefix) and name != prefix
     }
     for longer in sorted(digits, key=lambda name: (name not in ids, name)):
-        found.append(_one(longer[-1], Needs(line, last, longer)))
-    if seen in ids and int(seen) < line.number - 1:
-        found.append(_one(ord(","), Needs(line, int(seen))))
+        found.append(_edge_of_byte(longer[-1], Needs(line, last, longer)))
+    if prefix in ids and int(prefix) < line.number - 1:
+        found.append(_edge_of_byte(ord(","), Needs(line, int(prefix))))
     return tuple(found)
 
 
 def _write_title(place: Title) -> tuple[Edge, ...]:
+    """Return the edges in TITLE: a line feed once the title has a visible character, and the bytes of valid
+    characters.
+
+    A byte is forbidden if it would complete "[END]", or if its character does not fit into the title's
+    remaining bytes.
+
+    place: the place in the title.
+    """
     found: list[Edge] = []
     if not place.partial and place.solid:
-        found.append(_one(ord("\n"), PlanLine(place.line.following)))
+        found.append(_edge_of_byte(ord("\n"), PlanLine(place.line.following)))
     if place.matched:
         byte = _END[place.matched]
-        longer = place.matched + 1
-        found.append(_one(byte, _spell(place, SOLID, longer) if longer < len(_END) else None))
+        num_matched = place.matched + 1
+        found.append(
+            _edge_of_byte(byte, _spell(place, SOLID, num_matched) if num_matched < len(_END) else None)
+        )
     found += [Edge(low, high, _spell(place, after)) for low, high, after in TITLE[place.partial]]
     if not place.partial:
-        found.append(_one(_END[0], _spell(place, SOLID, matched=1)))
-    return tuple(edge for edge in found if edge.to is not None or place.matched)
+        found.append(_edge_of_byte(_END[0], _spell(place, SOLID, matched=1)))
+    return tuple(edge for edge in found if edge.target is not None or place.matched)
 
 
-def _spell(place: Title, after: Partial, matched: int = 0) -> Title | None:
-    """Return the title after one more byte, or None if it could then not be completed within its bytes."""
-    left = None if place.left is None else place.left - 1
-    partial = "" if after in (SOLID, BLANK) else after
-    longer = Title(place.line, left, place.solid or after == SOLID, matched, partial)
-    return longer if left is None or owed(longer) <= left else None
+def _spell(place: Title, completes: Partial, matched: int = 0) -> Title | None:
+    """Return the title after one more byte, or None if it could then not be completed within its bytes.
+
+    place: the title before the byte.
+    completes: what the byte does: SOLID or BLANK if it completes a character, otherwise what is then missing
+        of the character.
+    matched: how many bytes of "[END]" the title's last bytes match after the byte.
+    """
+    bytes_left = None if place.bytes_left is None else place.bytes_left - 1
+    partial = "" if completes in (SOLID, BLANK) else completes
+    longer = Title(place.line, bytes_left, place.solid or completes == SOLID, matched, partial)
+    return longer if bytes_left is None or owed(longer) <= bytes_left else None
 
 
 def _write_direct(matched: int, partial: Partial) -> tuple[Edge, ...]:
+    """Return the edges in a direct answer: any UTF-8 text, and the next byte of "[END]", which ends the
+    answer.
+
+    Within a character, only its continuation bytes are allowed.
+
+    matched: how many bytes of "[END]" the last bytes match.
+    partial: what is missing of the incomplete last character, or "".
+    """
     found: list[Edge] = []
     if not partial:
         end = matched + 1 == len(_END)
-        found.append(_one(_END[matched], Done(plan=False) if end else Direct(matched + 1)))
+        found.append(_edge_of_byte(_END[matched], Done(plan=False) if end else Direct(matched + 1)))
     for low, high, after in FREE[partial]:
         found.append(Edge(low, high, Direct(partial="" if after == SOLID else after)))
     if matched:
-        found.append(_one(_END[0], Direct(matched=1)))
+        found.append(_edge_of_byte(_END[0], Direct(matched=1)))
     return tuple(found)
 
 
 def _begin_list_line(line: NumberedLine) -> tuple[Edge, ...]:
-    end = (_one(ord("\n"), Done(plan=True)),) if line.number > 2 else ()
+    """Return the edges at the beginning of a line of a list: its number, and from the third line on an empty
+    line, which ends the list.
+
+    line: the line that begins.
+    """
+    end = (_edge_of_byte(ord("\n"), Done(plan=True)),) if line.number > 2 else ()
     head = str(line.number).encode() + b"."
-    return (*end, _one(head[0], Literal(head[1:], ListTitle(line))))
+    return (*end, _edge_of_byte(head[0], Literal(head[1:], ListTitle(line))))
 
 
 def _write_list_title(place: ListTitle) -> tuple[Edge, ...]:
     """Return the edges in a title of a list.
 
     A colon directly after a word ends the title, and so does a full stop before a space, because models
-    continue with a sentence there.
+    continue with a sentence there. Once the title has ended ("over"), only the end of its line is allowed.
+    After the last line that may be written, the end of the line is the end of the list.
+
+    place: the place in the title.
     """
     rows = [Edge(low, high, _spell_list(place, after)) for low, high, after in TITLE[place.partial]]
     if place.partial:
-        return tuple(edge for edge in rows if edge.to is not None)
+        return tuple(edge for edge in rows if edge.target is not None)
     done = place.line.number >= place.line.last
-    end = _one(ord("\n"), Done(plan=True) if done else ListLine(place.line.following))
+    end = _edge_of_byte(ord("\n"), Done(plan=True) if done else ListLine(place.line.following))
     if place.last == "over":
         return (end,)
     # The edge on the shortest way to the end comes first.
     found = [end if place.words else rows[0]]
     if place.last != "digit":
         ends = place.words and place.last != "blank"
-        found.append(_one(ord(":"), _spell_list(place, "over") if ends else None))
+        found.append(_edge_of_byte(ord(":"), _spell_list(place, "over") if ends else None))
     if place.last == "solid":
-        found.append(_one(ord("."), _spell_list(place, "dot")))
+        found.append(_edge_of_byte(ord("."), _spell_list(place, "dot")))
     if place.last == "dot" or place.words == MAX_TITLE_WORDS:
-        found.append(_one(ord(" "), None))
+        found.append(_edge_of_byte(ord(" "), None))
     return (*found, Edge(ord("0"), ord("9"), _spell_list(place, "digit")), *rows)
 
 
-def _spell_list(place: ListTitle, after: Partial) -> ListTitle | None:
-    """Return the title after one more byte, or None if it could then not be completed within its limits."""
-    left = None if place.left is None else place.left - 1
-    if after == BLANK:
-        longer = replace(place, left=left, last="blank", partial="")
+def _spell_list(place: ListTitle, completes: Partial) -> ListTitle | None:
+    """Return the title after one more byte, or None if it could then not be completed within its limits of
+    bytes and words.
+
+    place: the title before the byte.
+    completes: what the byte does: SOLID or BLANK if it completes a character; "digit", "dot" or "over" (the
+        title has ended) if it is a digit, a full stop or a colon; otherwise what is then missing of the
+        character.
+    """
+    bytes_left = None if place.bytes_left is None else place.bytes_left - 1
+    if completes == BLANK:
+        longer = replace(place, bytes_left=bytes_left, last="blank", partial="")
         owing = place.words == MAX_TITLE_WORDS
-    elif after in (SOLID, "digit", "dot", "over"):
+    elif completes in (SOLID, "digit", "dot", "over"):
         words = place.words + (place.last == "blank")
-        longer = ListTitle(place.line, left, words if left is not None else 1, after)
+        longer = ListTitle(place.line, bytes_left, words if bytes_left is not None else 1, completes)
         owing = words > MAX_TITLE_WORDS
     else:
         # Of the character before an incomplete one, only whether it is a space makes a difference.
         last = "blank" if place.last == "blank" else "solid"
-        longer = replace(place, left=left, last=last, partial=after)
+        longer = replace(place, bytes_left=bytes_left, last=last, partial=completes)
         owing = False
-    return None if owing or (left is not None and owed(longer) > left) else longer
+    return None if owing or (bytes_left is not None and owed(longer) > bytes_left) else longer
 
 
 def words_used(place: Place) -> int:
-    """Return how many words a title of a list has used up.
+    """Return how many words a title of a list has used up. Outside of lists' titles, the result is 0.
 
     The first word is used up by its first visible character, and any other word by the space before it: no
     space may follow the last allowed word.
+
+    place: any place of the automaton.
     """
     return place.words + (word_rank(place) == _IN_GAP) if isinstance(place, ListTitle) else 0
 
@@ -536,6 +660,8 @@ _IN_GAP = 2
 def word_rank(place: Place) -> int:
     """Return 0 before the first word of a list's title and outside of lists, 1 in a word, and 2 in the space
     after a word.
+
+    place: any place of the automaton.
 
     So within one title, a byte that leads to a higher rank uses up a word:
 

@@ -13,12 +13,22 @@ PathCheck = Callable[[tuple[int, ...]], bool]
 
 
 def step_by_step(advance: Callable[[State, int], State | None], state: State) -> PathCheck:
-    """Return a check that advances the grammar's state once per path, from the state of the path's parent."""
-    behind: dict[tuple[int, ...], State | None] = {(): state}
+    """Return a check that advances the grammar's state once per path, from the state of the path's parent.
+
+    advance: returns the state after a token, or None if the grammar forbids the token, see `Grammar.advance`.
+    state: the state of the grammar before the first token of all paths.
+    """
+    states: dict[tuple[int, ...], State | None] = {(): state}
 
     def check(path: tuple[int, ...]) -> bool:
-        above = behind.get(path[:-1])
-        behind[path] = ahead = None if above is None else advance(above, path[-1])
-        return ahead is not None
+        """Return whether the grammar allows a path, and remember the state after it. False if its parent was
+        forbidden.
+
+        path: token ids from `state` on, at least one. The path without its last token must have been checked
+            before; otherwise KeyError is raised.
+        """
+        parent_state = states.get(path[:-1])
+        states[path] = next_state = None if parent_state is None else advance(parent_state, path[-1])
+        return next_state is not None
 
     return check

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+# The message for a form that no text matches.
 CONTRADICTION = (
     "no text satisfies all of its patterns, such as patternProperties that match declared properties"
 )

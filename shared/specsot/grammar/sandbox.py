@@ -29,25 +29,32 @@ _MEMORY = 4 << 30
 
 
 def main() -> None:
-    """Read a form from stdin, try it, and print the error if it is invalid.
+    """Read a form as JSON from stdin, try it, and print the error if it is invalid. Print nothing if it is
+    valid.
 
     The exit status is 0 in both cases. Another exit status means that the library crashed.
     """
-    _bound(resource.RLIMIT_CORE, 0)
+    _lower_limit(resource.RLIMIT_CORE, 0)
     # Seconds. A compilation that hangs cannot check the time itself, so the system ends the process.
-    _bound(resource.RLIMIT_CPU, 4)
-    _bound(resource.RLIMIT_AS, _MEMORY)
-    asked = json.load(sys.stdin)
+    _lower_limit(resource.RLIMIT_CPU, 4)
+    _lower_limit(resource.RLIMIT_AS, _MEMORY)
+    request = json.load(sys.stdin)
     try:
-        try_form(Form(asked["kind"], tuple(asked["texts"])))
+        try_form(Form(request["kind"], tuple(request["texts"])))
     except InvalidRequest as error:
         print(error)
 
 
 def try_form(form: Form) -> None:
-    """Compile a form and generate a few tokens. Raises InvalidRequest if that fails or takes too long."""
+    """Compile a form and generate a few tokens. Return nothing if that works.
+
+    form: the constraint to try.
+
+    Raises InvalidRequest if the form cannot be compiled, allows no text, fails later, or takes more than
+    SECONDS.
+    """
     vocabulary = _pairs()
-    began = _spent()
+    started = _cpu_seconds()
     matcher = compile_form(vocabulary, form, STACK // 8)
     if form.kind == "choice":
         # The real compilation counts the tokens of the choices too.
@@ -58,7 +65,7 @@ def try_form(form: Form) -> None:
             raise refuse(f"{form.title} allows no text")
         if matcher.is_error():
             raise refuse(f"{form.title}: {reason_in(matcher.get_error())}")
-        if _spent() - began > SECONDS:
+        if _cpu_seconds() - started > SECONDS:
             raise refuse(f"{form.title} takes too long to follow")
         if not len(allowed):
             break
@@ -76,22 +83,33 @@ def _pairs() -> Vocabulary:
 
 
 def _allowed(matcher: LLMatcher, count: int) -> np.ndarray:
+    """Return the ids of the tokens that may follow, ascending. Empty at the end, and if the matcher has
+    failed.
+
+    matcher: the compiled form, after the tokens so far.
+    count: number of token ids of the vocabulary.
+    """
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     return np.flatnonzero(np.unpackbits(bits, count=count, bitorder="little"))
 
 
-def _spent() -> float:
+def _cpu_seconds() -> float:
     """Return the CPU seconds of all threads of this process."""
     times = os.times()
     return times.user + times.system
 
 
-def _bound(kind: int, limit: int) -> None:
-    """Lower a resource limit, if the system supports it. A lower limit that is set already stays."""
+def _lower_limit(kind: int, limit: int) -> None:
+    """Lower a resource limit of this process, if the system supports it. A lower limit that is set already
+    stays.
+
+    kind: the limit, such as `resource.RLIMIT_CPU`.
+    limit: the limit to set, in the unit of its kind: seconds or bytes.
+    """
     with suppress(ValueError, OSError):
-        most = resource.getrlimit(kind)[1]
-        bound = limit if most == resource.RLIM_INFINITY else min(limit, most)
-        resource.setrlimit(kind, (bound, most))
+        hard_limit = resource.getrlimit(kind)[1]
+        bound = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+        resource.setrlimit(kind, (bound, hard_limit))
 
 
 if __name__ == "__main__":

@@ -29,14 +29,19 @@ _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
 )
+# Warning for a keyword that is removed, because a grammar cannot remember the items of an array.
 UNIQUE_ITEMS = "uniqueItems is not enforced: an array of the answer may repeat items"
+# Warning for a keyword that the compiler treats as `anyOf`.
 ONE_OF = "oneOf is read as anyOf: a value of the answer may match several of its schemas"
 
 
 def read_schema(text: str) -> Json | bool:
-    """Return a schema with its objects closed.
+    """Return a schema with its objects closed. The schema `true` is returned as True.
 
-    Raises InvalidRequest if the text is no JSON, if it is no schema, or if the schema allows nothing.
+    text: the JSON schema as the client sent it.
+
+    Raises InvalidRequest if the text is no JSON or nested too deeply, if it is no schema, or if the schema
+    allows nothing.
     """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
@@ -55,7 +60,10 @@ def read_schema(text: str) -> Json | bool:
 
 
 def warnings_of(schema: Json) -> tuple[str, ...]:
-    """Return one sentence for each keyword of a schema that is not enforced."""
+    """Return one sentence for each keyword of a schema that is not enforced. Empty if all of them are.
+
+    schema: the schema as the client sent it.
+    """
     found: list[str] = []
     for one in _every(schema):
         if one.get("uniqueItems") is True:
@@ -67,7 +75,12 @@ def warnings_of(schema: Json) -> tuple[str, ...]:
 
 
 def _relax(schema: Json) -> None:
-    """Remove uniqueItems and unknown formats. An option makes the compiler treat `oneOf` as `anyOf`."""
+    """Remove uniqueItems and unknown formats from a schema and all schemas in it, in place.
+
+    `oneOf` stays, because an option makes the compiler treat it as `anyOf`.
+
+    schema: the parsed schema.
+    """
     for one in _every(schema):
         one.pop("uniqueItems", None)
         known = one.get("format")
@@ -76,64 +89,100 @@ def _relax(schema: Json) -> None:
 
 
 def _exclude_each_other(choices: list[Any], root: Json) -> bool:
-    """Return whether certainly no value matches two of these schemas, by their types and constants."""
-    schemas = [_resolved(one, root) for one in choices]
-    return all(_are_apart(one, other) for n, one in enumerate(schemas) for other in schemas[:n])
+    """Return whether certainly no value matches two of these schemas, by their types, constants and
+    properties.
+
+    choices: the schemas of a `oneOf`. True if there are fewer than two.
+    root: the whole schema, in which references are resolved.
+    """
+    schemas = [_resolved(choice, root) for choice in choices]
+    return all(_are_apart(choice, earlier) for n, choice in enumerate(schemas) for earlier in schemas[:n])
 
 
-def _are_apart(one: Json, other: Json) -> bool:
-    """Return whether certainly no value matches both schemas."""
-    types = _types(one)
-    others = _types(other)
-    if types and others and not types & others and {"integer", "number"} != types | others:
+def _are_apart(first: Json, second: Json) -> bool:
+    """Return whether certainly no value matches both schemas. False if this is not certain.
+
+    They are apart if they have no type in common, no constant in common, or a property that both require and
+    whose schemas are apart. An integer is a number, so these two types are not apart.
+
+    first: a schema.
+    second: another schema.
+    """
+    types = _types(first)
+    second_types = _types(second)
+    if types and second_types and not types & second_types and {"integer", "number"} != types | second_types:
         return True
-    values, their_values = _values(one), _values(other)
-    if values is not None and their_values is not None:
-        return not any(value in their_values for value in values)
-    properties, theirs = one.get("properties"), other.get("properties")
-    if not (isinstance(properties, dict) and isinstance(theirs, dict)):
+    values, second_values = _values(first), _values(second)
+    if values is not None and second_values is not None:
+        return not any(value in second_values for value in values)
+    properties, second_properties = first.get("properties"), second.get("properties")
+    if not (isinstance(properties, dict) and isinstance(second_properties, dict)):
         return False
-    required = _strings(one.get("required")) & _strings(other.get("required"))
-    shared = (name for name in properties if name in theirs and name in required)
-    parts = ((properties[name], theirs[name]) for name in shared)
+    required = _strings(first.get("required")) & _strings(second.get("required"))
+    shared = (name for name in properties if name in second_properties and name in required)
+    parts = ((properties[name], second_properties[name]) for name in shared)
     return any(isinstance(a, dict) and isinstance(b, dict) and _are_apart(a, b) for a, b in parts)
 
 
 def _types(schema: Json) -> set[str]:
+    """Return the types that a schema declares; empty if it declares none.
+
+    schema: the schema.
+    """
     declared = schema.get("type")
     return {declared} if isinstance(declared, str) else _strings(declared)
 
 
-def _strings(given: Any) -> set[str]:
-    return set(map(str, cast("list[Any]", given))) if isinstance(given, list) else set()
+def _strings(names: Any) -> set[str]:
+    """Return the elements of a list as strings; empty for any other value.
+
+    names: the value of a keyword, of any type.
+    """
+    return set(map(str, cast("list[Any]", names))) if isinstance(names, list) else set()
 
 
 def _values(schema: Json) -> list[Any] | None:
+    """Return the values that a schema lists by `const` or `enum`, or None if it lists none.
+
+    schema: the schema.
+    """
     if "const" in schema:
         return [schema["const"]]
     return cast("list[Any]", schema["enum"]) if isinstance(schema.get("enum"), list) else None
 
 
 def _resolved(schema: Any, root: Json) -> Json:
-    """Return a schema, or the schema that its reference within the document names; {} if there is none."""
-    here: Any = schema
+    """Return a schema, or the schema that its reference within the document names; {} if there is none, and
+    for `true` and `false`.
+
+    schema: the schema, as the client sent it.
+    root: the whole schema, in which the reference is resolved.
+    """
+    target: Any = schema
     if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        here = root
+        target = root
         for part in cast(str, schema["$ref"]).split("/")[1:]:
-            here = cast(Json, here).get(part) if isinstance(here, dict) else None
-    return cast(Json, here) if isinstance(here, dict) else {}
+            target = cast(Json, target).get(part) if isinstance(target, dict) else None
+    return cast(Json, target) if isinstance(target, dict) else {}
 
 
 def _refuse_constant(name: str) -> Any:
+    """Raise ValueError for a constant that Python's JSON reader would accept.
+
+    name: "NaN", "Infinity" or "-Infinity".
+    """
     raise ValueError(f"{name} is no JSON number")
 
 
 def _close(schema: Json) -> None:
-    """Forbid undeclared properties in objects that declare properties and do not mention others.
+    """Forbid undeclared properties, in place, in objects that declare properties and do not mention others.
 
     A grammar cannot remember names, so that it would let a model write an undeclared property any number of
     times. If any object of the schema is composed of several parts, no object is closed, because each part
-    would forbid the properties that the other parts declare.
+    would forbid the properties that the other parts declare. Objects that require an undeclared property are
+    not closed either.
+
+    schema: the parsed schema.
     """
     found = list(_every(schema))
     if any(map(_is_composed, found)):
@@ -147,13 +196,24 @@ def _close(schema: Json) -> None:
 
 
 def _is_composed(schema: Json) -> bool:
+    """Return whether an object may have properties that other parts of its schema declare. False for schemas
+    of other values.
+
+    This is so with several schemas in `allOf`, or with `properties` and a keyword that refers to further
+    schemas.
+
+    schema: the schema of the object.
+    """
     parts = schema.get("allOf")
     several = isinstance(parts, list) and len(cast("list[Any]", parts)) > 1
     return several or ("properties" in schema and any(name in schema for name in _JOINED))
 
 
 def _every(schema: Json) -> Iterator[Json]:
-    """Yield a schema and all schemas in it, without recursion, because clients may nest them deeply."""
+    """Yield a schema and all schemas in it, without recursion, because clients may nest them deeply.
+
+    schema: the parsed schema. `true` and `false` in it are not yielded.
+    """
     waiting: list[Any] = [schema]
     while waiting:
         one = waiting.pop()

@@ -53,7 +53,9 @@ _GERMAN: Final = (
     "bzw evtl ggf vgl bspw inkl exkl zzgl sog geb hr fr dipl ing mio mrd tsd ca max phil allg bes urspr"
 )
 _SPANISH_AND_FRENCH: Final = "sra srta dra ud uds vd vds ee uu ej avda cía mme mlle"
+# All of them, in small letters and without the full stop.
 ABBREVIATIONS: Final = frozenset(f"{_ENGLISH} {_GERMAN} {_SPANISH_AND_FRENCH}".split())
+# Characters that may end a sentence, with the strongest end that each allows.
 _MARKS: Final = {".": _DOT, "!": _SENTENCE, "?": _SENTENCE, "。": _WIDE, "！": _WIDE, "？": _WIDE, "｡": _WIDE}
 # Brackets and quotes with a form for each side. "“" closes a German quote, see `Prose._quote`.
 _OPENERS: Final = frozenset("([{（［【〔「『《〈“„«")
@@ -64,8 +66,10 @@ _TRAILERS: Final = frozenset("\"'’_~") | _CLOSERS
 _BEGINNERS: Final = frozenset("\"'([*_`“„«‘¿¡「『《（【")
 # The beginnings of a line that decide its kind.
 _BULLET: Final = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]|\d{1,3}[、．]|•")
+# Beginnings of a line that further characters may make an item of a list, or a heading.
 _MAY_BECOME_BULLET: Final = re.compile(r"[-*+]|\d{1,3}[.)]?")
 _MAY_BECOME_HEADING: Final = re.compile(r"#{1,6}")
+# The marks that open and close a block of code.
 _FENCES: Final = ("```", "~~~")
 # Bits of a number of stars: "*" is italic, "**" is bold, and "***" is both.
 _ITALIC: Final = 1
@@ -80,7 +84,7 @@ _LONGEST_WORD: Final = 16
 
 @dataclass(slots=True)
 class Prose:
-    """What must be remembered of a text to tell where its sentences end.
+    """The state of a text: what must be remembered of it to tell where its sentences end.
 
     `read` changes it; `SentenceEnds.advance` returns a changed copy.
 
@@ -122,7 +126,11 @@ class Prose:
     partial: bytes = b""
 
     def read(self, character: str) -> None:
-        """Read one character."""
+        """Read one character, and change the state accordingly. Characters of headings, tables and fences
+        change nothing until their line ends.
+
+        character: the next character of the text.
+        """
         if character == "\n":
             self._end_line()
         elif self.fence:
@@ -133,6 +141,9 @@ class Prose:
             self._read_words(character)
 
     def _end_line(self) -> None:
+        """Read a line feed: decide whether the text may end here, open or close a block of code, and forget
+        what belongs to the line.
+        """
         if self.line == _MARGIN:
             # An empty line closes a table. A line of dashes stands between two blocks.
             bare = not self.margin.strip("-_")
@@ -155,14 +166,21 @@ class Prose:
         self.stars = 0
 
     def _read_code(self, character: str) -> None:
-        """Read a character within a block of code: a line that consists of the fence closes the block."""
+        """Read a character within a block of code: a line that consists of the fence closes the block.
+
+        character: the next character of the text, other than a line feed.
+        """
         self.margin = (self.margin + character).lstrip()[:8]
         bare = self.margin.rstrip()
         closes = bare.startswith(self.fence) and not bare.strip(self.fence[0])
         self.line = _CLOSING if closes else _CODE
 
     def _read_margin(self, character: str) -> None:
-        """Read a character of a line whose kind is not known yet."""
+        """Read a character of a line whose kind is not known yet. Spaces and ">" at the beginning of the line
+        are ignored.
+
+        character: the next character of the text, other than a line feed.
+        """
         if character.isspace() and not self.margin:
             return
         if character == ">" and not self.margin:
@@ -183,7 +201,10 @@ class Prose:
                 self._read_words(each)
 
     def _is_undecided(self, margin: str) -> bool:
-        """Return whether further characters decide the kind of a line that begins like this."""
+        """Return whether further characters decide the kind of a line that begins like this.
+
+        margin: the visible beginning of the line.
+        """
         return bool(
             _MAY_BECOME_BULLET.fullmatch(margin)
             or _MAY_BECOME_HEADING.fullmatch(margin)
@@ -193,7 +214,11 @@ class Prose:
         )
 
     def _read_words(self, character: str) -> None:
-        """Read a character of a paragraph or of an item."""
+        """Read a character of a paragraph or of an item. Stars are counted until another character follows,
+        and characters within inline code are ignored.
+
+        character: the next character of the text, other than a line feed.
+        """
         if character == "*":
             self.stars += 1
             return
@@ -211,7 +236,10 @@ class Prose:
             self._read_visible(character)
 
     def _read_visible(self, character: str) -> None:
-        """Read a visible character outside of inline code."""
+        """Read a visible character outside of inline code.
+
+        character: the character, which is neither a space nor a star nor a backtick.
+        """
         if character in _MARKS:
             self._read_mark(character)
         elif character == '"' or character in _OPENERS or character in _CLOSERS:
@@ -221,6 +249,11 @@ class Prose:
             self.word = (self.word + character)[-_LONGEST_WORD:]
 
     def _read_mark(self, character: str) -> None:
+        """Read a character that may end a sentence. A full stop after an abbreviation or a short number
+        allows only an end of its line.
+
+        character: one of `_MARKS`.
+        """
         self.mark = _MARKS[character]
         if character == "." and not self._is_abbreviation():
             self.mark = _SENTENCE
@@ -235,7 +268,10 @@ class Prose:
         return len(word) <= 1 or "." in word or word in ABBREVIATIONS
 
     def _quote(self, character: str) -> None:
-        """Read a bracket or a quote."""
+        """Read a bracket or a quote, and open or close what it belongs to.
+
+        character: a straight quote, or one of `_OPENERS` and `_CLOSERS`.
+        """
         closes = character in _CLOSERS or (character == '"' and self.quote) or (character == "“" and self.low)
         if character == '"':
             self.quote = not self.quote
@@ -251,7 +287,7 @@ class Prose:
         self.word = "" if not closes else self.word
 
     def _count_stars(self) -> None:
-        """Open or close emphasis by the stars before this character."""
+        """Open or close emphasis by the stars before this character. Does nothing if there are none."""
         if self.stars & _BOLD:
             self.bold = not self.bold
         if self.stars & _ITALIC:
@@ -261,24 +297,31 @@ class Prose:
         self.stars = 0
 
     def _forget_mark(self) -> None:
+        """Record that the text allows no end now."""
         self.mark = _NOTHING
         self.spaced = False
 
 
 @functools.lru_cache(maxsize=4)
 def sentence_ends(vocabulary: Vocabulary) -> SentenceEnds:
-    """Return the `SentenceEnds` of a vocabulary, which the whole process shares."""
+    """Return the `SentenceEnds` of a vocabulary, which the whole process shares. The last four results are
+    cached.
+
+    vocabulary: the bytes of every token id.
+    """
     return SentenceEnds(vocabulary)
 
 
 class SentenceEnds:
-    """Follows texts over the tokens of one vocabulary. Has no state of its own.
+    """Tells where a text may end after a sentence, over the tokens of one vocabulary. Has no state of its
+    own.
 
     closes: [vocabulary size], True for tokens after which a text may be complete, unless a new line follows.
     breaks: [vocabulary size], True for tokens that begin a new line, after blanks at most.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        """vocabulary: the bytes of every token id."""
         self._bytes = vocabulary.bytes
         texts = [text or b"" for text in vocabulary.bytes]
         self.closes = np.array([_CLOSES.search(text) is not None for text in texts], dtype=np.bool_)
@@ -289,17 +332,28 @@ class SentenceEnds:
         return Prose()
 
     def advance(self, state: Prose, token: int) -> Prose:
-        """Return the state after a token. Tokens without bytes change nothing."""
+        """Return the state after a token. Tokens without bytes, and ids outside of the vocabulary, change
+        nothing.
+
+        state: the state before the token, which is not changed.
+        token: token id.
+        """
         if not (text := self._bytes_of(token)):
             return state
-        whole, partial = split_characters(state.partial + text)
+        characters, partial = split_characters(state.partial + text)
         after = replace(state, partial=partial)
-        for character in whole:
+        for character in characters:
             after.read(character)
         return after
 
     def ends_before(self, state: Prose, token: int) -> bool:
-        """Return whether the text in this state is complete, and `token` would begin something new."""
+        """Return whether the text in this state is complete, and `token` would begin something new.
+
+        False if in doubt: for a token without bytes, within a character, and within code.
+
+        state: the state before the token.
+        token: id of the token that the model has chosen to generate next.
+        """
         text = self._bytes_of(token)
         if not text or state.partial or state.fence:
             return False
@@ -319,13 +373,20 @@ class SentenceEnds:
         return state.mark == _SENTENCE and spaced and bool(first) and _begins_sentence(first)
 
     def _bytes_of(self, token: int) -> bytes | None:
+        """Return the bytes of a token, or None if it has no text or its id is outside of the vocabulary.
+
+        token: token id.
+        """
         return self._bytes[token] if 0 <= token < len(self._bytes) else None
 
 
 def split_characters(text: bytes) -> tuple[str, bytes]:
-    """Return the complete characters of UTF-8 bytes, and the bytes of an incomplete last one.
+    """Return the complete characters of UTF-8 bytes, and the bytes of an incomplete last one, or b"" if it is
+    complete.
 
     Invalid bytes become replacement characters: b"a\\\\xe7\\\\x9d" -> ("a", b"\\\\xe7\\\\x9d").
+
+    text: the bytes, which begin with a character.
     """
     size = len(text)
     for back in range(1, min(size, 3) + 1):
@@ -343,12 +404,18 @@ def split_characters(text: bytes) -> tuple[str, bytes]:
 def _begins_sentence(character: str) -> bool:
     """Return whether a sentence may begin with a character: a capital letter, a letter without case, or an
     opening mark.
+
+    character: a single character.
     """
     return character in _BEGINNERS or (character.isalpha() and not character.islower())
 
 
 def _may_end_at_line(state: Prose) -> bool:
-    """Return whether the text may end at the end of the current line."""
+    """Return whether the text may end at the end of the current line: after a sentence, a list's item, or the
+    end of a block of code. False after headings and table rows.
+
+    state: the state before the line feed.
+    """
     if state.line == _PARAGRAPH:
         return state.mark > _NOTHING and not state.tick and not _is_emphasised(state)
     if state.line == _ITEM:
@@ -357,12 +424,18 @@ def _may_end_at_line(state: Prose) -> bool:
 
 
 def _is_emphasised(state: Prose) -> bool:
-    """Return whether bold or italic emphasis is open, with the stars at the end of the text counted."""
+    """Return whether bold or italic emphasis is open, with the stars at the end of the text counted.
+
+    state: the state after the text so far.
+    """
     bold = state.bold != bool(state.stars & _BOLD)
     italic = state.italic != bool(state.stars & _ITALIC)
     return bold or italic
 
 
 def _is_open(state: Prose) -> bool:
-    """Return whether brackets, quotes, emphasis or inline code are open."""
+    """Return whether brackets, quotes, emphasis or inline code are open.
+
+    state: the state after the text so far.
+    """
     return state.depth > 0 or state.quote or state.tick or _is_emphasised(state)

@@ -38,57 +38,108 @@ LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)
 
 
 class Grammar(Protocol):
-    """The interface of a constraint over tokens (TokenAutomaton, AnswerAutomaton).
+    """The interface of a constraint over tokens; `TokenAutomaton` and `AnswerAutomaton` have it.
 
-    The type of a state is private to the constraint. `advance` returns the state after a token, or None if
-    the token is forbidden. `mask` returns which tokens may follow if so many may still be generated. `forced`
-    returns the tokens for the bytes that the grammar determines, and () if it leaves a choice.
+    The type of a state is private to the constraint; states are immutable for callers and may be kept.
     """
 
     @property
-    def vocabulary(self) -> Vocabulary: ...
-    def start(self) -> Any: ...
-    def advance(self, state: Any, token: int, /) -> Any: ...
-    def finished(self, state: Any, /) -> bool: ...
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of every token id. Masks have one entry per id."""
+        ...
+
+    def start(self) -> Any:
+        """Return the state before the first token of the output."""
+        ...
+
+    def advance(self, state: Any, token: int, /) -> Any:
+        """Return the state after a token, or None if the constraint forbids the token. Ignores budgets.
+
+        state: the state before the token.
+        token: token id.
+        """
+        ...
+
+    def finished(self, state: Any, /) -> bool:
+        """Return whether the output is complete, so that no token may follow.
+
+        state: the state after the tokens so far.
+        """
+        ...
+
     def path_check(self, state: Any, /) -> PathCheck:
-        """Return a check for many paths from one state, such as the paths of a draft tree."""
+        """Return a check for many paths from one state, such as the paths of a draft tree.
+
+        The check returns whether the constraint allows a path, regardless of budgets. A path may be checked
+        only after the path without its last token.
+
+        state: the state before the first token of every path.
+        """
         ...
 
-    def forced(self, state: Any, /) -> Sequence[int]: ...
-    def mask(self, state: Any, remaining: int, /) -> Mask: ...
+    def forced(self, state: Any, /) -> Sequence[int]:
+        """Return tokens for the bytes that the constraint determines from a state on, or no tokens if it
+        leaves a choice.
+
+        state: the state before the first of these tokens.
+        """
+        ...
+
+    def mask(self, state: Any, remaining: int, /) -> Mask:
+        """Return which tokens may follow: [vocabulary size], read-only. All False after the end.
+
+        state: the state before the token.
+        remaining: number of tokens that the sequence may still generate, this one included.
+        """
+        ...
+
     def allows(self, state: Any, token: int, remaining: int, /) -> bool:
-        """Return the entry of `mask` for one token."""
+        """Return the entry of `mask` for one token. False for every token after the end.
+
+        state: the state before the token.
+        token: token id.
+        remaining: number of tokens that the sequence may still generate, this one included.
+        """
         ...
 
 
-def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Future[Grammar] | None:
+def grammar_of(vocabulary: Vocabulary, opening: Opening, guided: bool = True) -> Future[Grammar] | None:
     """Return the grammar of a sequence as a future that is done once the grammar is built.
 
-    Returns None for free text.
+    Returns None for free text. The future fails with ModelError if the vocabulary cannot spell a skeleton,
+    and with InvalidRequest if the form cannot be compiled in this process.
 
-    led: True if the grammar of a form must also lead the answer to its end within its budget. A drafter,
+    vocabulary: the bytes of every token id.
+    opening: the sequence, whose `plan` or `form` is the constraint, and whose `stop_ids` may end the output.
+    guided: True if the grammar of a form must also lead the answer to its end within its budget. A drafter,
         whose tokens are verified anyway, does not need that.
     """
     if opening.plan:
         return _planning(vocabulary, opening.plan, opening.stop_ids)
     if opening.form is None:
         return None
-    return _compiling(vocabulary, opening.form, opening.stop_ids, led)
+    return _compiling(vocabulary, opening.form, opening.stop_ids, guided)
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
 def prebuild(vocabulary: Vocabulary) -> Future[None]:
     """Start computing what the grammars of most requests need, so that their first steps do not wait for it.
 
-    Returns a future that is done once everything is computed; the grammars can be used before. First come the
-    tables, for all rules; then what the masks of lists of any length are made of. Of plans in markers, whose
-    lines have more places, only the first line is computed: its titles serve all lines.
+    Returns a future that is done once everything is computed; the grammars can be used before. Further calls
+    return the same future. It is never done if the process ends before. First come the tables, for all rules;
+    then what the masks of lists of any length are made of. Of plans in markers, whose lines have more places,
+    only the first line is computed: its titles serve all lines.
+
+    vocabulary: the bytes of every token id.
     """
     tables = _tables(vocabulary, ())
     explored: Future[None] = Future()
     places = _explore(vocabulary)
 
     def explore_next() -> None:
+        """Explore one more place on the compiler's thread, and submit the next call; or, if no place is left,
+        complete the future.
+        """
         if next(places, explored) is explored:
             explored.set_result(None)
             return
@@ -101,8 +152,12 @@ def prebuild(vocabulary: Vocabulary) -> Future[None]:
 
 
 def _explore(vocabulary: Vocabulary) -> Iterator[None]:
-    """Explore the places of the usual skeletons, and yield after each place, so that the forms of other
+    """Explore the places of the usual skeletons, and yield None after each place, so that the forms of other
     requests need not wait for all of them.
+
+    Yields nothing if the vocabulary cannot spell a skeleton.
+
+    vocabulary: the bytes of every token id.
     """
     lists = [replace(LISTED, max_points=points) for points in range(MAX_LIST_POINTS, 1, -1)]
     # A vocabulary that cannot spell a skeleton has nothing to explore; its sequences fail one by one.
@@ -113,14 +168,23 @@ def _explore(vocabulary: Vocabulary) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
 def _tables(vocabulary: Vocabulary, tools: tuple[str, ...]) -> Future[PlanTables]:
-    """Start building the tables of a tokenizer, which the whole process shares."""
+    """Start building the tables of a tokenizer, and return them as a future. The whole process shares them.
+
+    vocabulary: the bytes of every token id.
+    tools: the names that may be written in TOOL besides None.
+    """
     return COMPILER.submit(tables_of, vocabulary, tools)
 
 
 def _planning(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -> Future[Grammar]:
-    """Return the grammar of a skeleton. It is done at once if the tables of its tokenizer exist.
+    """Return the grammar of a skeleton as a future, which is done at once if the tables of its tokenizer
+    exist.
 
-    The future fails if the vocabulary cannot spell a skeleton.
+    The future fails with ModelError if the vocabulary cannot spell a skeleton.
+
+    vocabulary: the bytes of every token id.
+    rules: the rules of the skeleton.
+    ends: tokens that may end a numbered list.
     """
     tables = _tables(vocabulary, rules.tools)
     if not tables.done():
@@ -134,25 +198,35 @@ def _planning(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_FORMS)
-def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Future[Grammar]:
-    """Compile a form, which the whole process shares.
+def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], guided: bool) -> Future[Grammar]:
+    """Start compiling a form, and return its grammar as a future, which the whole process shares.
 
     The future fails if the form cannot be compiled in this process, although the master could compile it;
     then only the sequence fails.
+
+    vocabulary: the bytes of every token id.
+    form: the constraint on the answer.
+    ends: tokens that may end the answer.
+    guided: True if masks must lead the answer to its end when its budget gets small.
     """
     kind = TagAutomaton if form.kind == "structural_tag" else AnswerAutomaton
-    return COMPILER.submit(kind, vocabulary, form, ends, led)
+    return COMPILER.submit(kind, vocabulary, form, ends, guided)
 
 
-def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], most: int) -> int | None:
+def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], max_tokens: int) -> int | None:
     """Return the number of tokens of the shortest answer of a form, its end token included.
 
-    Returns None if no answer of at most `most` tokens is known, and if the form cannot be compiled in this
-    process. Blocks while the form is compiled, so it must not be called on an event loop.
+    Returns None if no answer of at most `max_tokens` tokens is known, and if the form cannot be compiled in
+    this process. Blocks while the form is compiled, so it must not be called on an event loop.
+
+    vocabulary: the bytes of every token id.
+    form: the constraint on the answer.
+    ends: tokens that may end the answer.
+    max_tokens: bounds the search, in tokens before the end token.
     """
     try:
         built = _compiling(vocabulary, form, ends, True).result()
-        return built.fewest(most) if isinstance(built, AnswerAutomaton) else None
+        return built.min_tokens(max_tokens) if isinstance(built, AnswerAutomaton) else None
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # A panic of the library is not an Exception.
@@ -160,97 +234,154 @@ def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], mos
 
 
 class IsolatedGrammar:
-    """The grammar of one sequence, whose errors end only that sequence.
+    """The grammar of one sequence, whose errors end only that sequence. Has the methods of `Grammar`.
 
-    The methods are those of `Grammar`.
-
-    failure: the first error in words, or None. After an error, methods return values that forbid every token,
-        which have no meaning.
+    failure: the first error in words, on one line, or None. After an error, methods return values that forbid
+        every token, which have no meaning.
     """
 
-    def __init__(self, find: Callable[[], Grammar]) -> None:
-        """find: returns the grammar. An error that it raises is recorded as the failure."""
+    def __init__(self, find_grammar: Callable[[], Grammar]) -> None:
+        """find_grammar: returns the grammar. An error that it raises is recorded as the failure."""
         self.failure: str | None = None
-        self._grammar = self._ask(find, None)
+        self._grammar = self._ask(find_grammar, None)
 
     def start(self) -> Any:
+        """Return the state before the first token of the output; None after a failure."""
         return self._ask(lambda: self._known.start(), None)
 
     def advance(self, state: Any, token: int) -> Any:
+        """Return the state after a token, or None if the grammar forbids the token or has failed.
+
+        state: the state before the token.
+        token: token id.
+        """
         return self._ask(lambda: self._known.advance(state, token), None)
 
     def path_check(self, state: Any) -> PathCheck:
+        """Return a check for many paths from one state. After a failure, the check allows no path.
+
+        state: the state before the first token of every path.
+        """
         check = self._ask(lambda: self._known.path_check(state), lambda path: False)
         return lambda path: self._ask(lambda: check(path), False)
 
     def finished(self, state: Any) -> bool:
+        """Return whether the output is complete, so that no token may follow; False after a failure.
+
+        state: the state after the tokens so far.
+        """
         return self._ask(lambda: self._known.finished(state), False)
 
     def forced(self, state: Any) -> Sequence[int]:
+        """Return tokens for the bytes that the grammar determines; () if it leaves a choice or has failed.
+
+        state: the state before the first of these tokens.
+        """
         return self._ask(lambda: self._known.forced(state), ())
 
     def allows(self, state: Any, token: int, remaining: int) -> bool:
+        """Return the entry of `mask` for one token; False after a failure.
+
+        state: the state before the token.
+        token: token id.
+        remaining: number of tokens that the sequence may still generate, this one included.
+        """
         return self._ask(lambda: self._known.allows(state, token, remaining), False)
 
     def mask(self, state: Any, remaining: int) -> Mask:
+        """Return which tokens may follow: [vocabulary size]. All False after the end and after a failure.
+
+        state: the state before the token.
+        remaining: number of tokens that the sequence may still generate, this one included.
+        """
         found = self._ask(lambda: self._known.mask(state, remaining), None)
         return np.zeros(len(self.vocabulary), dtype=np.bool_) if found is None else found
 
     @property
     def vocabulary(self) -> Vocabulary:
+        """The bytes of every token id. Must not be read if the grammar was not found."""
         return self._known.vocabulary
 
     @property
     def _known(self) -> Grammar:
+        """The grammar. Raises AssertionError if it was not found."""
         assert self._grammar is not None
         return self._grammar
 
-    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
+    def _ask(self, query: Callable[[], T], default: T) -> T:
+        """Return what a query of the grammar returns; after a failure, and if the query raises an error,
+        `default`.
+
+        The first error becomes the failure. KeyboardInterrupt and SystemExit are not caught.
+
+        query: called without arguments unless the grammar has failed.
+        default: what to return after a failure.
+        """
         if self.failure is not None:
-            return otherwise
+            return default
         try:
-            return question()
+            return query()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # A panic of the library is not an Exception.
             self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
-            return otherwise
+            return default
 
 
 class SpellingHabits:
-    """Records with which token one base model begins each forced stretch of text.
+    """Records with which token one base model begins each forced run of bytes.
 
     A grammar determines bytes, but the model chooses how to tokenize them. If the grammar determines `.<`,
     the greedy tokenization may be the token ".<", while the model writes "." first; drafts then follow the
-    model. All sequences of the model share the record. The least recently recorded stretches are dropped.
+    model. All sequences of the model share the record. The least recently recorded runs are dropped, so that
+    at most MAX_FORCED_RUNS remain.
     """
 
     def __init__(self) -> None:
+        """Start with an empty record."""
         self._firsts: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     def __len__(self) -> int:
+        """Return the number of recorded runs."""
         return len(self._firsts)
 
-    def note(self, rules: Grammar, state: Any, token: int) -> None:
-        """Record that the base model generated `token` in this state."""
-        if stretch := _stretch(rules, state):
-            self._firsts[stretch] = token
-            self._firsts.move_to_end(stretch)
+    def record(self, grammar: Grammar, state: Any, token: int) -> None:
+        """Record that the base model generated `token` in this state. Nothing is recorded if the grammar
+        leaves a choice.
+
+        grammar: the grammar of the sequence.
+        state: the state before the token.
+        token: the token that the base model generated.
+        """
+        if run := _forced_run(grammar, state):
+            self._firsts[run] = token
+            self._firsts.move_to_end(run)
             if len(self._firsts) > MAX_FORCED_RUNS:
                 self._firsts.popitem(last=False)
 
-    def forced(self, rules: Grammar, state: Any, most: int = LONGEST_FORCED_RUN) -> tuple[int, ...]:
-        """Return the tokens, at most `most`, that the grammar determines from this state on.
+    def forced(self, grammar: Grammar, state: Any, max_tokens: int = LONGEST_FORCED_RUN) -> tuple[int, ...]:
+        """Return the tokens, at most `max_tokens`, that the grammar determines from this state on; () if it
+        leaves a choice.
 
-        Each stretch begins with the token that the model chose for it last, or with the greedy one.
+        Each run begins with the token that the model chose for it last, or with the greedy one.
+
+        grammar: the grammar of the sequence.
+        state: the state from which on tokens are determined. None, after a forbidden token, yields ().
+        max_tokens: the largest number of tokens to return.
         """
         chain: list[int] = []
-        while len(chain) < most and (stretch := _stretch(rules, state)):
-            chain.append(self._firsts.get(stretch, stretch[0]))
-            state = rules.advance(state, chain[-1])
+        while len(chain) < max_tokens and (run := _forced_run(grammar, state)):
+            chain.append(self._firsts.get(run, run[0]))
+            state = grammar.advance(state, chain[-1])
         return tuple(chain)
 
 
-def _stretch(rules: Grammar, state: Any) -> tuple[int, ...]:
-    """Return the greedy tokens of the bytes that the grammar determines; empty after the end."""
-    return () if state is None or rules.finished(state) else tuple(rules.forced(state))
+def _forced_run(grammar: Grammar, state: Any) -> tuple[int, ...]:
+    """Return the greedy tokens of the bytes that the grammar determines; empty if it leaves a choice, and
+    after the end.
+
+    grammar: the grammar of the sequence.
+    state: the state before the first of these tokens, or None after a forbidden token, for which the result
+        is empty.
+    """
+    return () if state is None or grammar.finished(state) else tuple(grammar.forced(state))

@@ -23,18 +23,24 @@ MAX_COUNTED_LENGTH: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class JsonPart:
-    """A JSON value of this schema."""
+    """A part of an answer that is one JSON value.
+
+    schema: the JSON schema of the value. True allows any value.
+    """
 
     schema: Mapping[str, Any] | bool
 
 
 @dataclass(frozen=True, slots=True)
 class FreeText:
-    """Any text, and the fixed text that ends it.
+    """A part of an answer that is any text, and the fixed text that ends it.
 
-    end: the text that ends it.
-    excluded: texts that it does not contain. One of them must be a part of `end`, so that the end is unique.
-    min_length, max_length: bounds of its number of characters, without the end; None for no maximum.
+    end: the text that ends the part.
+    excluded: texts that the part does not contain. One of them must be a part of `end`, so that the end is
+        unique.
+    min_length: the smallest number of characters, without the end.
+    max_length: the largest number of characters, without the end. None for no maximum; a maximum above
+        MAX_COUNTED_LENGTH is not enforced.
     """
 
     end: str
@@ -45,21 +51,28 @@ class FreeText:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Text that matches a regular expression, in Rust's dialect."""
+    """A part of an answer that matches a regular expression.
+
+    regex: the expression in Rust's dialect.
+    """
 
     regex: str
 
 
 @dataclass(frozen=True, slots=True)
 class OneTag:
-    """One of several sequences of parts."""
+    """A part of an answer that is one of several sequences of parts.
+
+    choices: the sequences.
+    """
 
     choices: tuple[tuple[Part, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Sequences of parts in their order, with fixed text between two of them. Optional ones may be absent.
+    """A part of an answer: sequences of parts in their order, with fixed text between two of them. Optional
+    ones may be absent.
 
     members: pairs of (the member's parts, True if it is required).
     between: the text between two members.
@@ -71,7 +84,12 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A sequence of parts, 1 to `max_count` times, with other parts between two of them."""
+    """A part of an answer: a sequence of parts, 1 to `max_count` times, with other parts between two of them.
+
+    parts: the parts that are repeated.
+    between: the parts between two repetitions.
+    max_count: the largest number of repetitions.
+    """
 
     parts: tuple[Part, ...]
     between: tuple[Part, ...]
@@ -83,7 +101,7 @@ Part = str | JsonPart | FreeText | Pattern | OneTag | Members | Repeat
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """The whole answer.
+    """A description of a whole answer: fixed text, JSON values and free text in a sequence of parts.
 
     parts: what the answer consists of.
     tokens: the texts of special or added tokens, by id, with which the model may write parts of fixed text.
@@ -94,16 +112,27 @@ class StructuralTag:
 
 
 def write_tag(tag: StructuralTag) -> str:
-    """Return the text of a structural tag, which `read_tag` reads."""
+    """Return the text of a structural tag, which `read_tag` reads.
+
+    tag: the structural tag.
+    """
     tokens = {str(token): text for token, text in tag.tokens.items()}
     return json.dumps({"parts": _written(tag.parts), "tokens": tokens}, ensure_ascii=False)
 
 
 def _written(parts: Sequence[Part]) -> list[Any]:
+    """Return the JSON values of parts, in their order.
+
+    parts: parts of a structural tag.
+    """
     return [_written_part(part) for part in parts]
 
 
 def _written_part(part: Part) -> Any:
+    """Return the JSON value of one part: a string for fixed text, an object for any other part.
+
+    part: the part.
+    """
     match part:
         case str():
             return part
@@ -122,23 +151,37 @@ def _written_part(part: Part) -> Any:
 
 
 def read_tag(text: str) -> StructuralTag:
-    """Return the structural tag that `write_tag` wrote. Raises InvalidRequest for any other text."""
+    """Return the structural tag that `write_tag` wrote.
+
+    text: the text of the tag.
+
+    Raises InvalidRequest for any other text.
+    """
     try:
-        given = json.loads(text)
-        tokens = {int(token): str(written) for token, written in given["tokens"].items()}
-        return StructuralTag(_read(given["parts"]), tokens)
+        encoded = json.loads(text)
+        tokens = {int(token): str(written) for token, written in encoded["tokens"].items()}
+        return StructuralTag(_read(encoded["parts"]), tokens)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise refuse("structural_tag is malformed") from None
 
 
-def _read(given: Any) -> tuple[Part, ...]:
-    return tuple(_read_part(one) for one in given)
+def _read(encoded: Any) -> tuple[Part, ...]:
+    """Return the parts of JSON values, in their order. Raises KeyError, TypeError or ValueError if one is
+    malformed.
+
+    encoded: a list of what `_written_part` returned.
+    """
+    return tuple(_read_part(one) for one in encoded)
 
 
-def _read_part(given: Any) -> Part:
-    if isinstance(given, str):
-        return given
-    found = cast("dict[str, Any]", given)
+def _read_part(encoded: Any) -> Part:
+    """Return the part of a JSON value. Raises KeyError, TypeError or ValueError if the value is malformed.
+
+    encoded: what `_written_part` returned.
+    """
+    if isinstance(encoded, str):
+        return encoded
+    found = cast("dict[str, Any]", encoded)
     if "json" in found:
         return JsonPart(found["json"])
     if "until" in found:
@@ -155,8 +198,13 @@ def _read_part(given: Any) -> Part:
 
 
 def extended(vocabulary: Vocabulary, tokens: Mapping[int, str]) -> Vocabulary:
-    """Return the vocabulary in which these tokens have their texts. Tokens that have a text keep it, and
+    """Return the vocabulary in which some tokens have other texts. Tokens that have a text keep it, and
     tokens that the vocabulary does not contain are ignored.
+
+    If no token gets a text, the vocabulary itself is returned.
+
+    vocabulary: the bytes of every token id.
+    tokens: the texts of special or added tokens, by id.
     """
     known = list(vocabulary.bytes)
     for token, text in tokens.items():
@@ -166,9 +214,13 @@ def extended(vocabulary: Vocabulary, tokens: Mapping[int, str]) -> Vocabulary:
 
 
 def lark_of_tag(tag: StructuralTag, json_style: Mapping[str, Any]) -> str:
-    """Return the rules of a structural tag in the library's dialect of Lark; the first one is `start`.
+    """Return the rules of a structural tag in the library's dialect of Lark, one per line; the first one is
+    `start`.
 
-    json_style: the library's options of JSON values. Raises InvalidRequest if a schema is invalid.
+    tag: the structural tag.
+    json_style: the library's options of JSON values, such as their white space.
+
+    Raises InvalidRequest if a schema is invalid.
     """
     writer = _LarkWriter(json_style)
     start = writer.sequence(tag.parts)
@@ -176,21 +228,32 @@ def lark_of_tag(tag: StructuralTag, json_style: Mapping[str, Any]) -> str:
 
 
 class _LarkWriter:
-    """Collects the rules of a structural tag.
+    """Writes a structural tag as rules in the library's dialect of Lark: collects rules, and returns
+    expressions that refer to them.
 
     rules: all rules except `start`.
     """
 
     def __init__(self, json_style: Mapping[str, Any]) -> None:
+        """json_style: the library's options of JSON values."""
         self.rules: list[str] = ["ANY: /(?s:.*)/"]
         self._style = json_style
         self._names: dict[FreeText, str] = {}
 
     def sequence(self, parts: Sequence[Part]) -> str:
-        """Return the expression of parts that follow each other."""
+        """Return the expression of parts that follow each other. Without parts, it is that of the empty text.
+
+        parts: parts of a structural tag, in their order.
+        """
         return " ".join(self._expression(part) for part in joined(parts)) or '""'
 
     def _expression(self, part: Part) -> str:
+        """Return the expression of one part, and add the rules that it refers to.
+
+        part: the part.
+
+        Raises InvalidRequest if a schema is invalid.
+        """
         match part:
             case str():
                 return json.dumps(part)
@@ -210,17 +273,30 @@ class _LarkWriter:
                 return f"{one} {more}{{0,{max_count - 1}}}" if max_count > 1 else one
 
     def _rule(self, expression: str) -> str:
-        """Add a rule, and return its name."""
+        """Add a rule, and return its name.
+
+        expression: what the rule matches.
+        """
         name = f"rule{len(self.rules)}"
         self.rules.append(f"{name}: {expression}")
         return name
 
     def _json(self, schema: Mapping[str, Any] | bool) -> str:
+        """Return a schema as the library needs it: with closed objects and with the options of JSON values.
+
+        schema: a JSON schema, or True for any value.
+
+        Raises InvalidRequest if the schema is invalid.
+        """
         closed = read_schema(json.dumps(schema))
         return json.dumps({**(closed if isinstance(closed, dict) else {}), "x-guidance": self._style})
 
     def _free_text(self, part: FreeText) -> str:
-        """Return the name of a rule. It is lazy, so it matches up to the first end of the text."""
+        """Return the name of the rule of a free text, which is added at the first call for equal free texts.
+        The rule is lazy, so it matches up to the first end of the text.
+
+        part: the free text.
+        """
         if part not in self._names:
             name = f"text{len(self._names)}"
             counted = part.max_length is not None and part.max_length <= MAX_COUNTED_LENGTH
@@ -234,26 +310,40 @@ class _LarkWriter:
         return self._names[part]
 
     def _members(self, members: Sequence[tuple[tuple[Part, ...], bool]], between: str) -> str:
-        """Return the expression of members. From the last to the first, two rules say what may follow: one
-        if a member precedes, so that `between` must be written, and one if none does.
+        """Return the expression of members; that of the empty text if there are none.
+
+        From the last to the first, two rules say what may follow: one if a member precedes, so that `between`
+        must be written, and one if none does.
+
+        members: pairs of (the member's parts, True if it is required).
+        between: the text between two members.
         """
         first = later = '""'
         separator = json.dumps(between) if between else ""
         for parts, required in reversed(members):
             one = self._rule(f"{self.sequence(parts)} {later}")
             first, later = (
-                self._rule(_either(one, first, required)),
-                self._rule(_either(f"{separator} {one}", later, required)),
+                self._rule(_optional(one, first, required)),
+                self._rule(_optional(f"{separator} {one}", later, required)),
             )
         return first
 
 
-def _either(present: str, absent: str, required: bool) -> str:
+def _optional(present: str, absent: str, required: bool) -> str:
+    """Return the expression of a member: `present`, or a choice between both if the member is optional.
+
+    present: the expression if the member is written.
+    absent: the expression if the member is left out.
+    required: True if the member must be written.
+    """
     return present if required else f"{present} | {absent}"
 
 
 def joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield the parts. Fixed texts that follow each other are one part, and empty texts are left out."""
+    """Yield the parts. Fixed texts that follow each other are one part, and empty texts are left out.
+
+    parts: parts of a structural tag, in their order.
+    """
     text = ""
     for part in parts:
         if isinstance(part, str):
@@ -283,49 +373,67 @@ class Exits:
 
 
 def exits_of(tag: StructuralTag) -> Exits:
-    """Return the exits of a structural tag."""
+    """Return the exits of a structural tag, each text once.
+
+    tag: the structural tag.
+    """
     collector = _ExitCollector()
     collector.collect(tag.parts, "")
     return Exits(tuple(dict.fromkeys(collector.outside)), tuple(dict.fromkeys(collector.of_free_text)))
 
 
 class _ExitCollector:
-    """Collects the exits of parts; see `Exits`."""
+    """Collects the exits of a structural tag's parts; see `Exits`.
+
+    outside: texts that may follow a value or an optional part, as found so far; texts may repeat.
+    of_free_text: the ends of free texts, as found so far; texts may repeat.
+    """
 
     def __init__(self) -> None:
+        """Start without any exit."""
         self.outside: list[str] = []
         self.of_free_text: list[str] = []
 
-    def collect(self, parts: Sequence[Part], follows: str) -> str:
+    def collect(self, parts: Sequence[Part], following: str) -> str:
         """Add the exits within `parts`. Return the fixed text with which the parts begin, if they begin with
         fixed text, else what may follow their first part.
 
-        follows: the fixed text after the parts; empty if there is none.
+        If there are no parts, `following` is returned.
+
+        parts: parts of a structural tag, in their order.
+        following: the fixed text after the parts; empty if there is none.
         """
         for part in reversed(list(joined(parts))):
             if isinstance(part, str):
-                follows = part
+                following = part
                 continue
-            self.outside += [follows] if follows else []
+            self.outside += [following] if following else []
             match part:
                 case OneTag(choices):
                     for choice in choices:
-                        self.collect(choice, follows)
+                        self.collect(choice, following)
                 case Members(members, between):
-                    self._collect_members(members, between, follows)
+                    self._collect_members(members, between, following)
                 case Repeat(repeated, _, _):
-                    self.collect(repeated, follows)
+                    self.collect(repeated, following)
                 case FreeText(end):
                     self.of_free_text.append(end)
                 case _:
                     pass
-        return follows
+        return following
 
     def _collect_members(
-        self, members: Sequence[tuple[tuple[Part, ...], bool]], between: str, follows: str
+        self, members: Sequence[tuple[tuple[Part, ...], bool]], between: str, following: str
     ) -> None:
+        """Add the exits within members, and the texts with which required members begin, with and without the
+        text before them.
+
+        members: pairs of (the member's parts, True if it is required).
+        between: the text between two members.
+        following: the fixed text after the last member; empty if there is none.
+        """
         for parts, required in reversed(members):
-            begins = self.collect(parts, follows)
+            begins = self.collect(parts, following)
             if required:
-                follows = between + begins
-                self.outside += [follows, begins]
+                following = between + begins
+                self.outside += [following, begins]

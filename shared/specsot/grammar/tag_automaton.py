@@ -16,33 +16,53 @@ from specsot.params import Form
 MAX_ENDING: Final = 2048
 # Bytes that may follow in free text, and of which at most two may follow anywhere else.
 _TEXT_PROBES: Final = (b"\n", b'"', b":", b"a")
+# A byte that an ending writes in free text while the end of the text may not follow yet.
 _FILLER: Final = b"a"
 
 
 class TagAutomaton(AnswerAutomaton):
-    """One structural tag over the tokens of one vocabulary, in which the tag's tokens have their texts."""
+    """A `Grammar` of one structural tag over the tokens of one vocabulary, in which the tag's tokens have
+    their texts.
+    """
 
     def __init__(
-        self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True
+        self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), guided: bool = True
     ) -> None:
-        """See `AnswerAutomaton`. Tokens that end an answer are no part of its text."""
+        """Compile the tag. The vocabulary is extended by the tag's tokens, except by those that end an
+        answer, which are no part of its text.
+
+        vocabulary: the bytes of every token id.
+        form: a form of the kind "structural_tag".
+        ends: tokens that end an answer.
+        guided: True if masks must lead the answer to its end when its budget gets small.
+
+        Raises InvalidRequest if the tag is malformed or the library cannot compile it.
+        """
         self._tag = read_tag(form.texts[0])
         tokens = {token: text for token, text in self._tag.tokens.items() if token not in ends}
-        super().__init__(extended(vocabulary, tokens), form, ends, led)
+        super().__init__(extended(vocabulary, tokens), form, ends, guided)
         if isinstance(self._closing, TagClosing):
             self._closing.widen(self.start())
 
     def _closing_of(self, form: Form) -> Closing | None:
+        """Return what finds the endings of the tag; never None.
+
+        form: ignored, because the tag was read from it already.
+        """
         return TagClosing(self.vocabulary, self._tag)
 
 
 class _Exit:
     """A fixed text that leads to the end of an answer, and the tokens of all its rests.
 
+    text: the fixed text.
     rests: entry i holds the tokens of the bytes from i on.
     """
 
     def __init__(self, text: bytes, spelling: Spelling) -> None:
+        """text: the fixed text.
+        spelling: tokenizes the rests, by greedy longest match.
+        """
         self.text = text
         self.rests = [spelling.split(text[size:]) for size in range(len(text))]
 
@@ -54,27 +74,39 @@ class TagClosing(Closing):
     """
 
     def __init__(self, vocabulary: Vocabulary, tag: StructuralTag) -> None:
+        """vocabulary: the bytes of every token id, the tag's tokens included.
+        tag: the structural tag whose exits lead to the end.
+        """
         super().__init__(vocabulary)
         self._texts = vocabulary.bytes
         exits = exits_of(tag)
         spelling = spelling_of(vocabulary)
         self._outside = [_Exit(text.encode(), spelling) for text in exits.outside]
         self._text_ends = [_Exit(text.encode(), spelling) for text in exits.of_free_text]
-        self._longest_exit = max((len(one.text) for one in (*self._outside, *self._text_ends)), default=0)
+        self._longest_exit = max(
+            (len(exit_text.text) for exit_text in (*self._outside, *self._text_ends)), default=0
+        )
         singles = {text: token for token, text in reversed(list(enumerate(vocabulary.bytes))) if text}
         self._probes = [singles[byte] for byte in _TEXT_PROBES if byte in singles]
         self._filler = singles.get(_FILLER)
-        first = bytes(one.text[0] for one in self._text_ends)
+        first = bytes(exit_text.text[0] for exit_text in self._text_ends)
         self._mark = np.array([any(byte in first for byte in text or b"") for text in vocabulary.bytes])
 
     def widen(self, start: MatcherNode) -> None:
-        """Set the horizon so that it covers the ending of an answer that has hardly begun."""
-        ending = self.search(start, MAX_ENDING)
+        """Set the horizon so that it covers the ending of an answer that has hardly begun. If no such ending
+        of at most MAX_ENDING tokens is found, the horizon stays FARTHEST.
+
+        start: the place before the first token of an answer.
+        """
+        ending = self.search_ending(start, MAX_ENDING)
         self.horizon = FARTHEST + len(ending or ())
 
     def _beginnings(self, place: MatcherNode) -> Mask:
-        """Return the tokens that may begin something that lengthens the ending: in free text those with the
-        beginning of a mark, in a JSON string those with a quote, and elsewhere all tokens.
+        """Return the tokens that may begin something that lengthens the ending: [vocabulary size]. In free
+        text, these are the tokens with the beginning of a mark; in a JSON string, those with a quote; and
+        elsewhere all tokens.
+
+        place: the place in the answer, before the next token.
         """
         bits = place.walker.bits(place)
         if self._in_free_text(bits):
@@ -82,42 +114,59 @@ class TagClosing(Closing):
         return self._quote if self._in_string(bits) else np.ones_like(self._quote)
 
     def _next(self, walker: MatcherCursor, place: MatcherNode) -> int | None:
-        """Return the next token of an ending, or None if no token may follow."""
+        """Return the next token of an ending, or None if no token may follow.
+
+        walker: the cursor that visits the places of the answer.
+        place: the place before the token.
+        """
         bits = walker.bits(place)
         in_free_text = self._in_free_text(bits)
         if in_free_text or not self._in_string(bits):
             exits = self._text_ends if in_free_text else self._outside
-            for tokens in self._ways_out(place, exits):
+            for tokens in self._exit_tokens(place, exits):
                 if walker.accepts_path(place, tokens):
                     return tokens[0]
         return self._filler if in_free_text else super()._next(walker, place)
 
-    def _ways_out(self, place: MatcherNode, exits: Sequence[_Exit]) -> Iterator[tuple[int, ...]]:
+    def _exit_tokens(self, place: MatcherNode, exits: Sequence[_Exit]) -> Iterator[tuple[int, ...]]:
         """Yield the tokens of the rest of every exit, of which a beginning may have been written already.
 
-        written "... </para", exit "</parameter>" -> the tokens of "meter>", and those of "</parameter>"
+        Of one exit, the longest beginning that was written comes first. A rest is left out if the vocabulary
+        cannot even spell its first bytes.
+
+        place: the place before the rest.
+        exits: the exits to try, in this order.
+
+            written "... </para", exit "</parameter>" -> the tokens of "meter>", and those of "</parameter>"
         """
         written = self._last_bytes(place)
-        for one in exits:
-            for size in range(min(len(one.text) - 1, len(written)), -1, -1):
-                if one.rests[size] and written.endswith(one.text[:size]):
-                    yield one.rests[size]
+        for exit_text in exits:
+            for size in range(min(len(exit_text.text) - 1, len(written)), -1, -1):
+                if exit_text.rests[size] and written.endswith(exit_text.text[:size]):
+                    yield exit_text.rests[size]
 
     def _last_bytes(self, place: MatcherNode) -> bytes:
-        """Return the last bytes before a place, at least as many as the longest exit has, if so many were
-        written.
+        """Return the last bytes before a place, at least as many as the longest exit has, or all if fewer
+        were written.
+
+        place: the place after these bytes.
         """
         parts: list[bytes] = []
         size = 0
-        here = place
-        while here.behind is not None and size < self._longest_exit:
-            text = self._texts[here.token] or b""
+        node = place
+        while node.parent is not None and size < self._longest_exit:
+            text = self._texts[node.token] or b""
             parts.append(text)
             size += len(text)
-            here = here.behind
+            node = node.parent
         return b"".join(reversed(parts))
 
     def _in_free_text(self, bits: bytes) -> bool:
-        """Return whether the position is within free text, which alone may contain all of the probes."""
+        """Return whether the position is within free text, which alone may contain all of the probes.
+
+        False if the vocabulary lacks a token for one of the probes.
+
+        bits: one bit per token that may follow, see `MatcherCursor.bits`.
+        """
         found = len(self._probes) == len(_TEXT_PROBES)
         return found and all(bits[token >> 3] >> (token & 7) & 1 for token in self._probes)

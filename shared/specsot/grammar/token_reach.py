@@ -13,7 +13,7 @@ from specsot.core.vocabulary import Spelling, Vocabulary
 from specsot.grammar import language
 from specsot.grammar.byte_table import DEAD, ByteTable
 from specsot.grammar.language import Done, ListTitle, Literal, NumberedLine, Place, Title
-from specsot.grammar.token_trie import Ints, Trie, TrieLevel, build_tries, most_lines_begun, ranges
+from specsot.grammar.token_trie import Ints, Trie, TrieLevel, build_tries, max_lines_begun, ranges
 
 Mask = NDArray[np.bool_]
 
@@ -26,7 +26,7 @@ _DENSE_FROM: Final = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class ReachPart:
-    """Tokens that can follow a place, and what each of them requires.
+    """Tokens that can follow a place of the byte automaton, and what each of them requires of the budgets.
 
     tokens: [k], token ids. None if the other arrays have an entry for every token of the vocabulary; then the
         cost of a token that cannot follow is UNREACHABLE_TOKENS.
@@ -51,14 +51,21 @@ class ReachPart:
         object.__setattr__(self, "max_need", int(self.needs.max(initial=0)))
         object.__setattr__(self, "max_words", int(self.words.max(initial=0)))
 
-    def fits(self, left: int, words: int, room: int, room_planned: int) -> Mask:
-        """Return which of the tokens are allowed, see `TokenReach.fitting`: [k]."""
+    def fits(self, bytes_left: int, words: int, room: int, room_planned: int) -> Mask:
+        """Return which of the tokens are allowed, see `TokenReach.fitting`: [k], in the order of `tokens`.
+
+        bytes_left: number of bytes that the title may still have.
+        words: number of words that the title may still begin.
+        room: number of tokens that may still be generated, this one included, if the output is a direct
+            answer.
+        room_planned: the same number if the output is a plan.
+        """
         if isinstance(self.planned, bool):
             fits = self.costs < np.int16(room_planned if self.planned else room)
         else:
             fits = self.costs < np.where(self.planned, np.int16(room_planned), np.int16(room))
-        if left < self.max_need:
-            fits &= self.needs <= np.uint8(left)
+        if bytes_left < self.max_need:
+            fits &= self.needs <= np.uint8(bytes_left)
         if words < self.max_words:
             fits &= self.words <= np.uint8(words)
         return fits
@@ -66,7 +73,7 @@ class ReachPart:
 
 @dataclass(frozen=True, slots=True)
 class TokenReach:
-    """All tokens that can follow one place.
+    """All tokens that can follow one place of the byte automaton, with what each of them requires.
 
     number: number of a place that stands for all places with the same tokens.
     size: number of tokens of the vocabulary.
@@ -84,49 +91,60 @@ class TokenReach:
     steps: tuple[int, ...]
     word_steps: tuple[int, ...]
 
-    def fitting(self, left: int, words: int, room: int, room_planned: int) -> Mask:
+    def fitting(self, bytes_left: int, words: int, room: int, room_planned: int) -> Mask:
         """Return which tokens are allowed, as a new array: [vocabulary size].
 
-        left: number of bytes that the title may still have.
+        bytes_left: number of bytes that the title may still have.
         words: number of words that the title may still begin.
-        room: token budget after which a direct answer must be complete.
-        room_planned: token budget after which a plan must be complete.
+        room: number of tokens that may still be generated, this one included, if the output is a direct
+            answer.
+        room_planned: the same number if the output is a plan.
         """
         mask: Mask | None = None
         for part in self.parts:
             if part.tokens is None:
-                fits = part.fits(left, words, room, room_planned)
+                fits = part.fits(bytes_left, words, room, room_planned)
                 mask = fits if mask is None else mask | fits
         if mask is None:
             mask = np.zeros(self.size, dtype=np.bool_)
         for part in self.parts:
             if part.tokens is not None:
-                mask[part.tokens[part.fits(left, words, room, room_planned)]] = True
+                mask[part.tokens[part.fits(bytes_left, words, room, room_planned)]] = True
         return mask
 
 
 class Survey:
-    """Computes which tokens can follow a place of a byte table. Not thread-safe: its owner holds a lock."""
+    """Computes which tokens can follow a place of a byte table. Not thread-safe: its owner holds a lock.
+
+    endings: number of tokens of the shortest ending from each place, by the place's number, as far as it was
+        computed.
+    """
 
     def __init__(self, vocabulary: Vocabulary, table: ByteTable, spelling: Spelling) -> None:
-        """endings: number of tokens of the shortest ending from each place, as far as it was computed."""
+        """vocabulary: the bytes of every token id.
+        table: the byte automaton, to which places are added while they are explored.
+        spelling: counts the tokens of endings.
+        """
         self._within, self._across = build_tries(vocabulary)
-        self._lines_begun = most_lines_begun(vocabulary)
+        self._max_lines_begun = max_lines_begun(vocabulary)
         self._size = len(vocabulary)
         self._table = table
         self._spelling = spelling
         self.endings: dict[int, int] = {}
-        self._ways: dict[Place, bytes] = {}
+        self._ending_bytes_of: dict[Place, bytes] = {}
         self._titles: dict[Place, ReachPart] = {}
         self._reaches: dict[int, TokenReach] = {}
 
     def explore(self, number: int) -> TokenReach:
-        """Return all tokens that can follow a place, found in one walk over both tries.
+        """Return all tokens that can follow a place, found in one walk over both tries, or in the results of
+        an earlier call.
 
-        Places that differ in how many lines may follow share the result if no token is long enough to see
-        the difference.
+        Places that differ in how many lines may follow share the result if no token is long enough to see the
+        difference.
+
+        number: number of the place in the byte table.
         """
-        place = bound_lines(self._table.place(number), self._lines_begun + 2)
+        place = bound_lines(self._table.place(number), self._max_lines_begun + 2)
         number = self._table.number(place)
         if number not in self._reaches:
             parts = self._inner(place), self._walk(self._across, number)
@@ -141,73 +159,88 @@ class Survey:
         return self._reaches[number]
 
     def ending(self, number: int) -> int:
-        """Return the number of tokens of the shortest ending from a place.
+        """Return the number of tokens of the shortest ending from a place; 0 at the end.
 
         Returns UNREACHABLE_TOKENS if the vocabulary cannot spell the ending.
+
+        number: number of the place in the byte table.
         """
         if number not in self.endings:
             self.endings[number] = self._spelling.count(
-                self._way(self._table.place(number)), UNREACHABLE_TOKENS
+                self._ending_bytes(self._table.place(number)), UNREACHABLE_TOKENS
             )
         return self.endings[number]
 
-    def _way(self, place: Place) -> bytes:
-        """Return the bytes of the ending that follows the first edge of every place."""
+    def _ending_bytes(self, place: Place) -> bytes:
+        """Return the bytes of the ending that follows the first edge of every place; empty at the end.
+
+        place: the place where the ending begins.
+        """
         if isinstance(place, language.Done):
             return b""
-        if place not in self._ways:
+        if place not in self._ending_bytes_of:
             byte, to = language.onward(self._table.rules, place)
-            self._ways[place] = bytes([byte]) + self._way(to)
-        return self._ways[place]
+            self._ending_bytes_of[place] = bytes([byte]) + self._ending_bytes(to)
+        return self._ending_bytes_of[place]
 
     def _inner(self, place: Place) -> ReachPart:
         """Return the tokens without a line feed that can follow a place.
 
         In a title they depend on the line only through the length of the ending, so one walk serves many
         lines.
+
+        place: the place before the token.
         """
         if isinstance(place, Title):
-            alike: Place = replace(place, line=NumberedLine(1, 1))
+            representative: Place = replace(place, line=NumberedLine(1, 1))
         elif isinstance(place, ListTitle):
-            alike = replace(place, line=_line_alike(place.line))
+            representative = replace(place, line=_representative_line(place.line))
         else:
             return self._walk(self._within, self._table.number(place))
-        if alike not in self._titles:
-            self._titles[alike] = self._walk(self._within, self._table.number(alike))
-        return self._titles[alike]
+        if representative not in self._titles:
+            self._titles[representative] = self._walk(self._within, self._table.number(representative))
+        return self._titles[representative]
 
     def _walk(self, trie: Trie, number: int) -> ReachPart:
-        """Walk a trie level by level from one place, for all its tokens at once.
+        """Walk a trie level by level from one place, for all its tokens at once, and return the tokens that
+        can follow the place.
 
-        Nodes that the grammar forbids are dropped at each level.
+        Nodes that the grammar forbids are dropped at each level. The result has no tokens if none can follow.
+
+        trie: the tokens to try.
+        number: number of the place before the token.
         """
         table = self._table
         found: list[TokenEnds] = []
         nodes = np.arange(len(trie[0].byte) if trie else 0, dtype=np.int32)
-        at = np.full(len(nodes), number, dtype=np.int32)
+        places = np.full(len(nodes), number, dtype=np.int32)
         words = np.zeros(len(nodes), dtype=np.int32)
         for level in trie:
-            table.fill_all(at)
-            before = at
-            at = table.next[at, level.byte[nodes]]
-            words = words + (table.rank[at] > table.rank[before])
-            alive = at != DEAD
+            table.fill_all(places)
+            before = places
+            places = table.next[places, level.byte[nodes]]
+            words = words + (table.rank[places] > table.rank[before])
+            alive = places != DEAD
             nodes = nodes[alive]
-            at = at[alive]
+            places = places[alive]
             words = words[alive]
             if not len(nodes):
                 break
-            found.append(_tokens_at(level, nodes, at, words))
+            found.append(_tokens_at(level, nodes, places, words))
             first = level.children[nodes]
             counts = level.children[nodes + 1] - level.children[nodes]
             nodes = ranges(first, counts)
-            at = np.repeat(at, counts)
+            places = np.repeat(places, counts)
             words = np.repeat(words, counts)
         return self._weigh(number, TokenEnds(*(np.concatenate([_NONE, *each]) for each in _columns(found))))
 
     def _weigh(self, number: int, found: TokenEnds) -> ReachPart:
-        """Return tokens with their costs and needs. Tokens are left out if no ending exists after them,
-        or if they are too long for any title."""
+        """Return tokens with their costs and needs. Tokens are left out if no ending exists after them, or if
+        they are too long for any title.
+
+        number: number of the place before the tokens.
+        found: the tokens that the grammar allows, regardless of budgets.
+        """
         table = self._table
         size = len(table.places)
         costs = np.full(size, UNREACHABLE_TOKENS, dtype=np.int16)
@@ -232,7 +265,11 @@ class Survey:
         return self._spread(part) if len(tokens) > _DENSE_FROM * self._size else part
 
     def _spread(self, part: ReachPart) -> ReachPart:
-        """Return a part with an entry for every token of the vocabulary, if that is possible."""
+        """Return a part with an entry for every token of the vocabulary. If some of its tokens belong to
+        plans and others do not, the part is returned unchanged.
+
+        part: tokens with their costs and needs; at least one token.
+        """
         assert part.tokens is not None
         assert not isinstance(part.planned, bool)
         if part.planned.any() != part.planned.all():
@@ -247,9 +284,13 @@ class Survey:
 
 
 def bound_lines(place: Place, following: int) -> Place:
-    """Return the place with at most so many lines that may follow its own.
+    """Return the place with at most `following` lines that may follow its own.
 
-    With following=2, a place of line 3 of 16 becomes the same place of line 3 of 5.
+    With following=2, a place of line 3 of 16 becomes the same place of line 3 of 5. Places without a line, at
+    the end and in a direct answer, are returned unchanged.
+
+    place: any place of the automaton.
+    following: the largest number of lines that may follow.
     """
     if isinstance(place, Literal):
         return replace(place, then=bound_lines(place.then, following))
@@ -259,11 +300,13 @@ def bound_lines(place: Place, following: int) -> Place:
     return replace(place, line=NumberedLine(line.number, min(line.last, line.number + following)))
 
 
-def _line_alike(line: NumberedLine) -> NumberedLine:
-    """Return a line whose titles have endings of the same lengths.
+def _representative_line(line: NumberedLine) -> NumberedLine:
+    """Return a line whose titles have endings of the same lengths, the same for as many lines as possible.
 
     The ending of a list's title writes a second line if there is none, and a line feed more if a further line
     may follow.
+
+    line: a line of a list.
     """
     if line.number >= line.last:
         return NumberedLine(1, 1)
@@ -271,11 +314,12 @@ def _line_alike(line: NumberedLine) -> NumberedLine:
     return NumberedLine(number, number + min(line.last - line.number, 3 - number))
 
 
+# No tokens, so that a walk that finds none can be concatenated.
 _NONE = np.zeros(0, dtype=np.int32)
 
 
 class TokenEnds(NamedTuple):
-    """Tokens that a walk has found.
+    """Tokens that a walk through a trie has found, with the places after them.
 
     tokens: [k], token ids.
     places: [k], number of the place after each token.
@@ -289,30 +333,46 @@ class TokenEnds(NamedTuple):
     words: Ints
 
 
-def _tokens_at(level: TrieLevel, nodes: Ints, at: Ints, words: Ints) -> TokenEnds:
-    """Return the tokens that end at `nodes` of a level.
+def _tokens_at(level: TrieLevel, nodes: Ints, places: Ints, words: Ints) -> TokenEnds:
+    """Return the tokens that end at some nodes of a level. Empty if none does.
 
-    at: the place after each of the nodes.
-    words: the words that the beginning of each node uses up.
+    level: the level of the trie.
+    nodes: [n], numbers of nodes of the level; at least one.
+    places: [n], number of the place after each node's beginning.
+    words: [n], how many words of a list's title each node's beginning uses up.
     """
     first = level.ends[nodes]
     counts = level.ends[nodes + 1] - first
     found = ranges(first, counts)
-    return TokenEnds(level.tokens[found], np.repeat(at, counts), level.lines[found], np.repeat(words, counts))
+    return TokenEnds(
+        level.tokens[found], np.repeat(places, counts), level.lines[found], np.repeat(words, counts)
+    )
 
 
 def _columns(rows: list[TokenEnds]) -> list[list[Ints]]:
-    """Return the arrays of each field: [4][rows]."""
+    """Return the arrays of each field: [4][rows]. The four lists are empty if there are no rows.
+
+    rows: the tokens found at each level of a trie.
+    """
     return [[row[column] for row in rows] for column in range(4)]
 
 
 def _largest(costs: NDArray[np.int16]) -> int:
-    """Return the largest cost of a token that can follow."""
+    """Return the largest cost of a token that can follow; 0 if none can.
+
+    costs: [k], number of tokens of the shortest ending after each token, or UNREACHABLE_TOKENS.
+    """
     return int(costs[costs < UNREACHABLE_TOKENS].max(initial=0))
 
 
-def _steps(needs: list[NDArray[np.uint8]], most: int) -> tuple[int, ...]:
-    """Return for each number that may be left, 0 .. `most`, the largest need that it covers, or 0."""
+def _steps(needs: list[NDArray[np.uint8]], max_number: int) -> tuple[int, ...]:
+    """Return for each number that may be left, 0 .. `max_number`, the largest need that it covers, or 0.
+
+    Needs of 2 and 5 and max_left=6 give (0, 0, 2, 2, 2, 5, 5).
+
+    needs: arrays of the bytes, or words, that tokens need.
+    max_number: the largest number of bytes, or words, that a title may have left.
+    """
     distinct = np.unique(np.concatenate([*needs, np.zeros(1, dtype=np.uint8)]))
-    lefts = np.arange(most + 1)
+    lefts = np.arange(max_number + 1)
     return tuple(distinct[np.searchsorted(distinct, lefts, side="right") - 1].tolist())

@@ -47,9 +47,13 @@ Trie = tuple[TrieLevel, ...]
 
 @functools.lru_cache(maxsize=4)
 def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
-    """Return two tries: of the tokens without a line feed, and of the tokens with one.
+    """Return two tries: of the tokens without a line feed, and of the tokens with one. The last four results
+    are cached.
 
-    The two are walked separately, because a walk of the first trie is valid for the titles of all lines.
+    The two are walked separately, because a walk of the first trie is valid for the titles of all lines. A
+    trie without tokens has no levels.
+
+    vocabulary: the bytes of every token id. Tokens without text are left out.
     """
     texts = sorted((text, token) for token, text in enumerate(vocabulary.bytes) if text)
     within = [entry for entry in texts if b"\n" not in entry[0]]
@@ -58,7 +62,10 @@ def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
 
 
 def _build(texts: list[tuple[bytes, int]]) -> Trie:
-    """Return the trie of sorted (bytes, token) pairs."""
+    """Return the trie of some tokens. Without tokens, the result has no levels.
+
+    texts: (bytes of a token, token id), sorted.
+    """
     sizes = np.array([len(text) for text, _ in texts], dtype=np.int32)
     tokens = np.array([token for _, token in texts], dtype=np.int32)
     lines = np.array([len(text.partition(b"\n")[0]) for text, _ in texts], dtype=np.int32)
@@ -71,29 +78,37 @@ def _build(texts: list[tuple[bytes, int]]) -> Trie:
         # The node of each row at this depth.
         node = np.cumsum(fresh, dtype=np.int32) - 1
         longer = sizes[rows] > depth + 1
-        below = rows[longer]
+        longer_rows = rows[longer]
         # The parent of each node of the next level.
-        parents = node[longer][shared[below] <= depth + 1]
+        parents = node[longer][shared[longer_rows] <= depth + 1]
         numbers = np.arange(int(fresh.sum()) + 1)
         children = np.searchsorted(parents, numbers).astype(np.int32)
-        whole = rows[~longer]
+        complete = rows[~longer]
         ends = np.searchsorted(node[~longer], numbers).astype(np.int32)
         byte = matrix[rows[fresh], depth]
-        levels.append(TrieLevel(byte, children, tokens[whole], ends, lines[whole]))
-        rows = below
+        levels.append(TrieLevel(byte, children, tokens[complete], ends, lines[complete]))
+        rows = longer_rows
     return tuple(levels)
 
 
 def _pad(texts: list[bytes], width: int) -> NDArray[np.uint8]:
-    """Return the texts as an array [texts, width], with zeros after each text."""
+    """Return the texts as an array [texts, width], with zeros after each text.
+
+    texts: the bytes of each token.
+    width: number of bytes of the longest text.
+    """
     padded = b"".join(text.ljust(width, b"\0") for text in texts)
     return np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), width)
 
 
 def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
-    """Return how many first bytes each row of the sorted matrix shares with the row before it.
+    """Return how many first bytes each row of the sorted matrix shares with the row before it: [rows]. The
+    first row shares 0.
 
     The rows "ab", "ac" and "b" share [0, 1, 0] bytes.
+
+    matrix: [rows, width], the bytes of one token per row, sorted, with zeros after each token.
+    sizes: [rows], number of bytes of each token.
     """
     shared = np.zeros(len(sizes), dtype=np.int32)
     if len(sizes) > 1:
@@ -103,8 +118,12 @@ def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
     return shared
 
 
-def most_lines_begun(vocabulary: Vocabulary) -> int:
-    """Return how many numbered lines the longest such token begins: 1 for "a\\n2.", usually 0."""
+def max_lines_begun(vocabulary: Vocabulary) -> int:
+    """Return the largest number of numbered lines that a single token begins: 1 for "a\\n2."; 0 if no token
+    begins any, which is usual.
+
+    vocabulary: the bytes of every token id.
+    """
     counts = (len(_LINE_BEGUN.findall(text)) for text in vocabulary.bytes if text and b"\n" in text)
     return max(counts, default=0)
 
@@ -113,6 +132,9 @@ def ranges(first: Ints, counts: Ints) -> Ints:
     """Return the concatenation of the ranges that begin at `first` and have `counts` entries.
 
     With first [3, 9] and counts [2, 3], the result is [3, 4, 9, 10, 11].
+
+    first: [ranges], the first number of each range; at least one range.
+    counts: [ranges], how many numbers each range has, which may be 0.
     """
     stops = np.cumsum(counts, dtype=np.int32)
     return np.arange(stops[-1], dtype=np.int32) + np.repeat(first - (stops - counts), counts)

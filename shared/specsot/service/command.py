@@ -51,7 +51,7 @@ Switches = Literal["values", "flags"]  # --insecure [on|off], or --insecure alon
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example in the help.
+    """An example in the help: a command line, and what it is for.
 
     line: the command line.
     purpose: what the command line is for.
@@ -62,7 +62,10 @@ class Example:
 
 
 class Typed(click.ParamType[Any, Any]):
-    """The click type of an option: reads and completes its values."""
+    """The click type of an option: reads and completes its values.
+
+    name: the placeholder of a value in click's messages.
+    """
 
     def __init__(self, entry: Entry) -> None:
         """entry: the option whose values are read."""
@@ -87,7 +90,7 @@ class Typed(click.ParamType[Any, Any]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return completions of a value: files, directories, or the possible texts.
+        """Return completions of a value: files, directories, or the possible texts. Empty if there are none.
 
         ctx, param: given by click, not needed.
         incomplete: the beginning of the value.
@@ -137,14 +140,14 @@ class ForeignName(click.Option):
         self.entry = entry
         self.keyword = keyword
 
-    def meaning(self, given: str, ctx: click.Context) -> Any:
+    def meaning(self, foreign_value: str, ctx: click.Context) -> Any:
         """Return this project's value for another system's value. Raises click.BadParameter.
 
-        given: the other system's value.
+        foreign_value: the other system's value.
         ctx: the context of the call, for the error.
         """
         try:
-            return self.entry.read(self.entry.option.keywords[self.keyword](given))
+            return self.entry.read(self.entry.option.keywords[self.keyword](foreign_value))
         except ValueError as error:
             raise click.BadParameter(str(error), ctx, self) from None
 
@@ -190,7 +193,15 @@ def entry_key(entry: Entry) -> str:
 
 
 class TableCommand(click.Command, Generic[T]):
-    """A program with one settings dataclass."""
+    """A program with one settings dataclass, as a click command.
+
+    settings: the settings dataclass.
+    run: called with the settings; its result is the program's result.
+    table: the program's table in a file.
+    environment: the environment variables.
+    examples: examples for the end of the help.
+    entries: the options of the settings dataclass.
+    """
 
     def __init__(
         self,
@@ -287,7 +298,8 @@ class TableCommand(click.Command, Generic[T]):
         return dict(self._spelled(values)) if meanings else values
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        """Return the option `--help`, which is created at the first call.
+        """Return the option `--help`, which is created at the first call; never None, although click allows
+        that.
 
         ctx: given by click, not needed.
         """
@@ -389,7 +401,8 @@ def command(
 
 
 def with_dashes(token: str) -> str:
-    """Return a flag with dashes, because --layer_splits means the same as --layer-splits.
+    """Return a flag with dashes, because --layer_splits means the same as --layer-splits. A flag without
+    underscores is returned unchanged.
 
     token: the flag as it was written.
     """
@@ -559,16 +572,16 @@ def read(
     environment: Mapping[str, str] = os.environ,
     check: Callable[[T], None] = lambda settings: None,
 ) -> T:
-    """Read a service's settings from the command line, the environment and a file.
+    """Read a service's settings from the command line, the environment and a file, and return them.
 
     Exits with status 2 and one line if a value is invalid, and with status 0 after showing help or version.
 
     program: the program's name; the table of "specsot-worker" in a file is "worker".
+    settings: the settings dataclass.
     about: the description in the help.
     arguments: the command line. None: that of this process.
-    check: raises InvalidRequest for values that exclude each other, ModelError for missing packages.
-    settings: the settings dataclass.
     environment: the environment variables.
+    check: raises InvalidRequest for values that exclude each other, ModelError for missing packages.
     """
 
     def keep(given: T) -> T:
@@ -597,11 +610,14 @@ def add_version(command: click.Command, program: str) -> None:
 
 
 def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | None) -> T:
-    """Run a command and return its result. Exits with one line and status 2 if a value is invalid.
+    """Run a command and return its result.
 
     command: the command.
     program: name of the program, for the line.
     arguments: the command line. None: that of this process.
+
+    Raises SystemExit with status 2, after one line on stderr, if a value is invalid; with status 0 after
+    showing help or version.
     """
     given = sys.argv[1:] if arguments is None else arguments
     try:
@@ -616,7 +632,7 @@ def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | No
 
 
 def refuse(program: str, message: str) -> NoReturn:
-    """Write one line to stderr and exit with status WRONG_INPUT.
+    """Write one line to stderr and raise SystemExit with status WRONG_INPUT.
 
     program: name of the program.
     message: what is wrong, one line.
@@ -640,10 +656,10 @@ PROGRAMS = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A value from the environment or the file.
+    """A value from the environment or the file, with its source.
 
     words: the value as on a command line; several words if the option is repeated.
-    source: where the value was found.
+    source: where the value was found: the name of the variable, or the file's path and the key.
     """
 
     words: tuple[str, ...]
@@ -677,13 +693,15 @@ def find_all(
     file: str | None,
     former: Mapping[str, str] | None = None,
 ) -> dict[str, Found]:
-    """Return the values from the environment and the file, by flag. The environment has precedence.
+    """Return the values from the environment and the file, by flag. The environment has precedence. Flags
+    without a value are left out.
 
-    flags: the flag of every name, aliases and former names included.
-    former: the flag of every former name. Its variable applies if the present variable is not set.
-    file: the file that the command line names, or None.
     program: the program's table in the file.
+    flags: the flag of every name, aliases and former names included.
     environment: the environment variables.
+    file: the file that the command line names, or None.
+    former: the flag of every former name, or None if there are none. Its variable applies if the present
+        variable is not set.
 
     Raises InvalidRequest if the file cannot be read or has a key that is no flag of this program.
     """

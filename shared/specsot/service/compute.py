@@ -49,9 +49,12 @@ class _Job:
     allowed: deque[float] = field(default_factory=deque[float])
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function. Errors other than SpecsotError are logged and raised as Unavailable.
+        """Call the function and return its result.
 
-        arguments: the arguments of the function. Its result is returned.
+        arguments: the arguments of the function.
+
+        Raises SpecsotError as raised by the function. Any other error is logged and raised as Unavailable; an
+        interrupt or an exit is raised unchanged.
         """
         self.started, _thread.job = True, self
         try:
@@ -67,7 +70,7 @@ class _Job:
 
 
 class _Thread(threading.local):
-    """The state of the current thread.
+    """The state of the current thread, as far as it executes calls of a `Compute`.
 
     job: the call that the thread executes, or None.
     """
@@ -79,9 +82,7 @@ _thread = _Thread()
 
 
 def allow(seconds: float) -> None:
-    """Restart the deadline of the current call: its remaining work may take `seconds` from now on.
-
-    Does nothing outside a call on a compute thread.
+    """Restart the deadline of the current call. Does nothing outside a call on a compute thread.
 
     seconds: how long the rest of the call may take, from now on.
     """
@@ -106,10 +107,10 @@ def explain_failure(name: str, error: BaseException) -> Unavailable:
 
 @dataclass(slots=True)
 class _Watched:
-    """A call with a deadline.
+    """A call on the compute thread with a deadline.
 
     job: the call.
-    done: the call's result.
+    done: gets the call's result.
     within: seconds that the call may take once it has started.
     left: seconds that are left of `within`.
     hung: True once no time is left.

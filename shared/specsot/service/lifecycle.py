@@ -19,8 +19,9 @@ from specsot.service.options import LogFormat
 
 log = structlog.get_logger()
 
-# Exit statuses.
+# Exit status of a program that failed.
 FAILED = 1
+# Exit status of a program whose options, files or peers are wrong, so that another start would fail too.
 WRONG_INPUT = 2
 
 Work = Callable[[asyncio.Event], Awaitable[None]]
@@ -29,7 +30,8 @@ Work = Callable[[asyncio.Event], Awaitable[None]]
 def run_service(
     program: str, work: Work, prepare: Callable[[], object] = lambda: None, leave_seconds: float | None = None
 ) -> int:
-    """Run `work(leaving)` on an event loop and return the exit status. SIGTERM and SIGINT set `leaving`.
+    """Run `work(leaving)` on an event loop and return the exit status: 0 if the work ends without an error.
+    SIGTERM and SIGINT set `leaving`.
 
     If the work raises Hung, the process ends at once, because Python would wait for the thread that hangs.
     Errors are written to stderr in one line: the status is WRONG_INPUT for errors that another start would
@@ -62,7 +64,7 @@ async def _until_stopped(work: Work, leave_seconds: float | None) -> None:
     """Run the work, and set its event at the first SIGTERM or SIGINT. Raises what the work raises.
 
     work: runs the service until the event that it is given is set.
-    leave_seconds: seconds after a signal in which the process ends, or None.
+    leave_seconds: seconds after a signal in which the process ends, or None for no limit.
     """
     leaving, loop = asyncio.Event(), asyncio.get_running_loop()
 

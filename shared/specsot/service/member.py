@@ -44,7 +44,7 @@ IDLE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class MemberProgram:
-    """A member as its command line describes it.
+    """A worker or drafter as its command line describes it.
 
     kind: "worker" or "drafter".
     member: options of every member.
@@ -62,7 +62,8 @@ class MemberProgram:
 
 
 class ReportingMember:
-    """Wraps a member and reports its health: SERVING while the member is configured for an epoch.
+    """A member that reports its health: SERVING while it is configured for an epoch. Wraps a worker or
+    drafter.
 
     The health status is reported for the service "specsot.v1.Ring" and for the service of the member's kind,
     such as "specsot.v1.Worker". The wrapper also selects the transport of each epoch.
@@ -98,15 +99,16 @@ class ReportingMember:
             self._member.watch(arrived)
 
     async def registration(self) -> Registration:
-        """Return the member's registration."""
+        """Return the member's registration, for which it may load weights."""
         return await self._member.registration()
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Select the epoch's transport, prepare the member for the epoch, and report SERVING.
 
         configuration: the epoch that the master forms.
-        uplink: the link to the master. Raises what the member's `configure` raises; the health then stays
-            NOT_SERVING.
+        uplink: the link to the master.
+
+        Raises what the member's `configure` raises; the health then stays NOT_SERVING.
         """
         self._dialers.turn_to(configuration.transport)
         await self._member.configure(configuration, uplink)
@@ -121,7 +123,7 @@ class ReportingMember:
         await self._member.prepare(order, uplink)
 
     async def handle(self, arrival: Arrival) -> None:
-        """Let the member handle one message.
+        """Let the member handle one message. Raises what the member raises.
 
         arrival: the message with its sender.
         """
@@ -151,6 +153,8 @@ class ReportingMember:
 
 def run_members(*programs: MemberProgram) -> int:
     """Run a process of a worker, of a drafter, or of both until a signal; return its exit status.
+
+    The status is 0 after a signal, see `run_service` for errors.
 
     programs: the members of the process, one or two. The first one's service options set up the process's
         log.
@@ -248,7 +252,7 @@ async def _serve(
                 return
             options = replace(options, model=borrowed)
         exchange.inboxes[address] = inbox
-        dialer = LocalDialer(ring.name, exchange, compute, others=dialers)
+        dialer = LocalDialer(ring.name, exchange, compute, fallback=dialers)
         make = partial(program.make, observation, options, ring.name, address, dialer, compute)
         part = await asyncio.get_running_loop().run_in_executor(compute, make)
         exchange.introduce(address, part, compute)

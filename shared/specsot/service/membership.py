@@ -64,7 +64,7 @@ class RingMember(Protocol):
         configuration: the epoch that the master forms.
         uplink: the link to the master.
 
-        Raises SpecsotError if that fails.
+        Raises SpecsotError if that fails. Any other error counts as a failure too.
         """
         ...
 
@@ -87,7 +87,9 @@ class RingMember(Protocol):
     async def handle(self, arrival: Arrival) -> None:
         """Handle one message of another member, or one order of the master.
 
-        arrival: the message with its sender. Raises SpecsotError if the epoch cannot continue.
+        arrival: the message with its sender.
+
+        Raises SpecsotError if the epoch cannot continue.
         """
         ...
 
@@ -203,7 +205,7 @@ async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asynci
             if isinstance(arrival.message, members.Configuration):
                 newest_epoch = max(newest_epoch, arrival.message.epoch)
             await _dispatch(member, arrival, uplink)
-            arrival = inbox.take()
+            arrival = inbox.pop()
         wait = await _settle(member, uplink)
     await _send_to_master(uplink, members.MemberLeaving())
     await uplink.close()
@@ -227,12 +229,12 @@ async def _next(inbox: Inbox, timeout_seconds: float | None) -> Arrival | None:
     inbox: the member's inbox.
     timeout_seconds: seconds to wait. None: no limit.
     """
-    if (arrival := inbox.take()) is not None:
+    if (arrival := inbox.pop()) is not None:
         return arrival
     if timeout_seconds is not None and timeout_seconds <= 0:
         # Links run on this event loop, so it must get a turn before the next message is handled.
         await asyncio.sleep(0)
-        return inbox.take()
+        return inbox.pop()
     # Every step comes here, and a timeout would take as long as everything else.
     if timeout_seconds is None:
         return await inbox.get()
@@ -289,7 +291,9 @@ async def report_progress(
     uplink: Link, epoch: int, done: Callable[[], int], total: int, fetched: Callable[[], int] = lambda: 0
 ) -> AsyncGenerator[None]:
     """Return a context in which progress is reported to the master every PROGRESS_SECONDS, and completion at
-    its end.
+    its end. It yields None.
+
+    If an error is raised within, no completion is reported.
 
     uplink: the link to the master.
     epoch: number of the epoch that is being prepared.
@@ -322,6 +326,8 @@ async def _handle(member: RingMember, arrival: Arrival, uplink: Link) -> None:
     member: the worker or drafter.
     arrival: the message with its sender.
     uplink: the link to the master.
+
+    Raises Hung if the member's compute thread hangs.
     """
     try:
         await member.handle(arrival)
@@ -330,11 +336,13 @@ async def _handle(member: RingMember, arrival: Arrival, uplink: Link) -> None:
 
 
 async def _settle(member: RingMember, uplink: Link) -> float | None:
-    """Let the member do what is due, and return after how many seconds to call this again; None after an
-    error.
+    """Let the member do what is due, and return after how many seconds to call this again; None if it need
+    not be called, and after an error, which ends the epoch.
 
     member: the worker or drafter.
     uplink: the link to the master.
+
+    Raises Hung if the member's compute thread hangs.
     """
     try:
         return await member.settle()

@@ -46,12 +46,12 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """How text becomes a value, and a value text.
+    """A kind of option values: how text becomes a value, and a value text.
 
     metavar: the placeholder in --help. Empty if `choices` are shown instead.
     read: returns the value of a text, or raises ValueError, which says what is wrong.
     write: returns the text of a value.
-    choices: the possible texts, if they can be listed.
+    choices: the possible texts, if they can be listed; otherwise empty.
     """
 
     metavar: str
@@ -62,25 +62,25 @@ class Kind(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The description of one option.
+    """The description of one option: a field of a settings dataclass.
 
     help: one or two sentences for --help.
-    flag: name of the flag, if it is not the field's name.
+    flag: name of the flag, without dashes in front. None: the field's name with dashes for underscores.
     aliases: flags of other systems, such as vLLM, with the same meaning.
     former: earlier names of the flag. They keep their meaning, as flags, as keys of a file and as variables.
     tier: "common" options are shown by `--help`, "expert" ones by `--help=all`. None: the tier of the class
         that declares the field (its TIER), else that of the field which holds the class, else "common".
-    kind: how text becomes a value, if the field's type does not determine it.
-    metavar: the placeholder in --help, if the type's own is not clear.
-    least: the smallest possible number.
-    most: the largest possible number.
-    unset: what applies if no value is given and the default is None, for --help.
+    kind: how text becomes a value. None: the field's type determines it.
+    metavar: the placeholder in --help. None: that of the kind.
+    least: the smallest possible number. None: no lower bound.
+    most: the largest possible number. None: no upper bound.
+    unset: what applies if no value is given and the default is None, for --help. None: nothing is shown.
     words: how "off" and "on" are written if a switch takes a value.
     paired: True if a switch also has the flag `--no-x`.
     keywords: names of the option in other systems' Python calls, each with a function that converts their
         value. These names are also flags of commands, which --help does not show (docs/seeds.md does).
     fills: a function of the option's value and of all given values, by flag. Returns the given values with
-        additional ones that this option implies.
+        additional ones that this option implies. None: the option implies none.
     positional: True for an argument without a flag.
     secret: True if the value comes only from the environment, because all users of a machine can read command
         lines, and files are copied.
@@ -149,16 +149,17 @@ def other_names() -> Mapping[tuple[str, str], OtherNames]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Which options of a settings dataclass a program offers, and how they differ. Keys are names of fields.
+    """A selection of a settings dataclass's options: which of them a program offers, and how they differ.
+    Keys are names of fields.
 
     only: the offered fields. Empty: all.
     without: fields that are not offered.
-    defaults: other defaults.
-    unset: other descriptions of what applies without a value.
-    flags: other flags.
-    help: other help texts.
-    choices: fewer choices.
-    inner: what is offered of nested dataclasses.
+    defaults: other defaults, by field.
+    unset: other descriptions of what applies without a value, by field.
+    flags: other flags, by field.
+    help: other help texts, by field.
+    choices: fewer choices, by field.
+    inner: what is offered of the nested dataclass in a field.
     """
 
     only: tuple[str, ...] = ()
@@ -194,7 +195,7 @@ ALL = Offer()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One option of a program.
+    """One option of a program: an `Option` with its flag, kind and default as the program offers it.
 
     path: the attribute names that lead from the settings to the option's value.
     flag: name of the flag, without dashes in front.
@@ -239,18 +240,18 @@ class Entry:
         """True if the option has no default."""
         return self.default is MISSING
 
-    def read(self, given: Any) -> Any:
+    def read(self, value: Any) -> Any:
         """Return the value of a text; other objects are returned unchanged.
 
-        given: the text of the option's value. If `several`, a sequence of texts, or a single text for one
+        value: the text of the option's value. If `several`, a sequence of texts, or a single text for one
             value.
 
         Raises ValueError, which says what is wrong, for an invalid text.
         """
         if self.several:
-            listed = (given,) if isinstance(given, str) else tuple(given)
+            listed = (value,) if isinstance(value, str) else tuple(value)
             return tuple(self.kind.read(one) if isinstance(one, str) else one for one in listed)
-        return self.kind.read(given) if isinstance(given, str) else given
+        return self.kind.read(value) if isinstance(value, str) else value
 
     def write(self, value: Any) -> str:
         """Return a value as text; several values are joined by commas.
@@ -270,7 +271,8 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 
 
 def entries_of(kind: type, offer: Offer = ALL, heading: str = "Options") -> tuple[Entry, ...]:
-    """Return the options of a settings dataclass and of its nested ones, in the order of the fields.
+    """Return the options of a settings dataclass and of its nested ones, in the order of the fields. Empty if
+    no field has an option.
 
     kind: the dataclass.
     offer: which options are offered, and how they differ.
@@ -308,8 +310,9 @@ def _entries(kind: type, offer: Offer, heading: str, tier: Tier, path: tuple[str
 
 
 def _with_other_names(option: Option, owner: str, name: str) -> Option:
-    """Return the option with the names that other systems give to it.
+    """Return the option with the names that other systems give to it; unchanged if there are none.
 
+    option: the field's description.
     owner: name of the settings class that declares the field.
     name: name of the field.
     """
@@ -325,7 +328,7 @@ def _declaring(kind: type, name: str) -> type:
     """Return the class that declares a field: `kind` or one that it inherits from.
 
     kind: the dataclass.
-    name: name of the field.
+    name: name of the field, which one of the classes declares.
     """
     return next(one for one in kind.__mro__ if name in get_annotations(one))
 
@@ -362,7 +365,7 @@ def _entry(
 
 
 def default_of(dataclass_field: Field[Any]) -> Any:
-    """Return the default of a dataclass field, or MISSING.
+    """Return the default of a dataclass field, or MISSING if it has none.
 
     dataclass_field: the field, of `dataclasses.fields`.
     """
@@ -696,7 +699,7 @@ ORIGINS = list_kind(
 
 
 class InactiveOption(UserWarning):
-    """An option was given that has no effect under the other settings."""
+    """A warning that an option was given that has no effect under the other settings."""
 
 
 def warn_inactive(reason: str) -> None:
@@ -753,23 +756,23 @@ def same(value: T) -> T:
     return value
 
 
-def checked(entry: Entry, name: str, given: Any) -> Any:
+def checked(entry: Entry, name: str, value: Any) -> Any:
     """Return the value of a Python keyword.
 
     entry: the option.
     name: the keyword.
-    given: a text, which is read as on a command line, or another object.
+    value: a text, which is read as on a command line, or another object.
 
     Raises InvalidRequest, which names the keyword, for an invalid value.
     """
-    if entry.kind.choices and not entry.switch and given not in entry.kind.choices:
+    if entry.kind.choices and not entry.switch and value not in entry.kind.choices:
         choices = ", ".join(entry.kind.choices)
-        raise InvalidRequest(f"{name} must be one of {choices}, got {given!r}", field=name)
-    if isinstance(given, (list, tuple)) and not entry.several:
-        given = ",".join(map(str, given))
-    if entry.option.kind is not None and isinstance(given, int | float):
-        given = str(given)
+        raise InvalidRequest(f"{name} must be one of {choices}, got {value!r}", field=name)
+    if isinstance(value, (list, tuple)) and not entry.several:
+        value = ",".join(map(str, value))
+    if entry.option.kind is not None and isinstance(value, int | float):
+        value = str(value)
     try:
-        return entry.read(given)
+        return entry.read(value)
     except ValueError as error:
         raise InvalidRequest(f"{name}: {error}", field=name) from None

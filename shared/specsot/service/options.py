@@ -30,7 +30,12 @@ SERVICE_KV_MEMORY = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """Options of every service: where it listens, how it logs, what it reports, how it stops."""
+    """Options of every service: where it listens, how it logs, what it reports, how it stops.
+
+    HEADING: the group of these options in --help.
+    TIER: "expert", so that `--help` shows only the options that say otherwise.
+    tls: the service's TLS files. Without any, connections are not encrypted.
+    """
 
     HEADING: ClassVar[str] = "Service"
     TIER: ClassVar[Tier] = "expert"
@@ -59,7 +64,7 @@ class ServiceOptions:
 
     def check(self) -> None:
         """Raise InvalidRequest if other machines could read the metrics and neither TLS nor --insecure is
-        given.
+        given. Do nothing without an address of metrics.
         """
         self.check_exposure("metrics", self.metrics, "--tls-cert and --tls-key", self.tls.cert is not None)
 
@@ -81,7 +86,10 @@ class ServiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """How a worker or drafter takes part in a fleet."""
+    """Options with which a worker or drafter takes part in a fleet.
+
+    HEADING: the group of these options in --help.
+    """
 
     HEADING: ClassVar[str] = "Fleet"
 
@@ -113,7 +121,9 @@ def check_member(service: ServiceOptions) -> None:
 class ModelOptions:
     """Options of the base model: its files, and the types in which it is stored and computed.
 
-    kv_memory: bytes for KV pages of each worker, and of the drafter.
+    HEADING: the group of these options in --help.
+    kv_memory: bytes for KV pages of each worker, and of the drafter. None: SERVICE_KV_MEMORY, or less in a
+        fleet within one process.
     device: the torch device. For "cuda" without a number, the master chooses among the machine's GPUs.
     """
 
@@ -157,7 +167,10 @@ class ModelOptions:
 
     @property
     def base(self) -> Path:
-        """The model's directory. Raises ModelError if it is invalid, InvalidRequest if no model was given."""
+        """The model's directory. The text files of a model on the hub are fetched.
+
+        Raises ModelError if the model is invalid, InvalidRequest if none was given.
+        """
         if self.model is None:
             raise InvalidRequest("a model directory is needed", "model")
         return resolve_model(self.model)
@@ -170,9 +183,13 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class DraftModelOptions(ModelOptions):
-    """Options of the drafter.
+    """Options of the drafter, in addition to those of the base model.
 
+    HEADING: the group of these options in --help.
+    TIER: "expert", so that `--help` shows only the options that say otherwise.
+    overrides: corrections of a draft head's published config.
     draft_dtype: the type in which the drafter computes. None: the base model's.
+    drafting: the shape of draft trees, and the policy that decides how large they are.
     """
 
     HEADING: ClassVar[str] = "Speculative decoding"
@@ -205,8 +222,9 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def draft(self) -> Path:
-        """The draft model's directory. Raises ModelError if it is invalid, InvalidRequest if none was
-        given.
+        """The draft model's directory. The text files of a model on the hub are fetched.
+
+        Raises ModelError if the draft model is invalid, InvalidRequest if none was given.
         """
         if self.draft_model is None:
             raise InvalidRequest(f"drafter {self.drafts} needs a draft_model", "draft_model")
@@ -219,7 +237,7 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def drafter_quantization(self) -> Quantization | None:
-        """The quantization of the draft model.
+        """The quantization of the draft model. None if its weights are not quantized.
 
         By default, the draft model is stored in 8 bits on a CPU if the base model is stored in 8 or 4 bits.
         Drafts do not change the output, and on a CPU their time is the time of reading weights.
@@ -237,6 +255,7 @@ OF_WORKER = Offer(
     defaults={"model": None, "kv_memory": SERVICE_KV_MEMORY},
     unset={"model": LENT},
 )
+# The options of a drafter's process, see OF_WORKER.
 OF_DRAFTER = Offer(
     only=tuple(DraftModelOptions.__dataclass_fields__),
     without=("dtype", "quantization", "kv_cache_dtype", "batch_invariant", "tensor_parallel"),
@@ -250,9 +269,11 @@ OF_DRAFTER = Offer(
 
 
 def layers(text: str) -> Range:
-    """Return a layer range: "0:4" means the layers 0, 1, 2, 3. Raises ValueError for an invalid text.
+    """Return a layer range: "0:4" means the layers 0, 1, 2, 3.
 
     text: "first:last", with the number of the layer after the last one.
+
+    Raises ValueError for any other text and for an empty range.
     """
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):

@@ -12,9 +12,11 @@ import sys
 from collections.abc import Callable
 from io import TextIOWrapper
 
-# <malloc.h>
+# Number of mallopt's parameter for how much free memory at the top of the heap is returned (<malloc.h>).
 M_TRIM_THRESHOLD = -1
+# Number of mallopt's parameter for the size from which on an allocation is mapped on its own.
 M_MMAP_THRESHOLD = -3
+# Number of mallopt's parameter for how many arenas there may be.
 M_ARENA_MAX = -8
 
 # Environment variables that are set unless the environment has them already.

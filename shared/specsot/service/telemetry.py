@@ -39,7 +39,7 @@ STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 
 
 class PolledCollector(Collector):
-    """A collector of metrics that are computed when they are read."""
+    """A collector of metrics that are computed each time they are read."""
 
     def __init__(self, read_metrics: Callable[[], Iterable[Metric]]) -> None:
         """read_metrics: returns the present metrics. Called on the thread of the metrics server."""
@@ -55,7 +55,8 @@ class PolledCollector(Collector):
 
 
 def epoch_gauges(member: str, configuration: Configuration, free: int) -> Iterator[Metric]:
-    """Yield the metrics of an epoch that workers and drafters have in common.
+    """Yield the metrics of an epoch that workers and drafters have in common: its number, KV pages, free KV
+    pages.
 
     member: "worker" or "drafter".
     configuration: the epoch's configuration.
@@ -174,12 +175,15 @@ def _page(registry: CollectorRegistry) -> WSGIApplication:
 
 
 def _server_at(host: str) -> type[ThreadingWSGIServer]:
-    """Return a server class for the address family of a host.
+    """Return a server class for the address family of a host: IPv6 for an address with colons, otherwise
+    IPv4.
 
     host: a host name or an IP address.
     """
 
     class Server(ThreadingWSGIServer):
+        """A threading server of the host's address family."""
+
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     return Server
@@ -243,6 +247,8 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
     """Return a context in which a service's metrics are served, if an address is given, and spans are
     collected.
 
+    The context yields the metrics and the tracer to use; without an address, the registry is None.
+
     service: name of the service, in metrics and spans.
     options: the service's options, which name the address of the metrics.
 
@@ -285,7 +291,7 @@ class Gpu:
 
 
 def read_gpus() -> list[Gpu]:
-    """Return the state of all GPUs; empty if there are none or if they cannot be read."""
+    """Return the state of all GPUs of the machine; empty if there are none or if they cannot be read."""
     if not _nvml_ready():
         return []
     import pynvml
@@ -298,7 +304,10 @@ def read_gpus() -> list[Gpu]:
 
 @cache
 def _nvml_ready() -> bool:
-    """Return whether NVIDIA's library can be used. It is loaded at the first call."""
+    """Return whether NVIDIA's library can be used. It is loaded at the first call, whose result is cached.
+
+    False if the library or the driver is missing, or if access is not permitted.
+    """
     try:
         import pynvml
 

@@ -55,7 +55,7 @@ class Span:
 
 
 class Tracer:
-    """Creates spans. This class creates spans that record nothing.
+    """A factory of spans. This class creates spans that record nothing.
 
     on: True if spans are collected at all.
     """
@@ -81,7 +81,7 @@ OFF = Tracer()
 
 @contextmanager
 def spanning(span: Span) -> Generator[None]:
-    """Return a context manager that ends a span when it is left.
+    """Return a context manager that ends a span when it is left. It yields None.
 
     An error that is raised within ends the span with that error, and is raised again.
 

@@ -27,7 +27,7 @@ from specsot.tracing import About, Span, Tracer
 
 
 def collect(service: str, exporter: SpanExporter, immediate: bool = False) -> Tracer:
-    """Return the tracer of one service, whose spans are exported.
+    """Return the tracer of one service, whose spans are exported in the background.
 
     service: the value of `service.name` in the exported spans.
     exporter: sends the spans to a collector.
@@ -41,7 +41,10 @@ def collect(service: str, exporter: SpanExporter, immediate: bool = False) -> Tr
 
 
 class Collecting(Tracer):
-    """A tracer whose spans are collected."""
+    """A tracer whose spans are collected.
+
+    on: True, because spans are collected.
+    """
 
     on = True
 
@@ -65,7 +68,11 @@ class Collecting(Tracer):
 
 
 class Collected(Span):
-    """One collected span. The flags of its `context` say whether it is sampled."""
+    """One collected span.
+
+    context: the context of the span in the format of `traceparent`. Its flags say whether the span is
+        sampled.
+    """
 
     def __init__(self, span: SdkSpan) -> None:
         """span: the SDK's span, which has been started."""

@@ -21,12 +21,14 @@ OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 def start_tracing(service: str, environment: Mapping[str, str] = os.environ) -> Tracer:
     """Return the tracer that OpenTelemetry's standard variables ask for.
 
-    Returns `OFF`, which records nothing, if they name neither an endpoint nor an exporter. Raises
-    InvalidRequest for an exporter that is not installed.
+    Returns `OFF`, which records nothing, if they name neither an endpoint nor an exporter, or turn tracing
+    off.
 
     service: name of the service; spans are exported for "specsot-" and this name unless OTEL_SERVICE_NAME is
         set.
     environment: the environment variables.
+
+    Raises InvalidRequest for an exporter that is not installed.
     """
     name = exporter_of(environment)
     if name is None:

@@ -42,7 +42,7 @@ Options = list[tuple[str, int | str]]
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """When a silent connection counts as broken.
+    """The intervals of a connection's pings, and when a silent connection counts as broken.
 
     every: seconds between pings.
     patience: seconds within which the peer's operating system must acknowledge bytes.
@@ -86,14 +86,14 @@ class Terms:
     held: int | None = None
 
     @property
-    def asks(self) -> bool:
+    def needs_credentials(self) -> bool:
         """True if callers need a token or a certificate."""
         return self.tokens is not None or self.tls.mutual
 
     @property
     def reflects(self) -> bool:
         """True if the server offers reflection."""
-        return not self.asks if self.reflection is None else self.reflection
+        return not self.needs_credentials if self.reflection is None else self.reflection
 
 
 def server_options(terms: Terms) -> Options:
@@ -175,13 +175,15 @@ def open_channel(
     name: str | None = None,
     keepalive: Keepalive = LINK,
 ) -> grpc.aio.Channel:
-    """Return a channel that has not connected yet. Raises InvalidRequest if TLS files are invalid.
+    """Return a channel that has not connected yet.
 
     address: the peer's address, host:port or unix:path.
     largest: bytes of the largest message in either direction.
     tls: the TLS files; with a CA, the channel uses TLS.
     name: with TLS, the name that the peer's certificate must have. None: the dialed host.
     keepalive: when a silent connection counts as broken.
+
+    Raises InvalidRequest if TLS files are invalid.
     """
     credentials = channel_credentials(tls)
     options = channel_options(largest, name if credentials else None, keepalive)
@@ -233,7 +235,7 @@ async def greeting(
     call: the stream, to which nothing was written yet.
     first_message: the encoded message.
     timeout_message: the message of the error if no answer arrives in time.
-    timeout_seconds: seconds to wait for the answer.
+    timeout_seconds: seconds to wait for the answer. The context yields None.
 
     Raises the error that the peer raised, and Unavailable if no answer arrives in time.
     """
@@ -327,7 +329,8 @@ def names_of(context: Any) -> frozenset[str] | None:
 
 
 def check_role(names: frozenset[str] | None, peer: str, *roles: Role) -> None:
-    """Raise Refused if a peer's certificate is for none of the roles.
+    """Raise Refused if a peer's certificate is for none of the roles. Do nothing if no certificates are
+    needed.
 
     names: names in the certificate. None if no certificates are needed; then every role is allowed.
     peer: the peer's name, for the error message.
@@ -398,6 +401,7 @@ def _in_words(failure: grpc.RpcError, service: str, address: str) -> str:
     return words.get(code, code.name)
 
 
+# The reason if an address has no port.
 _NO_ADDRESS = "it is no HOST:PORT"
 # What a part of gRPC's description of a failure means, in words for users.
 _WORDS = {

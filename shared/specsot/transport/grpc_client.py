@@ -60,9 +60,12 @@ class MasterClient:
 
         Closing the iterator early cancels the request, unless the request is resumable.
 
+        ask: the request.
         request_id: id of the request. Empty: the master chooses one.
         timeout: seconds that the request may take. None: no limit.
-        ask: the request.
+
+        Raises the error that the master raised, TimedOut if the request takes longer than `timeout`, and
+        Unavailable if the stream ends without `Finished`.
         """
         return self._read(encode_ask(ask, request_id), timeout)
 
@@ -89,16 +92,18 @@ class MasterClient:
             raise Unavailable("the master ended the stream before the request was finished")
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request. Return whether it was running.
+        """Cancel a request. Return whether it was running: False if it has ended, and for an unknown id.
 
-        request: id of the request. Returns False for an unknown id.
+        request: id of the request.
+
+        Raises the error that the master raised, and Unavailable if it cannot be reached.
         """
         message = master_pb2.CancelRequest(request_id=request)
         with peer_errors():
             return (await self._master.Cancel(message, metadata=self._metadata)).cancelled
 
     async def info(self) -> Info:
-        """Return the state of the master."""
+        """Return the state of the master. Raises Unavailable if it cannot be reached."""
         with peer_errors():
             response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._metadata)
         return decode_info(response)
@@ -115,7 +120,7 @@ class MasterClient:
         return decode_rebalanced(response)
 
     async def close(self) -> None:
-        """Close the channel; requests that still run are cancelled."""
+        """Close the channel; requests that still run are cancelled, unless they are resumable."""
         await self._channel.close()
 
 

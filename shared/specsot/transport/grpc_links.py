@@ -87,7 +87,7 @@ class GrpcWire(Wire):
 
 
 class GrpcDialer:
-    """Opens links over gRPC in the name of `sender`. If a link breaks, `Lost` is put into the inbox, if any.
+    """Opens links over gRPC in the name of one member. Puts `Lost` into its inbox, if any, if one breaks.
 
     Messages to a member of the same machine and user travel over a unix socket if that member offers one.
     """
@@ -108,9 +108,9 @@ class GrpcDialer:
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
         """Open a link to a member over gRPC, or over a unix socket if the member offers one on this machine.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
-        kind: what the member must be.
+        kind: what the member must be, "worker" or "drafter".
 
         Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version.
         """
@@ -166,7 +166,10 @@ class GrpcDialer:
 
 
 class RingService(ring_pb2_grpc.RingServicer):
-    """The receiving end of every link to this member, which puts decoded messages into the member's inbox."""
+    """The receiving end of every link to this member, which puts decoded messages into the member's inbox.
+
+    name: name of this member, which its responses contain.
+    """
 
     def __init__(
         self,
@@ -266,12 +269,12 @@ class RingService(ring_pb2_grpc.RingServicer):
         """
         try:
             with Receiver(
-                peer, self._inbox, self._rows.take if self._rows else refuse_rows_elsewhere
+                peer, self._inbox, self._rows.attach_rows if self._rows else refuse_rows_elsewhere
             ) as receiver:
                 yield receiver
         finally:
             if self._rows:
-                self._rows.part(peer)
+                self._rows.close_channel(peer)
 
 
 async def _read_hello(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb2.Hello:
@@ -301,7 +304,7 @@ async def negotiate(
     """Ask a member for the endpoint of a link that gRPC does not carry. Return the member's name and the
     endpoint.
 
-    address: the member's address.
+    address: the member's address, host:port or unix:path.
     sender: name of this member.
     epoch: number of the epoch to which the link belongs.
     key: public key of this end, for links with encryption of their own; otherwise empty.
@@ -324,11 +327,13 @@ async def negotiate(
 async def _meet(
     channel: grpc.aio.Channel, request: ring_pb2.MeetRequest, timeout_seconds: float
 ) -> ring_pb2.MeetResponse:
-    """Call `Ring.Meet` and return its response. Raises the error that the peer raised.
+    """Call `Ring.Meet` and return its response.
 
     channel: a connected channel to the peer.
     request: the request.
     timeout_seconds: seconds to wait for the response.
+
+    Raises the error that the peer raised, and TimedOut if no response arrives in time.
     """
     with peer_errors():
         return await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=timeout_seconds)

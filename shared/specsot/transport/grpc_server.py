@@ -34,7 +34,7 @@ HEADER = "authorization"
 
 
 def authorization_of(metadata: Any) -> str | None:
-    """Return the authorization header of a call, or None unless there is exactly one.
+    """Return the authorization header of a call. None if there is none, or several.
 
     metadata: the call's (key, value) pairs, or None.
     """
@@ -96,7 +96,7 @@ async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms 
     Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
     """
     check_free(listen)
-    if exposed(listen) and not terms.asks:
+    if exposed(listen) and not terms.needs_credentials:
         log.warning("address is reachable from other machines without authentication", at=listen)
     credentials = server_credentials(terms.tls)
     server = grpc.aio.server(

@@ -81,7 +81,8 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def error_of(failure: AioRpcError) -> errors.SpecsotError:
-    """Return the error that a peer raised, as far as its status tells it.
+    """Return the error that a peer raised, as far as its status tells it. A status without this project's
+    details becomes the error class of its code.
 
     Failures of the network become Unavailable.
 
@@ -108,7 +109,10 @@ def error_of(failure: AioRpcError) -> errors.SpecsotError:
 
 @contextlib.contextmanager
 def peer_errors() -> Generator[None]:
-    """A context for a gRPC call, which raises the error that the peer raised."""
+    """A context for a gRPC call, in which the error that the peer raised is raised as such. Yields None.
+
+    Failures of the network become Unavailable.
+    """
     try:
         yield
     except AioRpcError as failure:

@@ -94,7 +94,7 @@ class SilenceTimer:
         self._received = True
 
     def stop(self) -> None:
-        """Cancel the timer."""
+        """Cancel the timer, so that `on_silence` is no longer called."""
         self._timer.cancel()
 
     def _check(self) -> None:

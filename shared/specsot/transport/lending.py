@@ -37,7 +37,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class LendingService(models_pb2_grpc.ModelsServicer):
-    """The serving side: lends the files of a directory once `open` has named the directory."""
+    """The serving side of lending: lends the files of a directory once `open` has named the directory.
+
+    name: name of this member, for error messages.
+    """
 
     def __init__(self, name: str = "") -> None:
         """name: name of this member, for error messages."""
@@ -54,7 +57,7 @@ class LendingService(models_pb2_grpc.ModelsServicer):
         models_pb2_grpc.add_ModelsServicer_to_server(self, server)
 
     def open(self, directory: Path, fingerprint: str) -> None:
-        """Lend the files of a directory from now on.
+        """Lend the files of a directory from now on, in the place of an earlier one.
 
         directory: the model's directory.
         fingerprint: fingerprint of the model in the directory, see `specsot.checkpoint.fingerprint`.
@@ -132,7 +135,7 @@ class LendingService(models_pb2_grpc.ModelsServicer):
 
 
 class Lenders:
-    """The fetching side: reads files from any of the members that the master names as lenders.
+    """The fetching side of lending: reads files from any of the members that the master names as lenders.
 
     fingerprint: fingerprint of the fleet's model. Empty until a lender was found.
     """
@@ -140,7 +143,7 @@ class Lenders:
     def __init__(
         self, name: str, master: str, tls: Tls = PLAIN, timeout_seconds: float = LENDER_TIMEOUT_SECONDS
     ) -> None:
-        """Belongs to the running event loop, but `read` must be called on another thread.
+        """Must be created on the event loop that serves `read`, which is called on another thread.
 
         name: name of this member.
         master: address of the master.
@@ -190,7 +193,7 @@ class Lenders:
             raise Unavailable(reason)
         return files
 
-    def read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
+    def read(self, name: str, begin: int, end: int, store_block: borrowed.Put) -> None:
         """Read a range of a file, and pass its blocks on in order; blocks until all have arrived.
 
         Must not be called on the event loop's thread.
@@ -198,22 +201,21 @@ class Lenders:
         name: name of the file, as `list_files` returns it.
         begin: the first byte.
         end: the byte after the last one.
-        put: called with (address of the lender, place of the block in the file, the block).
+        store_block: called with (address of the lender, place of the block in the file, the block).
 
         Raises ModelError if no lender has the bytes.
         """
-        asyncio.run_coroutine_threadsafe(self._read(name, begin, end, put), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._read(name, begin, end, store_block), self._loop).result()
 
-    async def _read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
+    async def _read(self, name: str, begin: int, end: int, store_block: borrowed.Put) -> None:
         """Read from one lender after another; each continues where the one before it failed.
 
         name: name of the file.
         begin: the first byte.
         end: the byte after the last one.
-        put: called with (address of the lender, place of the block in the file, the block).
+        store_block: called with (address of the lender, place of the block in the file, the block).
 
-        Raises ModelError if no lender delivered a byte for `timeout_seconds`, and what `put` raises as
-        ModelError.
+        Raises ModelError if no lender delivered a byte for `timeout_seconds`, and if `store_block` raises it.
         """
         reason = "there is none"
         wait = FIRST_RETRY_SECONDS
@@ -229,7 +231,7 @@ class Lenders:
                 try:
                     async with aclosing(self._blocks(address, name, begin, end)) as blocks:
                         async for data in blocks:
-                            put(address, begin, data)
+                            store_block(address, begin, data)
                             begin += len(data)
                     break
                 except ModelError:
@@ -276,7 +278,7 @@ class Lenders:
         """Return a context manager with a stub that is connected to a member; errors of the peer are raised
         as such.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         role: what the member's certificate must say that it is.
         stub: the class of the stub.
         """

@@ -45,7 +45,7 @@ def hello_of(sender: str, epoch: int) -> ring_pb2.Hello:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer that has sent its hello.
+    """The sending peer of a link, which has sent its hello.
 
     name: the peer's name.
     epoch: epoch of the link.
@@ -60,8 +60,8 @@ class Peer:
 def check_hello(hello: ring_pb2.Hello, context: Any) -> Peer:
     """Return the peer that a hello describes.
 
-    context: context of the gRPC call that carried the hello.
     hello: the first message of the peer.
+    context: context of the gRPC call that carried the hello.
 
     Raises WireError if the peer's name is invalid. Raises Refused if the name is the master's, if the
     protocol version differs, or if the certificate is neither a worker's nor a drafter's.
@@ -83,11 +83,11 @@ Take = Callable[[Peer, Any], Any]
 def refuse_rows_elsewhere(peer: Peer, message: Any) -> Any:
     """Return a message unchanged.
 
-    Raises WireError for a frame whose rows travel by a separate channel, because this link has no such
-    channel.
-
     peer: the peer that sent the message.
     message: the decoded message.
+
+    Raises WireError for a frame whose rows travel by a separate channel, because this link has no such
+    channel.
     """
     if isinstance(message, Frame) and any(
         isinstance(rows, SeparateTensor) for rows in (message.hidden, message.fused)
@@ -214,14 +214,17 @@ class SendingEnd:
         """Send one message, see `post`.
 
         message: a value that the ring carries.
+
+        Raises Unavailable if the link is lost, and WireError for a message that the ring does not carry.
         """
         self.post(message)
 
     def post(self, message: Any) -> None:
-        """Encode a message and queue its parts, from any thread. Raises Unavailable if the link is lost, and
-        WireError for a message that the ring does not carry.
+        """Encode a message and queue its parts, from any thread.
 
         message: a value that the ring carries, such as a Frame.
+
+        Raises Unavailable if the link is lost, and WireError for a message that the ring does not carry.
         """
         self._outbox.check()
         # Encoding may wait for a GPU, so it happens before the lock is taken.
@@ -307,9 +310,9 @@ class SendingEnd:
 class Endpoint:
     """Where a link connects: a port of the host that was asked, or a path of this machine.
 
-    port: the port, or None.
-    path: the path of a socket or a file, or None.
-    key: public key of the receiving end, for links with encryption of their own.
+    port: the port, or None if the endpoint is a path.
+    path: the path of a socket or a file, or None if the endpoint is a port.
+    key: public key of the receiving end, for links with encryption of their own. Empty for others.
     """
 
     port: int | None = None
@@ -335,13 +338,15 @@ class RowsHost(Protocol):
     """Receives the rows of frames by separate channels, if links have such channels."""
 
     def expect(self, peer: Peer) -> Endpoint:
-        """Open an endpoint for one channel from a peer. Raises Overloaded if there are too many.
+        """Open an endpoint for one channel from a peer, in the place of an earlier one of the same epoch.
 
         peer: the peer that will send rows.
+
+        Raises Overloaded if there are too many channels.
         """
         ...
 
-    def take(self, peer: Peer, message: Any) -> Any:
+    def attach_rows(self, peer: Peer, message: Any) -> Any:
         """Return a message with handles for the rows that the peer's channel carries.
 
         A message whose rows travel within it, or that has none, is returned unchanged. Raises WireError if
@@ -352,7 +357,7 @@ class RowsHost(Protocol):
         """
         ...
 
-    def part(self, peer: Peer) -> None:
+    def close_channel(self, peer: Peer) -> None:
         """Close the channel of a peer whose link has ended. Does nothing if it has none.
 
         peer: the peer of the ended link.

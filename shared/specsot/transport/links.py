@@ -34,7 +34,7 @@ Prepare = Callable[[Any], Any]
 
 
 class SendQueue(Generic[T]):
-    """The queue of messages of a sending end.
+    """The bounded queue of messages of a link's sending end.
 
     `put` adds a message from any thread and never waits. `write_all`, on an event loop, writes the messages
     in order until `finish` or `lose` is called. If the peer does not read and the queue grows beyond its
@@ -94,7 +94,8 @@ class SendQueue(Generic[T]):
         self._wake()
 
     def lose(self, reason: str) -> None:
-        """Mark the link as lost, which ends `write_all`. Only the first reason is kept.
+        """Mark the link as lost, which ends `write_all`. Does nothing if the link is lost already, so that
+        the first reason stays.
 
         reason: why the link is lost, in one clear line.
         """
@@ -108,7 +109,8 @@ class SendQueue(Generic[T]):
         heartbeat: T | None = None,
         heartbeat_seconds: float = math.inf,
     ) -> None:
-        """Write messages until the queue is finished or lost.
+        """Write messages until the queue is finished or lost. After a loss, the messages that are left are
+        not written.
 
         write: writes one message, and returns when there is room for more.
         heartbeat: a message that is written after `heartbeat_seconds` without any other message. None: no
@@ -166,7 +168,7 @@ class SendQueue(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A received message.
+    """A message that a member has received, with its sender.
 
     sender: name of the member that sent the message, or "master".
     message: the message.
@@ -204,7 +206,7 @@ class Lost:
 
 
 class Link(Protocol):
-    """The sending end of one direction between two peers."""
+    """The sending end of a link: one direction between two peers."""
 
     async def send(self, message: Any) -> None:
         """Send one message. Returns when the message is queued, not when it has arrived. Raises Unavailable
@@ -217,14 +219,15 @@ class Link(Protocol):
     async def close(self) -> bool | None:
         """End the link after all sent messages have arrived.
 
-        Returns False if messages did not arrive, or if that is unknown.
+        Returns True if they have arrived, as far as this end knows, False if they have not or if that is
+        unknown, and None from a link within a process, where no message can be lost.
         """
         ...
 
 
 @runtime_checkable
 class RingLink(Link, Protocol):
-    """The sending end between two members, which a compute thread may use without the event loop."""
+    """The sending end of a link between members, which a compute thread may use without the event loop."""
 
     def post(self, message: Any) -> None:
         """Send one message from any thread, without waiting. Raises Unavailable if the link is lost.
@@ -284,15 +287,17 @@ class Dialers:
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         """Open a link with the current transport, see `Dialer.dial`.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
-        kind: what the member must be.
+        kind: what the member must be, "worker" or "drafter".
+
+        Raises Unavailable if the peer cannot be reached, and Refused if it rejects the link.
         """
         return await self._current.dial(address, epoch, kind)
 
 
 class Inbox:
-    """The receiving end of all of a member's links: one queue, arrivals in order per sender."""
+    """The receiving end of all of a member's links: an unbounded queue, with arrivals in order per sender."""
 
     def __init__(self) -> None:
         """Make an empty inbox."""
@@ -312,11 +317,11 @@ class Inbox:
         return not self._queue.empty()
 
     async def get(self) -> Arrival:
-        """Return the next message, and wait for one if there is none."""
+        """Remove and return the next message; wait for one if there is none."""
         return await self._queue.get()
 
-    def take(self) -> Arrival | None:
-        """Return the next message if one waits in the inbox, otherwise None."""
+    def pop(self) -> Arrival | None:
+        """Remove and return the next message if one waits in the inbox, otherwise return None."""
         return None if self._queue.empty() else self._queue.get_nowait()
 
     async def __aiter__(self) -> AsyncIterator[Arrival]:
@@ -326,7 +331,10 @@ class Inbox:
 
 
 class LocalLink:
-    """A link within one process, which passes the values themselves without a copy."""
+    """A link within one process, which passes the values themselves without a copy.
+
+    drafter: the receiving drafter, if it computes on the sender's thread; otherwise None.
+    """
 
     def __init__(
         self,
@@ -374,8 +382,8 @@ class LocalLink:
         return self._prepare(message) if self._prepare else message
 
     async def close(self) -> None:
-        """End the link: later messages raise Unavailable. Messages that were sent are in the inbox
-        already.
+        """End the link: later messages raise Unavailable. Messages that were sent are in the inbox already.
+        Closing it again does nothing.
         """
         self._open = False
 
@@ -397,14 +405,14 @@ class Exchange:
     def listen(self, address: str) -> Inbox:
         """Return the inbox of the member at `address`, which is created at the first call.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         """
         return self.inboxes.setdefault(address, Inbox())
 
     def introduce(self, address: str, member: object, compute: Executor) -> None:
         """Register a member, so that a stage on the same compute thread calls it directly if it is a drafter.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         member: the worker or drafter. Workers are not registered.
         compute: the thread on which the member computes.
         """
@@ -420,19 +428,19 @@ class LocalDialer:
     exchange: the members of the process.
     compute: the thread on which the dialing member computes.
     prepare: a function that is applied to each message before it is sent.
-    others: the dialer for members that are not in this process, or None if there are none.
+    fallback: the dialer for members that are not in this process, or None if there are none.
     """
 
     sender: str
     exchange: Exchange
     compute: Executor | None = None
     prepare: Prepare | None = None
-    others: Dialer | None = None
+    fallback: Dialer | None = None
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """Open a link to a member of this process, or dial with `others` if no such member has the address.
+        """Open a link to a member of this process, or dial with `fallback` if no such member has the address.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
         kind: what the member must be; not checked within the process.
 
@@ -441,6 +449,6 @@ class LocalDialer:
         if (inbox := self.exchange.inboxes.get(address)) is not None:
             drafter = self.exchange.drafters.get((address, self.compute))
             return LocalLink(self.sender, inbox, self.prepare, drafter)
-        if self.others is None:
+        if self.fallback is None:
             raise Unavailable(f"no member of this process listens at {address}")
-        return await self.others.dial(address, epoch, kind)
+        return await self.fallback.dial(address, epoch, kind)

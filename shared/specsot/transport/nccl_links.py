@@ -34,18 +34,21 @@ from specsot.transport.wires import Places, is_private
 
 # The number of an end of a channel in its process group: 0 sends, 1 receives.
 End = Literal[0, 1]
+# Creates a process group, see `group_on`.
 Make = Callable[[Path, End, torch.device, timedelta], Any]
 
 # Stands for any processor when two ends compare their devices.
 CPU = "cpu"
+# The number of the end that sends.
 SENDER: End = 0
+# The number of the end that receives.
 RECEIVER: End = 1
 # Seconds. How long a channel waits for its other end and for bytes before it counts as lost. Untuned.
 TIMEOUT_SECONDS = 30.0
 
 
 class Channel:
-    """One end of a channel.
+    """One end of a channel, which carries the hidden states of one link over NCCL or gloo.
 
     The two ends connect when they are first used, because the device of the tensors is not known earlier.
 
@@ -114,13 +117,17 @@ class Channel:
         self._sent.clear()
 
     def _join(self, device: torch.device) -> None:
-        """Connect to the other end by sending one number.
+        """Connect to the other end by sending one number. Do nothing if the ends are connected or the channel
+        is closed.
 
         NCCL connects only when the first bytes are sent, and the sender waits for the other end meanwhile.
         This must not happen on the event loop, because that may still have to write the header that makes the
         other end connect.
 
         device: the device of the tensors, which decides between NCCL and gloo.
+
+        Raises Unavailable if the other end does not connect in time, or if the two devices cannot be
+        connected.
         """
         use_device(str(device))
         greeting = torch.zeros(1, device=device)
@@ -209,8 +216,8 @@ def _check_devices(store: Any, end: End, device: torch.device) -> None:
 def _abort(group: Any, held: list[Any]) -> None:
     """Abort a process group. NCCL's kernels would otherwise wait on the device without end.
 
-    held: the tensors that are being sent, which must stay in memory until the group is aborted.
     group: the process group.
+    held: the tensors that are being sent, which must stay in memory until the group is aborted.
     """
     group.abort()
     held.clear()
@@ -241,8 +248,9 @@ def pack(stamp: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 
 class ReceivedTensors:
-    """The tensors of one frame that a channel delivers, whose types and shapes the frame's header
-    announced.
+    """The tensors of one frame that a channel delivers. The frame's header announced their types and shapes.
+
+    stamp: the received stamp, or None before the tensors were received.
     """
 
     def __init__(self, channel: Channel, number: int, announced: Sequence[SeparateTensor]) -> None:
@@ -303,7 +311,7 @@ class ReceivedTensors:
 
 
 class ArrivingRows(PendingRows):
-    """One tensor of a `ReceivedTensors`."""
+    """One tensor of a frame that a channel delivers, see `ReceivedTensors`."""
 
     def __init__(self, received: ReceivedTensors, index: int, announced: SeparateTensor) -> None:
         """received: the tensors of the frame.
@@ -344,12 +352,12 @@ class DirectHost:
 
         Raises Overloaded if there are too many channels.
         """
-        self.part(peer)
+        self.close_channel(peer)
         place = self._places.allocate()
         self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER, make=self._make)
         return Endpoint(path=str(place))
 
-    def take(self, peer: Peer, message: Any) -> Any:
+    def attach_rows(self, peer: Peer, message: Any) -> Any:
         """Return a frame whose tensors travel by the peer's channel with handles for them.
 
         Other messages are returned unchanged. Raises WireError if the peer has no channel.
@@ -386,9 +394,9 @@ class DirectHost:
         """
         return self._received_tensors_by_frame.pop((epoch, number), None)
 
-    def part(self, peer: Peer) -> None:
+    def close_channel(self, peer: Peer) -> None:
         """Close the channel of a peer whose link has ended, and drop the tensors of its epoch and of earlier
-        ones.
+        ones. Does nothing if the peer has no channel.
 
         peer: the peer of the ended link.
         """
@@ -430,9 +438,9 @@ class DirectDialer:
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
         """Open a link; to a worker, with a channel for the hidden states of frames.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
-        kind: what the member must be. A drafter gets no channel.
+        kind: what the member must be, "worker" or "drafter". A drafter gets no channel.
 
         Raises Unavailable if the peer cannot be reached, and if a worker is on another machine.
         """
@@ -450,7 +458,7 @@ class DirectDialer:
 
 
 class DirectLink:
-    """The sending end: headers travel by the link, hidden states by the channel."""
+    """The sending end of a link with a channel: headers travel by the link, hidden states by the channel."""
 
     def __init__(self, link: RingLink, channel: Channel, host: DirectHost) -> None:
         """link: carries headers and all other messages.
@@ -498,7 +506,11 @@ class DirectLink:
         self._channel.deliver(pack(stamp, [rows for rows in (hidden, fused) if rows is not None]))
 
     async def close(self) -> bool | None:
-        """End the link, then the channel. Returns what `close` of the link returns."""
+        """End the link, then the channel.
+
+        Returns what `close` of the link returns: whether all messages have arrived, or None if that is
+        unknown.
+        """
         delivered = await self._link.close()
         self._channel.close()
         return delivered

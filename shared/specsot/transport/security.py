@@ -20,7 +20,7 @@ Stamp = tuple[int, int, int] | None
 
 
 class WatchedFiles(Generic[T]):
-    """A value that is read from files, and read again when the files change."""
+    """A value that is read from files, and read again when their modification time, size or inode changes."""
 
     def __init__(self, paths: Iterable[Path], read: Callable[[], T], fallback: T | None = None) -> None:
         """paths: the files. Their status is compared at each call of `value`.
@@ -111,7 +111,7 @@ class Tls:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files that are given, for watching them."""
+        """The files that are given, for watching them. Empty without TLS."""
         return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
 
     @property
@@ -201,7 +201,7 @@ def _no_password() -> str:
 
 
 def _complaint(cert: Path, key: Path, error: Exception) -> str:
-    """Return the message for a certificate or key that cannot be loaded.
+    """Return the message for a certificate or key that cannot be loaded, which names the file.
 
     cert: path of the certificate.
     key: path of the key.
@@ -236,7 +236,7 @@ ADMIN = "admin"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A known token.
+    """A known bearer token.
 
     digest: SHA-256 of the token.
     admin: True if the token is marked as an administrator's.
@@ -250,7 +250,9 @@ Digests = tuple[Known, ...]
 
 
 class Tokens:
-    """Checks the tokens of calls. If a token file becomes invalid or empty later, every token is rejected."""
+    """Checks the bearer tokens of calls. If a token file becomes invalid or empty later, every token is
+    rejected.
+    """
 
     def __init__(self, file: Path | None = None, token: str | None = None) -> None:
         """file: a file with tokens, which is read again when it changes; or None.
@@ -372,7 +374,8 @@ def _digest(token: str) -> bytes:
 
 
 def exposed(address: str) -> bool:
-    """Return whether other machines may reach an address: it is neither a unix socket nor loopback.
+    """Return whether other machines may reach an address. False for a unix socket, and for localhost and
+    other loopback addresses.
 
     Host names other than localhost count as reachable.
 

@@ -120,8 +120,9 @@ class UnixWire(Wire):
 
     @contextmanager
     def _using(self) -> Generator[None]:
-        """Return a context manager within which a coroutine waits for the socket, so that it is not closed
-        meanwhile.
+        """Return a context within which a coroutine waits for the socket, so that it is not closed meanwhile.
+
+        Yields None.
         """
         self._waiting += 1
         self._idle.clear()
@@ -146,9 +147,11 @@ async def reach_nearby(path: str) -> UnixWire | None:
 
 
 async def connect(path: Path) -> UnixWire:
-    """Connect to the socket at a path. Raises OSError if that fails.
+    """Connect to the socket at a path, and return the connection.
 
     path: path of the unix socket.
+
+    Raises OSError if that fails.
     """
     connected = socket.socket(socket.AF_UNIX)
     connected.setblocking(False)
@@ -161,7 +164,7 @@ async def connect(path: Path) -> UnixWire:
 
 
 class LinkReceiver(Protocol):
-    """Receives the messages of one link.
+    """The interface of what receives the messages of one link.
 
     over: True once the peer has sent its goodbye.
     """
@@ -181,7 +184,7 @@ MakeReceiver = Callable[[], AbstractContextManager[LinkReceiver]]
 
 
 class _Incoming(asyncio.Protocol):
-    """An incoming connection.
+    """An incoming connection of one link over a unix socket.
 
     A message is passed on in the same iteration of the event loop in which its last byte arrives, without
     waking a task.
@@ -236,7 +239,7 @@ class _Incoming(asyncio.Protocol):
         await self._over
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. Must be called only once the peer has connected."""
         self._transport.close()
 
     def _pass_on_messages(self, receiver: LinkReceiver, seconds: float = TURN_SECONDS) -> None:

@@ -112,7 +112,7 @@ async def _register(
 
 
 class Uplink:
-    """The member's end of the stream.
+    """A member's end of its stream to the master.
 
     `send`, and `post` from any thread, accept Ready, Broken, MemberLeaving, Beat, Progress and Result. Once
     the loss of the master is in the inbox, further messages are dropped without an error, because a result

@@ -36,14 +36,16 @@ class Wire(ABC):
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Write, and return when there is room for more. Raises Unavailable once the connection has ended.
+        """Write a message, and return when there is room for more.
 
         data: an encoded message, or the rest of one.
+
+        Raises Unavailable once the connection has ended.
         """
 
     @abstractmethod
     async def finish(self) -> None:
-        """Declare that nothing more will be written."""
+        """Declare that nothing more will be written. Does nothing if the connection has ended."""
 
     @abstractmethod
     async def wait_closed(self) -> None:
@@ -51,7 +53,7 @@ class Wire(ABC):
 
     @abstractmethod
     async def hang_up(self) -> None:
-        """Close the connection."""
+        """Close the connection at once. What was not written is lost."""
         ...
 
 
@@ -62,7 +64,7 @@ PREFIX = "specsot-"
 
 
 class Places:
-    """Allocates names in a private folder, at most MAX_PLACES at once.
+    """Allocates names of sockets and files in a private folder, at most MAX_PLACES at once.
 
     The folder exists only while a name is allocated or a file is left in it, so that a killed process leaves
     nothing but this folder behind.
@@ -109,7 +111,7 @@ class Places:
                 self._folder = None
 
     def close(self) -> None:
-        """Delete the folder and everything in it."""
+        """Delete the folder and everything in it. Does nothing if there is no folder."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -86,7 +86,8 @@ class Guest:
     key: bytes
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a peer may connect. The name of the method is given by pyzmq.
+        """Return whether a peer may connect: True only for the peer's key. The name of the method is given by
+        pyzmq.
 
         domain: the socket's ZAP domain, which is not needed.
         key: the public key that the connecting peer has proved to own, in Z85 encoding.
@@ -95,7 +96,7 @@ class Guest:
 
 
 class Sockets:
-    """Creates sockets. The ZMQ context is created with the first one."""
+    """Creates ZMQ sockets. The ZMQ context of the process is created with the first one."""
 
     def __init__(self, keepalive: Keepalive | None = None, largest: int = RING_BYTES) -> None:
         """keepalive: when a silent connection counts as broken. None: `LINK`.
@@ -188,11 +189,11 @@ class Sockets:
 
 
 class SocketEvents:
-    """Follows the connection of a socket.
+    """Follows the connection of a ZMQ socket: whether it is open, and whether it has ended.
 
-    Over TCP, other hosts may try to connect to a receiving end; `only` names the descriptor of the peer's
-    connection. At a receiving end, only disconnections after `up` count: before that, descriptors of other
-    connections are closed, whose numbers the peer's connection may get, and other failures have no
+    Over TCP, other hosts may try to connect to a receiving end; `follow_only` names the descriptor of the
+    peer's connection. At a receiving end, only disconnections after `up` count: before that, descriptors of
+    other connections are closed, whose numbers the peer's connection may get, and other failures have no
     descriptor.
 
     up: set once the connection is open.
@@ -210,7 +211,7 @@ class SocketEvents:
         self._monitor: Socket = socket.get_monitor_socket(FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED)
         self._following = start(self._follow(self._monitor), lambda _: self.down.set())
 
-    def only(self, descriptor: int) -> None:
+    def follow_only(self, descriptor: int) -> None:
         """Name the descriptor of the peer's connection, whose end sets `down`; at once if it has ended
         already.
 
@@ -256,7 +257,7 @@ class SocketEvents:
 
 
 def event_in_words(error: zmq.ZMQError) -> str:
-    """Return the reason of a ZMQ error in words.
+    """Return the reason of a ZMQ error in words, such as "address already in use".
 
     error: the error that pyzmq raised.
     """
@@ -296,9 +297,7 @@ class ZmqWire(Wire):
 
 
 class ZmqDialer:
-    """Opens links over ZMQ in the name of `sender`. If a link breaks, `Lost` is put into the inbox, if
-    any.
-    """
+    """Opens links over ZMQ in the name of one member. Puts `Lost` into its inbox, if any, if one breaks."""
 
     def __init__(self, sender: str, sockets: Sockets, inbox: Inbox | None = None, tls: Tls = PLAIN) -> None:
         """sender: name of the dialing member.
@@ -314,9 +313,9 @@ class ZmqDialer:
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
         """Open a link to a member over ZMQ, after negotiating it over gRPC.
 
-        address: the member's address.
+        address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
-        kind: what the member must be.
+        kind: what the member must be, "worker" or "drafter".
 
         Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version, and
         WireError if its answer is invalid.
@@ -400,7 +399,7 @@ class ZmqHost:
         self._links: set[asyncio.Task[None]] = set()
 
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
-        """Open an endpoint for one link from this peer, whose public key is `key`.
+        """Open an endpoint for one link from this peer.
 
         peer: the peer that will connect.
         key: the peer's public CURVE key. Empty over a unix socket.
@@ -494,7 +493,9 @@ class ZmqHost:
         self._places.close()
 
     async def _interface(self) -> str:
-        """Return the address of `listen` in numbers, as ZMQ needs it."""
+        """Return the address of `listen` in numbers, as ZMQ needs it; that of all interfaces if `listen`
+        names no host. Raises OSError if the host is unknown.
+        """
         host, _ = split_address(self._listen)
         found: list[Any] = await asyncio.get_running_loop().getaddrinfo(
             host or "0.0.0.0", None, type=sockets_of_the_system.SOCK_STREAM
@@ -514,7 +515,7 @@ async def _read_hello(socket: Socket, events: SocketEvents) -> None:
     frame = await socket.recv(copy=False)
     if not _request(frame).HasField("hello"):
         raise WireError("the first message must be hello")
-    events.only(frame.get(zmq.SRCFD))
+    events.follow_only(frame.get(zmq.SRCFD))
 
 
 async def _read(socket: Socket, receiver: Receiver) -> None:

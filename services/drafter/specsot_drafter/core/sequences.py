@@ -200,7 +200,7 @@ class DraftSequences:
                 raise NotFound(f"sequence {opening.sequence} forks what is not followed so far")
             opened.committed = opening.fork.length
             opened.tokens = source.tokens[: opened.committed]
-        opened.compiling = grammar_of(self._vocabulary, opening, led=False) if self._vocabulary else None
+        opened.compiling = grammar_of(self._vocabulary, opening, guided=False) if self._vocabulary else None
         opened.sentences = self._sentences if opening.soft_end else None
         self._sequences[opening.sequence] = opened
         return opened

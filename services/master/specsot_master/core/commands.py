@@ -12,7 +12,7 @@ from specsot.events import Numbered, Reason
 
 @dataclass(frozen=True, slots=True)
 class OpenAnswer:
-    """Open a sequence with the chat prompt and ordinal 0.
+    """Command: open the sequence of a direct answer, with the chat prompt and ordinal 0.
 
     limit: the most tokens that the sequence may decode.
     """
@@ -22,12 +22,14 @@ class OpenAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OpenScore:
-    """Open the router's score prompt with ordinal 0. The sequence decodes one token."""
+    """Command: open a sequence with the router's score prompt and ordinal 0. The sequence decodes one
+    token.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSkeleton:
-    """Open the skeleton.
+    """Command: open the sequence of the skeleton.
 
     limit: the most tokens that the sequence may decode.
     rules: what the plan may contain, such as its number of points.
@@ -43,14 +45,15 @@ class OpenSkeleton:
 
 @dataclass(frozen=True, slots=True)
 class OpenBranch:
-    """Open the branch that writes `point`. The branch's ordinal is the point's id.
+    """Command: open the branch that writes `point`. The branch's ordinal is the point's id.
 
     point: the point to write.
     points: all points of the plan, without the closing.
     parents: the points that `point` needs, each with the text of its branch.
     budget: the most tokens that the branch may decode.
     introduction: the text before the first point, which all branches read; "" if there is none.
-    excluded: tokens that the branch must not write, as its text would begin like an earlier branch's.
+    excluded: ids of tokens that the branch must not write, as its text would begin like an earlier branch's;
+        empty for none.
     soft_limit: the tokens from which on the branch ends after a sentence, an item or a block; None if only
         an end token or the budget ends it.
     """
@@ -71,7 +74,7 @@ class OpenBranch:
 
 @dataclass(frozen=True, slots=True)
 class OpenPolish:
-    """Open the turn that rewrites the merged text, with ordinal 0.
+    """Command: open the turn that rewrites the merged text, with ordinal 0.
 
     text: the merged text of all branches, without headings.
     limit: the most tokens that the sequence may decode.
@@ -83,7 +86,7 @@ class OpenPolish:
 
 @dataclass(frozen=True, slots=True)
 class ReopenSequence:
-    """Open a sequence again, because the ring that it ran in is gone.
+    """Command: open a sequence again, because the ring that it ran in is gone.
 
     ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
     """
@@ -93,7 +96,7 @@ class ReopenSequence:
 
 @dataclass(frozen=True, slots=True)
 class CloseSequence:
-    """End a sequence. The command has no effect if the sequence has already ended.
+    """Command: end a sequence. The command has no effect if the sequence has already ended.
 
     ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
     """
@@ -103,7 +106,7 @@ class CloseSequence:
 
 @dataclass(frozen=True, slots=True)
 class FailRequest:
-    """End the request with this error. No event follows.
+    """Command: end the request with this error. No event follows.
 
     error: the error that the client receives.
     final: True if the journal records the error. If False, a later master that reads the journal continues
@@ -120,32 +123,36 @@ class EmptyCommand:
 
 
 class RenewLeases(EmptyCommand):
-    """Renew the leases that need it, unless the request's client has stopped reading."""
+    """Command: renew the leases that need it, unless the request's client has stopped reading."""
 
 
 class DropRequest(EmptyCommand):
-    """Remove everything that the request holds in the ring, because the request is over."""
+    """Command: remove everything that the request holds in the ring, because the request is over."""
 
 
 class KeepRequest(EmptyCommand):
-    """Keep a request that lost its reader for a limited time, in which a client may resume it."""
+    """Command: keep a request that lost its reader for a limited time, in which a client may resume it."""
 
 
 class ReleaseRequest(EmptyCommand):
-    """Forget a request that can no longer be resumed. Another request may use its id from now on."""
+    """Command: forget a request that can no longer be resumed. Another request may use its id from now on."""
 
 
 class WatchReader(EmptyCommand):
-    """Schedule another check of whether the client has read anything."""
+    """Command: schedule another check of whether the client has read anything."""
 
 
 class CutReader(EmptyCommand):
-    """Disconnect the client, because it has stopped reading."""
+    """Command: disconnect the client, because it has stopped reading."""
 
 
+# Commands that open a sequence for the first time.
 Open = OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | OpenPolish
+# Commands about the client that reads, or does not read, the request's events.
 ForReader = KeepRequest | ReleaseRequest | WatchReader | CutReader
+# Commands that concern sequences in the ring.
 InRing = Open | ReopenSequence | CloseSequence | RenewLeases
+# Everything that a plan or an input may order; a `Numbered` sends its event to the client.
 Command = InRing | Numbered | FailRequest | DropRequest | ForReader
 
 # The reason that clients receive for each way in which a sequence ends.

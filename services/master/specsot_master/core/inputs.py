@@ -14,7 +14,8 @@ from specsot_master.core.request import RequestState
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """An input that concerns one request. It is handled by the engine that runs the request.
+    """Base class of inputs that concern one request. Such an input is handled by the engine that runs the
+    request.
 
     request: the request that the input concerns.
     """
@@ -24,7 +25,7 @@ class RequestEvent:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived(RequestEvent):
-    """The request enters this engine's queue.
+    """Input: a request enters this engine's queue, as a new one, from another ring, or from the journal.
 
     lacking: why there is no ring, in words; "" if there is one.
     """
@@ -33,16 +34,16 @@ class RequestArrived(RequestEvent):
 
 
 class RequestMoved(RequestEvent):
-    """Another ring has taken the request over."""
+    """Input: another ring has taken the request over."""
 
 
 class RequestCancelled(RequestEvent):
-    """The client cancelled the request. The text so far becomes its answer."""
+    """Input: the client cancelled the request. The text so far becomes its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptMade(RequestEvent):
-    """A thread has finished building a branch's prompt.
+    """Input: a thread has finished building a branch's prompt.
 
     error: why the prompt could not be built, or None.
     """
@@ -51,16 +52,16 @@ class PromptMade(RequestEvent):
 
 
 class EventsRead(RequestEvent):
-    """The client has read events, perhaps after a pause."""
+    """Input: the client has read events, perhaps after a pause."""
 
 
 class ReaderLeft(RequestEvent):
-    """The client has disconnected."""
+    """Input: the client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingOverdue(RequestEvent):
-    """Alarm: the time in which a client must read something has passed.
+    """Input, from an alarm: the time in which a client must read something has passed.
 
     position: offset of the next unread event when the alarm was set. If the offset has not changed, the
         client has read nothing since.
@@ -70,16 +71,16 @@ class ReadingOverdue(RequestEvent):
 
 
 class KeepingOver(RequestEvent):
-    """Alarm: the time in which a client could resume the request has passed."""
+    """Input, from an alarm: the time in which a client could resume the request has passed."""
 
 
 class DeadlinePassed(RequestEvent):
-    """Alarm: the client's timeout has passed."""
+    """Input, from an alarm: the client's timeout has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingOverdue(RequestEvent):
-    """Alarm: the request has waited for a ring for as long as requests may.
+    """Input, from an alarm: the request has waited for a ring for as long as requests may.
 
     lacking: why there was no ring.
     seconds: how long the request has waited.
@@ -91,12 +92,12 @@ class RingOverdue(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class RingReady:
-    """The ring is complete, or has a drafter again. Requests that waited for the ring continue."""
+    """Input: the ring is complete, or has a drafter again. Requests that waited for the ring continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingLost:
-    """The ring broke. All KV in it is lost.
+    """Input: the ring broke. All KV in it is lost.
 
     reason: why the ring broke.
     planned: True if the master ended the epoch to form a better ring, which takes moments.
@@ -108,7 +109,7 @@ class RingLost:
 
 @dataclass(frozen=True, slots=True)
 class OrderUnsent:
-    """The link could not deliver an order to stage 0. The ring itself still runs.
+    """Input: the link could not deliver an order to stage 0. The ring itself still runs.
 
     order: the order that stage 0 did not receive.
     """
@@ -118,8 +119,8 @@ class OrderUnsent:
 
 @dataclass(frozen=True, slots=True)
 class MasterLeaving:
-    """The master shuts down. All requests end; a later master that reads the journal continues those that are
-    resumable.
+    """Input: the master shuts down. All requests end; a later master that reads the journal continues those
+    that     are resumable.
 
     reason: the error message that clients receive.
     """
@@ -129,13 +130,16 @@ class MasterLeaving:
 
 # Inputs after which a waiting request, sequence or branch may be able to start.
 Opening = RingReady | RequestArrived | RequestMoved | PromptMade
+# Inputs that come from the ring.
 RingEvent = Result | RingReady | RingLost
+# Everything that `Engine.handle` takes.
 Input = RequestEvent | RingEvent | OrderUnsent | MasterLeaving
 
 
 def react(event: RequestEvent) -> Sequence[Command]:
     """Return the commands that follow from an event which touches neither the ring nor the queue; an empty
-    list for any other event.
+    list for any other event. If a client has read something since a `ReadingOverdue` was set, or has nothing
+    to read, the client is not disconnected.
 
     event: an input that concerns one request.
 

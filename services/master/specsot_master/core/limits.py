@@ -12,6 +12,7 @@ from specsot.params import MAX_TOKEN_CHARACTERS, Ask, Mode
 from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, points_asked
 
+# The roles that messages may have.
 ROLES = ("system", "user", "assistant", "tool")
 # Characters. Bounds each stop string of a request. Untuned.
 MAX_STOP_CHARACTERS = 256
@@ -57,7 +58,7 @@ def soft_limit(limit: int, aim: int | None = None) -> int:
         limit 400 -> 340 (85 %)    limit 100 -> 60 (a sentence before the end)    limit 50 -> 25 (half)
         limit 400, aim 60 -> 51 (85 % of the aim)
 
-    limit: the most tokens that the client's limit leaves to the branch.
+    limit: the most tokens that the client's limit leaves to the branch, at least 1.
     aim: how many tokens the branch should have, about; None for as many as the model writes.
     """
     soft = max(min(int(SOFT_END_FROM * limit), limit - SENTENCE_TOKENS), limit // 2)
@@ -85,6 +86,8 @@ def prompt_characters(ask: Ask) -> int:
 
 def check_sizes(ask: Ask, request_id: str | None, max_positions: int) -> None:
     """Check everything that can be refused without tokenising the prompt: sizes, and the roles of messages.
+
+    Return nothing if the request passes.
 
     ask: what the client asks for.
     request_id: the id that the client chose, or None.
@@ -114,10 +117,10 @@ def check_drafter(ask: Ask, drafters: Sequence[str]) -> None:
     ask: what the client asks for.
     drafters: the drafters that a client may name.
     """
-    here = (*drafters, "none")
-    if ask.drafter is not None and ask.drafter not in here:
+    known_names = (*drafters, "none")
+    if ask.drafter is not None and ask.drafter not in known_names:
         raise InvalidRequest(
-            f"drafter {ask.drafter} is not in this fleet, which has {', '.join(here)}", field="drafter"
+            f"drafter {ask.drafter} is not in this fleet, which has {', '.join(known_names)}", field="drafter"
         )
 
 
@@ -125,8 +128,10 @@ def check_tokens(ask: Ask, vocabulary: int) -> None:
     """Raise InvalidRequest if the request names a token id outside the vocabulary, in its prompt, its biases
     or its stop tokens.
 
+    Return nothing if the request passes; a request that names no token always does.
+
     ask: what the client asks for.
-    vocabulary: the number of token ids that the model has.
+    vocabulary: the number of token ids that the model has; ids count from 0.
     """
     biased = [token for token, _ in ask.sampling.logit_bias]
     named = {"logit_bias": biased, "tokens": ask.tokens, "stop_token_ids": ask.stop_token_ids}
@@ -147,7 +152,8 @@ def mode_of(ask: Ask) -> Mode:
 
 
 def check_plan(ask: Ask, plans_in_lists: bool = False) -> None:
-    """Check that a plan can be written. Raises InvalidRequest in three cases:
+    """Check that a plan can be written; return nothing if it can, or if none is asked for. Raises
+    InvalidRequest in three cases:
 
     mode sot offers tools to a model that plans in lists, whose points cannot name a tool;
     mode sot has a token limit below POINT_TOKENS, so that not even one point fits;
@@ -189,12 +195,13 @@ def rules_of(
     ask: Ask, listed: bool = False, points: int | None = None, speculates: bool = False
 ) -> PlanRules:
     """Return what this request's skeleton may contain. A plan has no more points than the token limit can pay
-    for.
+    for, at least two in a list and at least one in markers.
 
-    listed: True if the model plans in a numbered list. The rules of a list then carry no token budget (the
-        limit of the sequence bounds the plan), so that few different grammars are compiled.
-    points: the most points of a list that the client's time limit allows, or None. If the client asked for a
-        number of points, each may be shorter than usual.
+    ask: what the client asks for; its limits, mode, tools and question are used.
+    listed: True if the model plans in a numbered list. The rules of a list carry no token budget (the limit
+        of the sequence bounds the plan), so that few different grammars are compiled.
+    points: the most points of a list that the client's time limit allows, or None for no such limit. If the
+        client asked for a number of points, each may be shorter than usual.
     speculates: True if the plan aims at the length of a direct answer, so that it has few points unless the
         client asked for a number.
     """
@@ -203,8 +210,8 @@ def rules_of(
         asked = points_asked(question_of(ask))
         room = tokens // (POINT_TOKENS if asked else LIST_POINT_TOKENS)
         usual = USUAL_POINTS if speculates else MAX_LIST_POINTS
-        most = min(room, points or MAX_LIST_POINTS, asked or usual, MAX_LIST_POINTS)
-        return PlanRules(direct=False, max_points=max(2, most), listed=True)
+        list_points = min(room, points or MAX_LIST_POINTS, asked or usual, MAX_LIST_POINTS)
+        return PlanRules(direct=False, max_points=max(2, list_points), listed=True)
     return PlanRules(
         direct=ask.mode == "auto",
         tools=ask.tools,
@@ -236,11 +243,14 @@ def least_of(ask: Ask, budget: int) -> int:
 
 
 def aim_of(answer_tokens: int, points: int, others: int) -> int:
-    """Return how many tokens each of `points` points should have so that the answer has `answer_tokens`.
-
-    others: tokens of the introduction, the headings and the closing.
+    """Return how many tokens each point should have so that the answer has a certain length: at least MIN_AIM
+    and at most MAX_AIM.
 
         answer of 320 tokens, 6 points, 110 for the others -> 35
+
+    answer_tokens: number of tokens of the whole answer.
+    points: the number of points, at least 1.
+    others: number of tokens of the introduction, the headings and the closing.
     """
     return max(MIN_AIM, min((answer_tokens - others) // points, MAX_AIM))
 
@@ -249,7 +259,9 @@ def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> 
     """Return the most tokens that the skeleton's sequence may decode. If the skeleton may turn out to be the
     answer itself, that is all of the request's tokens.
 
-    speculates: True if the plan aims at the length of a direct answer.
+    ask: what the client asks for; its limits and mode are used.
+    listed: True if the model plans in a numbered list, which is never the answer itself.
+    speculates: True if the plan aims at the length of a direct answer, so that it is short.
     """
     if speculates:
         more = max(rules_of(ask, listed, speculates=True).max_points - USUAL_POINTS, 0)
@@ -260,7 +272,7 @@ def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> 
 
 @dataclass(frozen=True, slots=True)
 class BudgetShares:
-    """How the tokens of a plan are divided.
+    """How the tokens of a plan are divided between its headings and its branches.
 
     points: the points that are written, the first ones of the plan.
     headings: tokens of each point's heading, by point id; a point without an entry has no heading.
@@ -279,7 +291,7 @@ def share_out(
     min_text_tokens: int,
     max_branch_tokens: int | None = None,
 ) -> BudgetShares:
-    """Divide tokens between the points of a plan.
+    """Divide tokens between the points of a plan; points for which there are too few tokens are left out.
 
     Keeps as many first points as get at least `min_text_tokens` tokens of text in addition to their headings,
     but at least one point. If one point is left and its heading leaves less than `min_text_tokens`, the
@@ -287,18 +299,20 @@ def share_out(
 
     points: the points of the plan, at least one.
     headings: tokens of each point's heading, by point id.
-    total: tokens for all headings and budgets together; greater than 0.
+    total: number of tokens for all headings and budgets together; greater than 0.
     min_text_tokens: the fewest tokens for the text of a point.
-    max_branch_tokens: the most tokens of one branch, or None.
+    max_branch_tokens: the most tokens of one branch, or None for no such bound.
     """
-    kept = tuple(points[: max(_affordable(points, headings, total, min_text_tokens), 1)])
-    spent = sum(headings[point.id] for point in kept)
+    written_points = tuple(points[: max(_affordable(points, headings, total, min_text_tokens), 1)])
+    spent = sum(headings[point.id] for point in written_points)
     # Only one point is left, and its title is too long for the remaining tokens.
     if total - spent < min(min_text_tokens, total):
-        return BudgetShares(kept, {}, split_budget(kept, total, max_branch_tokens))
-    kept_headings = {point.id: headings[point.id] for point in kept}
+        return BudgetShares(written_points, {}, split_budget(written_points, total, max_branch_tokens))
+    kept_headings = {point.id: headings[point.id] for point in written_points}
     return BudgetShares(
-        kept, kept_headings, split_budget(kept, total - spent, max_branch_tokens, min_text_tokens)
+        written_points,
+        kept_headings,
+        split_budget(written_points, total - spent, max_branch_tokens, min_text_tokens),
     )
 
 
@@ -310,13 +324,13 @@ def split_budget(
     Tokens are divided in proportion to the wished lengths; tokens left by rounding go to the largest
     remainders. The sum is at most `total`.
 
-        lengths {1: 10, 2: 30}, total 9              -> {1: 2, 2: 7}  (2.25 and 6.75, the larger remainder
-        gets 1) lengths {1: 10, 2: 30}, total 9, min_share 4 -> {1: 4, 2: 5}  (point 1 is raised, 2 gets the
-        rest)
+        lengths {1: 10, 2: 30}, total 9              -> {1: 2, 2: 7}  (2.25 and 6.75)
+        lengths {1: 10, 2: 30}, total 9, min_share 4 -> {1: 4, 2: 5}  (point 1 is raised)
 
     points: the points that are written, at least one.
-    total: tokens for all branches together, at least len(points).
-    max_share: the most tokens of one branch, or None.
+    total: number of tokens for all branches together, at least len(points).
+    max_share: the most tokens of one branch, or None for no such bound; tokens beyond it are given to no
+        other branch.
     min_share: the fewest tokens of one branch; if there are too few tokens for that, an equal part is the
         fewest.
     """
@@ -327,9 +341,9 @@ def split_budget(
     while low := {id for id, weight in weights.items() if rest * weight < min_share * sum(weights.values())}:
         rest -= min_share * len(low)
         weights = {id: weight for id, weight in weights.items() if id not in low}
-    whole = sum(weights.values())
-    shares |= {id: rest * weight // whole for id, weight in weights.items()}
-    by_remainder = sorted(weights, key=lambda id: (-(rest * weights[id] % whole), id))
+    total_weight = sum(weights.values())
+    shares |= {id: rest * weight // total_weight for id, weight in weights.items()}
+    by_remainder = sorted(weights, key=lambda id: (-(rest * weights[id] % total_weight), id))
     for id in by_remainder[: total - sum(shares.values())]:
         shares[id] += 1
     return shares if max_share is None else {id: min(share, max_share) for id, share in shares.items()}
@@ -343,7 +357,7 @@ def _affordable(
 
     points: the points of the plan.
     headings: tokens of each point's heading, by point id.
-    total: tokens for all headings and texts together.
+    total: number of tokens for all headings and texts together.
     min_text_tokens: the fewest tokens for the text of a point.
     """
     count = 0

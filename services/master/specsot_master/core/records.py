@@ -14,7 +14,7 @@ from specsot.errors import PlanError, SpecsotError, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRecord:
-    """The request entered the ring.
+    """Record: the request entered the ring.
 
     at: seconds after the request's arrival.
     found: how many first tokens of its prompt the ring's prefix cache had.
@@ -28,10 +28,10 @@ class AdmittedRecord:
 
 @dataclass(frozen=True, slots=True)
 class BranchRecord:
-    """The branch of this point was opened.
+    """Record: the branch of a point was opened.
 
     point: the point's id.
-    wording: a fingerprint of the branch's prompt; "" if it is unknown.
+    wording: a fingerprint of the branch's prompt; "" without one, which is then not compared.
     """
 
     point: int
@@ -40,7 +40,7 @@ class BranchRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of the ring advanced the request.
+    """Record: one step of the ring advanced the request.
 
     at: seconds after the request's arrival.
     outcomes: the outcome of each sequence that the step advanced, as (ordinal, outcome).
@@ -52,7 +52,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReopenedRecord:
-    """A sequence was opened again. Its draft rounds count from 0.
+    """Record: a sequence was opened again after a repair. Its draft rounds count from 0.
 
     ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
     """
@@ -62,7 +62,7 @@ class ReopenedRecord:
 
 @dataclass(frozen=True, slots=True)
 class CancelledRecord:
-    """The client cancelled the request.
+    """Record: the client cancelled the request.
 
     at: seconds after the request's arrival.
     """
@@ -72,7 +72,7 @@ class CancelledRecord:
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
-    """The request ended with an error.
+    """Record: the request ended with an error.
 
     error: the name of the error's class.
     message: the error's message.
@@ -82,12 +82,13 @@ class FailedRecord:
     message: str
 
 
+# Everything that can happen to a request.
 Record = AdmittedRecord | BranchRecord | StepRecord | ReopenedRecord | CancelledRecord | FailedRecord
 
 
 def fingerprint_of(tokens: Sequence[int]) -> str:
-    """Return a fingerprint of a prompt's tokens: 16 hexadecimal digits. Another template, plan file or
-    tokenizer changes it.
+    """Return a fingerprint of a prompt's tokens: 16 hexadecimal digits, also for no tokens. Another template,
+    plan file or tokenizer changes it.
 
     tokens: token ids.
     """
@@ -95,11 +96,12 @@ def fingerprint_of(tokens: Sequence[int]) -> str:
 
 
 def check_prompt_unchanged(old_fingerprint: str, tokens: Sequence[int]) -> None:
-    """Raise Unavailable if a prompt has changed since the journal was written: the journal's text answers
-    another prompt.
+    """Check that a prompt has not changed since the journal was written; return nothing if it has not.
 
     old_fingerprint: the fingerprint in the journal; "" if it is unknown, then nothing is checked.
     tokens: the token ids of the prompt as this master words it.
+
+    Raises Unavailable if it has, because the journal's text answers another prompt.
     """
     if old_fingerprint and old_fingerprint != fingerprint_of(tokens):
         raise Unavailable("the master was restarted, and words its prompts differently now; ask again")
@@ -110,7 +112,7 @@ def error_of(class_name: str, message: str) -> SpecsotError:
     has the name.
 
     class_name: the name of the error's class, such as "TimedOut".
-    message: the error's message.
+    message: the error's message; a PlanError gets no plan text.
     """
     kind = getattr(errors, class_name, SpecsotError)
     return PlanError(message, "") if kind is PlanError else kind(message)

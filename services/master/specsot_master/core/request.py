@@ -32,7 +32,9 @@ from specsot_master.core.sequence import ActiveSequence
 
 
 class Home(Protocol):
-    """The engine that runs a request, as far as the request needs to know it."""
+    """The engine that runs a request, as far as the request needs to know it: it handles the request's
+    inputs.
+    """
 
     def handle(self, event: Any, /) -> None:
         """Handle one input of the engine.
@@ -46,7 +48,7 @@ class Timer(Protocol):
     """A pending call of `Clock.later`."""
 
     def cancel(self) -> None:
-        """Do not make the call. Has no effect if the call was already made."""
+        """Do not make the call. Has no effect if the call was already made or cancelled."""
         ...
 
 
@@ -60,7 +62,7 @@ class Clock(Protocol):
     def later(self, seconds: float, callback: Callable[[], object], /) -> Timer:
         """Call a function on the event loop after a delay, unless the returned timer is cancelled before.
 
-        seconds: the delay.
+        seconds: the delay, from now.
         callback: called without arguments; its result is ignored.
         """
         ...
@@ -80,14 +82,19 @@ class Reader:
     exception that the reader's next `EventBuffer.take` raises.
     """
 
+    # What the reader's next `EventBuffer.take` raises, since the buffer has cut it off; None while it is
+    # attached.
     error: SpecsotError | None = None  # Set when the buffer cut this reader off.
 
     def wake(self) -> None:
-        """Called when `EventBuffer.take` has a new event, or an error, for this reader."""
+        """Resume the reader, because `EventBuffer.take` has a new event, or an error, for it. This base class
+        does nothing.
+        """
 
 
 class EventBuffer:
-    """A numbered buffer of events with any number of pushes and at most one attached reader at a time.
+    """A numbered buffer of one request's events, with any number of pushes and at most one attached reader at
+    a time.
 
     The attribute `over` is True once the buffer was ended: no event follows. `error` is the error that the
     buffer was ended with, or None.
@@ -120,7 +127,9 @@ class EventBuffer:
 
     @property
     def position(self) -> int:
-        """Offset of the event that the next `take` returns."""
+        """Offset of the event that the next `take` returns, counted from the first event of the request;
+        `position` equals the number of pushed events if all were taken.
+        """
         return self._next
 
     @property
@@ -196,8 +205,8 @@ class EventBuffer:
         return True
 
     def disconnect(self, error: SpecsotError) -> None:
-        """Cut the attached reader off. If the buffer keeps no events for a later reader (`keeps` is 0), all
-        buffered events are dropped too.
+        """Cut the attached reader off, if there is one. If the buffer keeps no events for a later reader
+        (`keeps` is 0), all buffered events are dropped too.
 
         error: what the reader's next `take` raises.
         """
@@ -228,6 +237,8 @@ class EventBuffer:
     def peek(self, reader: Reader) -> Numbered | None:
         """Return the event that the next `take` returns, without taking it. Return None if no event is
         unread, or if this reader was cut off.
+
+        reader: the reader that asks.
         """
         return self._events[self._next] if self.unread and reader is self._reader else None
 
@@ -255,14 +266,16 @@ class EventBuffer:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """The prompts of a request in tokens: the prompt of a direct answer, or the turns of a planned one.
+    """The prompts of a request, encoded as tokens: the prompt of a direct answer, or the turns of a planned
+    one.
 
     decision: whether the request is answered directly or by a plan, and why.
     answer: the prompt of a direct answer, and of a model that forks by itself; empty for a planned request.
     conversation: the turns of a planned request, or None for a direct answer.
     sizes: the prompt lengths of a planned request, or None for a direct answer.
     score: the prompt of the router's score if the model's score decides between both ways, else None.
-    kind: the kind of question, by which the forecast keeps its averages.
+    kind: the kind of question, by which the forecast keeps its averages; "" for a prompt in tokens, and for a
+        model that forks by itself.
     points: the most points that a list plan may have within the client's time limit, or None for no such
         limit.
     tags: the token ids of the fork and join tags, for a model that was trained to fork its answer; else None.
@@ -341,6 +354,7 @@ class RequestState:
     _turns: dict[int, PromptTurn] = field(default_factory=dict[int, PromptTurn])
     # The tokens that the prompts of all branches of the plan begin with; None before they were compared.
     _plan_prefix: tuple[int, ...] | None = None
+    # The pending alarms, by the class of the event that each passes on.
     _alarms: dict[type[object], Timer] = field(default_factory=dict[type[object], Timer])
 
     def __post_init__(self) -> None:
@@ -349,8 +363,8 @@ class RequestState:
 
     @property
     def log_fields(self) -> dict[str, str | None]:
-        """Fields that every log line about this request carries, in whichever task it is written. They never
-        contain the client's text.
+        """Fields that every log line about this request carries, in whichever task it is written: its id, and
+        the id of its trace, which is None without tracing. They never contain the client's text.
         """
         return {"request_id": self.id, "trace_id": trace_of(self.trace)}
 
@@ -415,6 +429,8 @@ class RequestState:
         """Return the prompt of a branch. It is built on the first call and cached, as a branch may wait for
         pages many times.
 
+        The prompt of a model that forks by itself is what it has written, followed by the head of the thread.
+
         order: the command that opens the branch: its point, the plan, the texts that it needs, and its
             budget.
 
@@ -436,6 +452,10 @@ class RequestState:
     def branch_wording(self, order: commands.OpenBranch) -> tuple[int, ...]:
         """Return the tokens of a branch's prompt after the request's common prefix, for a fingerprint in the
         journal.
+
+        order: the command that opens the branch.
+
+        Raises InvalidRequest if the prompt cannot be built.
         """
         turn = self.branch_turn(order)
         turns = self.prompt.conversation
@@ -443,9 +463,13 @@ class RequestState:
 
     def branch_prefix(self, order: commands.OpenBranch) -> tuple[int, ...]:
         """Return the tokens that the prompts of all branches begin with, so that the ring computes them once.
+        Return () if the branches share no more than the request's own prefix, if they are asked for in
+        markers, or if the client wants a KV policy or per-head windows.
 
-        For a plan in a list they are found from two points that differ from their first letter on. Return ()
-        if the branches share no more than the request's own prefix.
+        For a plan in a list the tokens are found from two sample points that differ from their first letter
+        on, and remembered.
+
+        order: the command that opens one of the branches; its points and introduction are the same for all.
         """
         if isinstance(self.plan, ForkPlan):
             return self.forked
@@ -503,7 +527,8 @@ class RequestState:
     @property
     def forked(self) -> tuple[int, ...]:
         """The tokens that the branches of a forking model fork: the prompt, and everything the model has
-        written after it.
+        written after it. For any other request the prompt of its direct answer, which is empty if it is
+        planned.
         """
         return self.prompt.answer + (self.plan.context if isinstance(self.plan, ForkPlan) else ())
 
@@ -548,7 +573,8 @@ class RequestState:
     # --- records ---
 
     def play(self, record: records.Record) -> Iterator[commands.Command]:
-        """Apply a record to the plan and to the text, and yield the commands that follow.
+        """Apply a record to the plan and to the text, and yield the commands that follow; some records have
+        none.
 
         The engine plays a record when it happens, and a later master plays it again from the journal. The
         caller must execute each command before it asks for the next one, because later commands depend on the
@@ -590,7 +616,7 @@ class RequestState:
 
     def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[commands.Command]:
         """Apply one sequence's outcome of a step: log its tokens, detokenize them, and yield the commands
-        that follow.
+        that follow; none for a repeated outcome.
 
         sequence: the sequence that the step advanced.
         outcome: its accepted tokens and their logprobs, and why it ended, if it did.
@@ -615,7 +641,9 @@ class RequestState:
 
     @property
     def inside(self) -> bool:
-        """True if at least one sequence of the request is in the ring."""
+        """True if at least one sequence of the request is in the ring; False while all wait to be opened
+        again, or without any.
+        """
         return any(not sequence.lost for sequence in self.sequences.values())
 
     @property
@@ -625,7 +653,9 @@ class RequestState:
 
     @property
     def lost(self) -> list[ActiveSequence]:
-        """Sequences that wait to be opened again in the next ring, by ordinal."""
+        """Sequences that wait to be opened again in the next ring, by ascending ordinal; empty if none was
+        lost.
+        """
         return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]
 
     def mark_lost(self) -> None:
@@ -666,13 +696,13 @@ class RequestState:
 
         event: an object of one of the classes in `core.inputs`.
         clock: schedules the call.
-        seconds: the delay.
+        seconds: the delay, from now.
         """
         kind = type(event)
         self.clear_alarms(kind)
 
         def ring() -> None:
-            """Forget the alarm, as its time has come, and pass its event to the engine."""
+            """Forget this alarm, as its time has come, and pass its event to the engine."""
             del self._alarms[kind]
             self.home.handle(event)
 
@@ -686,7 +716,11 @@ class RequestState:
         return event_class in self._alarms
 
     def clear_alarms(self, *event_classes: type[object]) -> None:
-        """Cancel the pending alarms with events of these classes, or all alarms if no class is given."""
+        """Cancel the pending alarms with events of these classes, or all alarms if no class is given. Nothing
+        happens for a class without an alarm.
+
+        event_classes: classes of `core.inputs`, such as `DeadlinePassed`.
+        """
         for kind in event_classes or tuple(self._alarms):
             if timer := self._alarms.pop(kind, None):
                 timer.cancel()

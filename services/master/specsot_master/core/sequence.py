@@ -17,7 +17,9 @@ from specsot_master.core.plans.text_pieces import TextPiece
 
 
 class SequenceFactory:
-    """Creates all openings of one engine. Sequence ids count up from 1 and are never reused."""
+    """Creates the openings of all sequences of one engine. Sequence ids count up from 1 and are never
+    reused.
+    """
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class SequenceFactory:
         """Return the opening of a prefix: a sequence that is prefilled, kept and forked, and that never
         decodes. It gets a new sequence id.
 
-        length: tokens of the prefix, including those that it forks.
+        length: number of tokens of the prefix, including those that it forks.
         drafted: True if the drafter keeps KV of the prefix too.
         fork: the other prefix whose first tokens it shares, and how many; None if it shares none.
         attention_window: sinks and recent tokens to which its tokens attend; None for all tokens.
@@ -66,16 +68,20 @@ class SequenceFactory:
         With `rules` the sequence ends where the plan's grammar ends, and no token stops it. Without rules a
         stop token ends it; if the client gave a form (a grammar of its own), either of the two may.
 
-        prompt_length: tokens of the prompt, including those that a fork shares.
+        prompt_length: number of tokens of the prompt, including those that a fork shares.
         ask: what the client asks for: sampling, stop tokens, logprobs, attention window.
         seed: the request's sampling seed.
         ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
             `min_tokens`.
+        limit: the most tokens that the sequence may decode.
+        rules: the plan grammar that constrains the sequence; None for a sequence that is no skeleton, or is
+            not constrained.
+        trace: the request's tracing context, which the stages put on their spans; None without tracing.
         soft_limit: the tokens from which on the sequence ends after a sentence; None for no soft end. There
             is none either if the client wants a form, or wants the model's end tokens ignored.
         """
         ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
-        least = least_of(ask, limit) if ordinal else ask.min_tokens
+        least_tokens = least_of(ask, limit) if ordinal else ask.min_tokens
         bound = bool(rules or ask.form or ask.ignore_eos or not self._end_ids)
         soft = None if bound or soft_limit is None else SoftEnd(soft_limit, self._end_ids[0])
         return Opening(
@@ -95,7 +101,7 @@ class SequenceFactory:
             pruning=ask.pruning,
             heads=self._heads if ask.head_aware and not ask.pruning else None,
             importance=self._importance if ask.head_aware and ask.pruning else None,
-            min_tokens=min(least, limit),
+            min_tokens=min(least_tokens, limit),
             prompt_logprobs=ask.prompt_logprobs,
             soft_end=soft,
         )
@@ -127,7 +133,7 @@ class SequenceFactory:
 def first_lease(prompt_length: int, grant: int) -> int:
     """Return the first lease of a sequence: the position up to which stage 0 may decode.
 
-    prompt_length: tokens of the prompt.
+    prompt_length: number of tokens of the prompt.
     grant: positions that a lease adds.
     """
     return prompt_length + grant
@@ -139,7 +145,7 @@ def renewed_lease(position: int, lease: int, max_position: int, grant: int) -> i
     A lease is renewed when at most half a grant is left, unless it already reaches the end. With grant 256,
     lease 256 and max_position 1000: position 100 leaves 156 positions -> None; position 180 leaves 76 -> 512.
 
-    position: tokens that the sequence has, prompt included.
+    position: number of tokens that the sequence has, prompt included.
     lease: the position up to which stage 0 may decode now.
     max_position: the largest number of tokens that the sequence can ever have, prompt included.
     grant: positions added per renewal.
@@ -151,7 +157,7 @@ def renewed_lease(position: int, lease: int, max_position: int, grant: int) -> i
 
 @dataclass(slots=True)
 class TokenLog:
-    """Every token of a sequence. After a failure the KV cache is rebuilt from this log.
+    """Every token of a sequence, prompt and decoded. After a failure the KV cache is rebuilt from this log.
 
     opening: the opening under which the sequence runs now, or ran last.
     prompt: the tokens that the sequence was first opened with, those that it forks included.
@@ -168,7 +174,7 @@ class TokenLog:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All tokens in order: the prompt, then the decoded ones."""
+        """All token ids in order: the prompt, then the decoded ones."""
         return (*self.prompt, *self.written)
 
     @property
@@ -220,6 +226,7 @@ class TokenLog:
         return outcome.tokens
 
 
+# Returns the text of token ids; "" for none.
 Decode = Callable[[Sequence[int]], str]
 
 BROKEN = "\ufffd"  # The replacement character: decoders write it for bytes that are not a whole character.
@@ -229,7 +236,7 @@ MAX_PENDING_TOKENS = 16
 
 
 class Detokenizer:
-    """Incremental detokenizer of one sequence.
+    """Incremental detokenizer of one sequence: turns its token ids into text as they arrive.
 
     Each `feed` decodes the tokens since the last whole character together with a few tokens before them, and
     returns only the text that is new: many tokenizers drop the leading space of the first token that they
@@ -245,7 +252,7 @@ class Detokenizer:
 
         decode: returns the text of token ids.
         preceding_tokens: the tokens before the first one, if the text continues; their text is not returned
-            again.
+            again. Empty for a text of its own.
         """
         self._decode = decode
         self._context = list(preceding_tokens)
@@ -270,8 +277,8 @@ class Detokenizer:
         return delta
 
     def flush(self) -> str:
-        """Return the text that was held back, as no more tokens come. Trailing bytes of an incomplete
-        character are dropped.
+        """Return the text that was held back, as no more tokens come; "" if none was. Trailing bytes of an
+        incomplete character are dropped.
         """
         text = self._decode(self._context + self._pending).rstrip(BROKEN)
         delta = text[self._shown :]
@@ -291,13 +298,14 @@ class Detokenizer:
 
 @dataclass(slots=True)
 class ActiveSequence:
-    """A sequence that decodes, as the master tracks it.
+    """A sequence that decodes, as the master tracks it: its tokens, its text, its lease and its KV pages.
 
     log: the sequence's opening and tokens.
     detokenizer: turns the sequence's tokens into text.
     spell: returns the bytes of a token id, for logprobs.
-    pages: KV pages that the request is charged for this sequence.
-    lease: the position up to which stage 0 may decode the sequence before the master renews.
+    pages: number of KV pages that the request is charged for this sequence; 0 before the sequence is placed.
+    lease: the position up to which stage 0 may decode the sequence before the master renews; 0 before the
+        sequence is placed.
     lost: True while the sequence is in no ring: before it is first placed, and after its epoch ended until it
         is opened again.
     ends: True if the text of the token that stops the sequence is part of the sequence's text.
@@ -332,7 +340,8 @@ class ActiveSequence:
     def read(
         self, tokens: Sequence[int], logprobs: Sequence[Logprob] = (), prompt_logprobs: Sequence[Logprob] = ()
     ) -> list[TextPiece]:
-        """Turn the newly appended tokens into pieces of text, one per token.
+        """Turn the newly appended tokens into pieces of text, one per token; no pieces if nothing was
+        appended and the sequence goes on.
 
         After the sequence's end, a last piece without a token carries the text that was held back and the
         token that stopped the sequence. If the sequence ended by a stop token, that token yields no piece of

@@ -11,25 +11,25 @@ from specsot.core.info import RequestsInfo, StepsInfo
 from specsot.errors import SpecsotError
 from specsot.events import Statistics
 
-# Decimal digits of the figures that clients receive: seconds are rounded to microseconds, ratios and rates to
-# 4 digits.
+# Decimal digits. Seconds that clients receive are rounded to microseconds.
 SECONDS_DIGITS = 6
+# Decimal digits. Ratios and rates that clients receive are rounded to so many.
 RATIO_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTokens:
-    """Tokens of one request's output.
+    """Tokens of one request's output, by what became of them.
 
-    written: tokens that the model wrote, up to the end of each sequence. Accepted drafts after the end are
-        not counted, so that the count does not depend on the drafter.
+    written: number of tokens that the model wrote, up to the end of each sequence. Accepted drafts after the
+        end are not counted, so that the count does not depend on the drafter.
     plan: the written tokens that are not part of the answer's text, such as the plan.
-    merged: tokens of the answer.
-    headings: tokens of the headings in the answer, which the model did not write.
-    polish: tokens of the turn that rewrote the answer; 0 if there was none.
-    discarded: tokens that the model wrote in addition, and that the answer does not use: those of a direct
-        answer that a plan replaced, of a plan that was not used, or of the beginning of a branch that was
-        opened again.
+    merged: number of tokens of the answer.
+    headings: number of tokens of the headings in the answer, which the model did not write.
+    polish: number of tokens of the turn that rewrote the answer; 0 if there was none.
+    discarded: number of tokens that the model wrote in addition, and that the answer does not use: those of a
+        direct answer that a plan replaced, of a plan that was not used, or of the beginning of a branch that
+        was opened again.
     """
 
     written: int
@@ -42,18 +42,19 @@ class OutputTokens:
 
 @dataclass(slots=True)
 class RequestTally:
-    """Running figures of one request.
+    """Running figures of one request, which become its statistics at the end.
 
     began: when the request arrived, in seconds; all times are on the same clock.
-    prompt_tokens: tokens of the prompt.
-    cached_tokens: tokens of the prompt whose KV the ring had already.
-    steps: steps of the ring that returned at least one outcome of the request.
-    trees: draft rounds, over all sequences.
-    tree_tokens: tokens that the draft rounds added.
-    paused_trees: draft rounds without drafts, because the drafter was paused as unprofitable.
-    first_token: when the first token arrived that was not part of the router's score; None before.
-    phase: the phase that runs now, or None.
-    phase_began: when that phase began.
+    prompt_tokens: number of tokens of the prompt.
+    cached_tokens: number of tokens of the prompt whose KV the ring had already.
+    steps: number of steps of the ring that returned at least one outcome of the request.
+    trees: number of draft rounds, over all sequences.
+    tree_tokens: number of tokens that the draft rounds added.
+    paused_trees: number of draft rounds without drafts, because the drafter was paused as unprofitable.
+    first_token: when the first token arrived that was not part of the router's score, in seconds; None
+        before.
+    phase: the name of the phase that runs now, such as "decode"; None before the first and after the last.
+    phase_began: when that phase began, in seconds; 0.0 before the first phase.
     phases: seconds of each phase that has ended. The first step of a phase adds "<phase>_prefill".
     """
 
@@ -109,7 +110,8 @@ class RequestTally:
     def close(
         self, mode: str, decision: str, counts: OutputTokens, num_branches: int, now: float
     ) -> Statistics:
-        """Return the statistics of the finished request, and end its last phase.
+        """Return the statistics of the finished request, and end its last phase. Without a first token its
+        seconds are 0.0, and without a draft round `mean_accepted` is 1.0.
 
         mode: "direct" or "sot": how the request was answered.
         decision: why, in the router's words.
@@ -156,14 +158,16 @@ class RequestCounts:
 
     @property
     def ended(self) -> tuple[tuple[str, int], ...]:
-        """How many requests ended for each reason, as (reason, count), sorted by reason."""
+        """How many requests ended for each reason, as (reason, count), sorted by reason; empty if none has
+        ended.
+        """
         return tuple(sorted(self._ended.items()))
 
     def enter(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Count a request that entered the ring.
 
-        num_prompt_tokens: tokens of its prompt.
-        num_cached_tokens: tokens of its prompt whose KV the ring had already.
+        num_prompt_tokens: number of tokens of its prompt.
+        num_cached_tokens: number of tokens of its prompt whose KV the ring had already.
         """
         self.asked += num_prompt_tokens
         self.found += num_cached_tokens
@@ -179,9 +183,9 @@ class RequestCounts:
     def info(self, waiting: int, running: int, writing: int, kept: int) -> RequestsInfo:
         """Return the counts together with the present numbers.
 
-        waiting: requests in the queue.
-        running: requests in the ring.
-        writing: sequences that decode.
+        waiting: number of requests in the queue.
+        running: number of requests in the ring.
+        writing: number of sequences that decode.
         kept: finished requests that can be resumed.
         """
         counted = {"refused": self.refused, "prompt_tokens": self.asked, "cached_tokens": self.found}
@@ -205,11 +209,11 @@ MAX_STEPS = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of the ring.
+    """One step of the ring, as the meter remembers it.
 
     when: when its result arrived, in seconds.
-    tokens: tokens that it added to all sequences.
-    rows: tokens in its batch.
+    tokens: number of tokens that it added to all sequences.
+    rows: number of tokens in its batch.
     """
 
     when: float
@@ -255,8 +259,8 @@ class StepMeter:
             listener(result)
 
     def info(self) -> StepsInfo:
-        """Return the current figures. Another thread may call this while results arrive, as the method reads
-        a copy.
+        """Return the current figures; all of them are 0 before the first step. Another thread may call this
+        while results arrive, as the method reads a copy.
         """
         since = self._clock() - WINDOW_SECONDS
         recent = [step for step in tuple(self._newest) if step.when >= since]
@@ -283,13 +287,16 @@ def _smoothed(smoothed: tuple[float, ...], newest: tuple[float, ...]) -> tuple[f
 
 
 def _mean(values: Iterable[int]) -> float:
-    """Return the rounded mean, or 0.0 for no values."""
+    """Return the rounded mean, or 0.0 for no values.
+
+    values: the numbers, in any order.
+    """
     listed = list(values)
     return round(sum(listed) / len(listed), RATIO_DIGITS) if listed else 0.0
 
 
 class StallDetector:
-    """Detects a ring that has stopped."""
+    """Detects a ring that has work, but makes no step."""
 
     def __init__(self, patience: float) -> None:
         """Watch a ring that has made no steps.
@@ -321,7 +328,7 @@ MAX_DEPARTURES = 32
 
 
 class RetryHints:
-    """Computes when a refused client should try again.
+    """Computes how many seconds a refused client should wait before it tries again.
 
     The n-th client that is refused since a request left is sent to the n-th place that will become free.
     """

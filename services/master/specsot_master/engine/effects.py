@@ -63,11 +63,12 @@ class Effects(Home):
         text: the model's tokenizer and chat template.
         prompts: makes the prompts of requests.
         config: how requests are treated.
-        clock: tells the time and schedules calls; by default the event loop's.
-        forms: checks the forms (grammars) that clients give for their answers.
-        journal: records resumable requests.
-        readers: connects clients to the events of requests.
-        memory: the file with the measured costs for forecasts.
+        clock: tells the time and schedules calls; None for the event loop's clock.
+        forms: checks the forms (grammars) that clients give for their answers; None for one of this engine's
+            own.
+        journal: records resumable requests; None to record nothing.
+        readers: connects clients to the events of requests; None for a store of this engine's own.
+        memory: the file with the measured costs for forecasts; None to keep them in memory only.
         """
         self._ring = ring
         self._config = config
@@ -94,9 +95,9 @@ class Effects(Home):
         self._ended: str | None = None
 
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
-        """Execute the commands of a request one by one.
+        """Execute the commands of a request one by one; do nothing if there are none.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         decided: the commands; may be a generator whose next command depends on the effect of the previous one
             (`RequestState.play`), so each command is executed before the next is drawn.
         """
@@ -136,26 +137,26 @@ class Effects(Home):
                     self._cut_reader(request)
 
     @contextmanager
-    def _isolate(self, request: RequestState, otherwise: SpecsotError | None = None) -> Generator[None]:
+    def _isolate(self, request: RequestState, default_error: SpecsotError | None = None) -> Generator[None]:
         """Catch every error in the block; the error ends this request only.
 
         request: the request that the block works on.
-        otherwise: the error that the client receives in place of an unexpected exception; None for "internal
-            error". A SpecsotError reaches the client as `failure_of` translates it.
+        default_error: the error that the client receives in place of an unexpected exception; None for
+            "internal error". A SpecsotError reaches the client as `failure_of` translates it.
         """
         try:
             yield
         except Exception as error:
-            self._fail_alone(request, error, otherwise or internal_error())
+            self._fail_alone(request, error, default_error or internal_error())
 
-    def _fail_alone(self, request: RequestState, error: Exception, otherwise: SpecsotError) -> None:
+    def _fail_alone(self, request: RequestState, error: Exception, default_error: SpecsotError) -> None:
         """Fail one request because of an error; log the error unless it is meant for the client as it is.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         error: the exception that was raised.
-        otherwise: what the client receives if `error` is no SpecsotError.
+        default_error: what the client receives if `error` is no SpecsotError.
         """
-        if (failure := failure_of(error, otherwise)) is not error:
+        if (failure := failure_of(error, default_error)) is not error:
             log.exception("a member, or the master, broke a rule", **request.log_fields)
         self._apply(request, [commands.FailRequest(failure)])
 
@@ -164,7 +165,7 @@ class Effects(Home):
         as after a broken ring. The quarantine forgets the request, so that other requests do not wait for its
         trial.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         misfit: why the present ring cannot hold it.
         """
         if request.misfit is None:
@@ -195,17 +196,20 @@ class Effects(Home):
         ordinal: int = 0,
         rules: PlanRules | None = None,
     ) -> None:
-        """Create a decoding sequence, and place it in the ring if its request has been admitted.
+        """Create a decoding sequence, and place it in the ring if its request has been admitted. While old
+        records are replayed after a restart the request is not admitted; then the sequence is only created,
+        and is opened in the ring later.
 
         The caller has made sure that the sequence's pages are reserved or free.
 
+        request: the request that the sequence belongs to.
+        order: the command that opens the sequence; it selects the prompt.
         limit: the maximum number of generated tokens.
         ordinal: 0 for a skeleton or a direct answer, PLAN_ORDINAL for a speculative skeleton, else the id of
             the branch's point.
         rules: the plan grammar that constrains the sequence, or None.
 
-        While old records are replayed the request is not admitted, so the sequence is created only, and is
-        opened in the ring later.
+        Raises Unavailable if the ring is gone.
         """
         sequence = self._tables.make(request, order, ordinal, limit, rules)
         if self._queue.is_live(request):
@@ -223,9 +227,10 @@ class Effects(Home):
             self._tables.renew(request)
 
     def _tell(self, request: RequestState, numbered: Numbered) -> None:
-        """Append an event to the request's buffer for its client; end the request after Finished.
+        """Append an event to the request's buffer for its client; end the request after Finished. While the
+        request is replayed after a restart, the event is only buffered, since it was counted the first time.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         numbered: the event with its number.
         """
         event = numbered.event
@@ -242,14 +247,19 @@ class Effects(Home):
             self._forget(request)
 
     def _note_finished(self, request: RequestState, event: Finished) -> None:
-        """Log the end of a request, and save the measured costs for forecasts if a save is due.
+        """Log the end of a request, and save the measured costs for forecasts if a save is due; otherwise
+        nothing is saved.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         event: its last event, with its statistics.
         """
         ended = event.statistics
-        told = {"tokens": ended.completion_tokens, "steps": ended.steps, "seconds": round(ended.seconds, 3)}
-        log.info("finished", **request.log_fields, reason=event.reason.value, **told)
+        figures = {
+            "tokens": ended.completion_tokens,
+            "steps": ended.steps,
+            "seconds": round(ended.seconds, 3),
+        }
+        log.info("finished", **request.log_fields, reason=event.reason.value, **figures)
         self._memory.write(self._costs.kept, self._clock.now())
 
     def _cut_reader(self, request: RequestState) -> None:
@@ -261,11 +271,11 @@ class Effects(Home):
         request.events.disconnect(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
 
     def _fail(self, request: RequestState, error: SpecsotError, final: bool) -> None:
-        """End a request with an error.
+        """End a request with an error. A request that has ended already is not failed again.
 
         request: the request; an ended one is not failed again.
         error: what the client receives.
-        final: journal the failure, so that it also holds after a restart.
+        final: True to journal the failure, so that it also holds after a restart.
         """
         if self._queue.has(request):
             log.warning("request failed", **request.log_fields, reason=str(error))
@@ -277,7 +287,7 @@ class Effects(Home):
         """End a request's events, and release all that the request holds in queue, ring and quarantine. A
         second call does nothing.
 
-        request: the request.
+        request: a request of this engine, waiting, running or being replayed.
         error: what the client's subscription raises after the last event; None after Finished or an abandoned
             request.
         """

@@ -109,11 +109,13 @@ class Engine(Effects):
         for outcome in result.outcomes:
             if outcome.end is End.FAILED:
                 self._tables.suspect_sequence(outcome.sequence)
-        for request, said in self._tables.group(result.outcomes):
+        for request, request_outcomes in self._tables.group(result.outcomes):
             # `_isolate` would do the same, but a context manager per request costs as much as its decoding.
             try:
-                self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for _, outcome in said))
-                self._record_and_apply(request, StepRecord(now - request.since, tuple(said)))
+                self._quarantine.on_tokens(
+                    request.breaks, sum(len(outcome.tokens) for _, outcome in request_outcomes)
+                )
+                self._record_and_apply(request, StepRecord(now - request.since, tuple(request_outcomes)))
             except Exception as error:
                 self._fail_alone(request, error, internal_error())
 
@@ -123,7 +125,8 @@ class Engine(Effects):
         If the quarantine finds one request guilty of repeated breaks, that request fails instead.
 
         reason: why the epoch ended, as clients read it if no other ring comes in time.
-        planned: the master ended the epoch itself, so no request is suspected of having broken the ring.
+        planned: True if the master ended the epoch itself, so that no request is suspected of having broken
+            the ring.
         """
         culprit = None if planned else self._quarantine.on_break(self._queue.suspects)
         for request in self._end_epoch():
@@ -136,13 +139,15 @@ class Engine(Effects):
         """Fail every request that owns, or forks from, the sequence of an order that could not be sent. The
         prefix of that sequence is marked as suspect, so that no later request forks from it.
 
+        If no request uses the sequence, no request fails.
+
         order: the order that stage 0 did not receive.
         """
         sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
         self._tables.suspect_sequence(sequence)
         for request in self._queue.all_requests:
-            own = {one.id for one in request.sequences.values()}
-            if sequence in own or any(one.sequence == sequence for one in request.lineage):
+            own_sequences = {one.id for one in request.sequences.values()}
+            if sequence in own_sequences or any(one.sequence == sequence for one in request.lineage):
                 self._apply(request, [FailRequest(internal_error())])
 
     def _leave(self, reason: str) -> None:
@@ -204,8 +209,9 @@ class Engine(Effects):
             pass
 
     def _admit_next(self, state: RingState, now: float) -> bool:
-        """Admit the next waiting request if its pages are free. Return True if a request was admitted. A new
-        request starts its plan; a request that ran in an earlier epoch reopens its sequences.
+        """Admit the next waiting request if its pages are free. Return True if a request was admitted, False
+        if none waits or its pages are not free. A new request starts its plan; a request that ran in an
+        earlier epoch reopens its sequences.
 
         state: sizes and limits of the running ring.
         now: the present time, in seconds of the engine's clock.
@@ -244,11 +250,16 @@ class Engine(Effects):
 
     def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
         """Reopen the sequences that the request lost with an epoch, in the plan's order, while pages last.
-        The request's own grant is used first. A request of a model that forks, and has lost threads, first
-        gets a prefix of all that its threads share.
+        Sequences for which no pages are left stay lost, and a later call tries again; without a lost
+        sequence, nothing happens.
 
-        The request's own grant is used first. reserved_only: use nothing but this grant. A request that has
-        lost branches first gets a prefix of all that its branches share.
+        A request that has lost branches, or threads of a model that forks, first gets a prefix of all that
+        they share, so that this is computed once.
+
+        request: an admitted request.
+        state: sizes and limits of the running ring.
+        reserved_only: True to use only the pages that are reserved for the request itself (its grant),
+            because other requests wait for the free ones.
         """
         self._tables.lengthen(request, request.lost_prefix, state)
         for sequence in request.lost:
@@ -317,6 +328,7 @@ class Engine(Effects):
 
     def _end_epoch(self) -> list[RequestState]:
         """Forget everything that this epoch held in the ring. Return all requests; all of them wait again.
+        The list is empty if there was no request.
 
         Orders that have not been sent are dropped, and all sequences of every request are marked as lost.
         """
@@ -380,14 +392,14 @@ class Engine(Effects):
         refit(request, require_ring(self._ring))
         self.handle(inputs.RequestArrived(request))
 
-    async def revive(self, kept: Iterable[JournaledRequest]) -> None:
+    async def revive(self, journaled_requests: Iterable[JournaledRequest]) -> None:
         """Restore the requests that an earlier master process left in the journal. Unfinished requests
         continue; finished ones can be read again. A request that cannot be restored is logged and dropped
         from the journal.
 
-        kept: the requests as the journal keeps them.
+        journaled_requests: the requests as the journal keeps them.
         """
-        for one in kept:
+        for one in journaled_requests:
             try:
                 request = await self._intake.rebuild(one, self._clock.now() - self._journal.age(one))
             except Exception as error:  # A single unreadable request must not keep the master from starting.
@@ -396,18 +408,18 @@ class Engine(Effects):
             else:
                 self._replay(request, one)
 
-    def _replay(self, request: RequestState, kept: JournaledRequest) -> None:
+    def _replay(self, request: RequestState, journaled: JournaledRequest) -> None:
         """Apply the journal's records to a restored request, then queue the request if it has not ended. If
         the records cannot be applied, for example because prompts are worded differently now, the request
         fails. In every case the client can read the request again for a while.
 
         request: the request in its initial state.
-        kept: the same request as the journal keeps it, with its records.
+        journaled: the same request as the journal keeps it, with its records.
         """
         unplayable = Unavailable("what was written down of this request cannot be played again")
         with self._isolate(request, unplayable):
-            check_prompt_unchanged(kept.wording, request.wording)
-            for record in kept.records:
+            check_prompt_unchanged(journaled.wording, request.wording)
+            for record in journaled.records:
                 if not request.over:
                     self._apply(request, request.play(record))
         log.info("taken up again", **request.log_fields, over=request.over)
@@ -515,17 +527,17 @@ class Engine(Effects):
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits or runs."""
+        """True if no request waits or runs."""
         return not self._queue.all_requests
 
     @property
     def stranded(self) -> list[RequestState]:
-        """Requests that are too large for the present ring and wait for a larger one."""
+        """Requests that are too large for the present ring and wait for a larger one; empty if all fit."""
         return self._queue.stranded
 
     @property
     def at_work(self) -> int:
-        """Requests that a new epoch would disturb."""
+        """Number of requests that a new epoch would disturb: all but the stranded ones."""
         return len(self._queue.all_requests) - len(self.stranded)
 
     def fitting(self, ring: RingState) -> int:
@@ -537,7 +549,7 @@ class Engine(Effects):
 
     def final_rows(self) -> dict[int, int]:
         """Return, by sequence id, how many of its first tokens have final KV on every stage, so that the KV
-        can be migrated while requests continue; see `RingTables.final_rows`. Return nothing unless the
+        can be migrated while requests continue; see `RingTables.final_rows`. The dict is empty unless the
         running epoch is the one that the engine fills.
         """
         state = self._ring.state()
@@ -545,12 +557,14 @@ class Engine(Effects):
 
     @property
     def has_work(self) -> bool:
-        """Whether the ring holds a sequence that its next step can advance, so that a result is due."""
+        """True if the ring holds a sequence that its next step can advance, so that a result is due."""
         return self._tables.has_work
 
     @property
     def free_pages(self) -> int:
-        """KV pages that no request has reserved, and pages of cached prefixes that no request needs now."""
+        """KV pages that no request has reserved, and pages of cached prefixes that no request needs now. 0
+        without a running ring, and all pages of a new ring that the engine does not fill yet.
+        """
         state = self._ring.state()
         if state is None:
             return 0
@@ -558,7 +572,7 @@ class Engine(Effects):
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Ids of the sequences that hold cached prompt prefixes."""
+        """Ids of the sequences that hold cached prompt prefixes; empty if none is cached."""
         return self._tables.prefixes.sequences
 
     @property
@@ -568,7 +582,7 @@ class Engine(Effects):
 
     @property
     def all_requests(self) -> list[RequestState]:
-        """The requests in the ring, then the waiting ones."""
+        """The requests in the ring, then the waiting ones; empty if there are none."""
         return self._queue.all_requests
 
     @property
@@ -586,5 +600,5 @@ class Engine(Effects):
     def requests(self) -> RequestsInfo:
         """Return the counts of waiting, running and ended requests, as status pages and metrics show them."""
         queue = self._queue
-        kept = self._subscriptions.kept
-        return self._counts.info(queue.waiting, queue.live, len(self._tables), kept)
+        num_kept = self._subscriptions.kept
+        return self._counts.info(queue.waiting, queue.live, len(self._tables), num_kept)

@@ -24,13 +24,13 @@ class LoopClock:
         """Return the loop's monotonic time in seconds."""
         return asyncio.get_running_loop().time()
 
-    def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
+    def later(self, seconds: float, callback: Callable[[], object], /) -> Timer:
         """Call a function after a delay, unless the returned timer is cancelled.
 
-        seconds: the delay.
-        act: called without arguments.
+        seconds: the delay, from now.
+        callback: called without arguments.
         """
-        return asyncio.get_running_loop().call_later(seconds, act)
+        return asyncio.get_running_loop().call_later(seconds, callback)
 
 
 class Subscription(Reader, AsyncIterator[Numbered]):
@@ -49,7 +49,9 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         self._news: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """Resume the waiting call of `__anext__`, because an event, the end or an error has arrived."""
+        """Resume the waiting call of `__anext__`, if there is one, because an event, the end or an error has
+        arrived.
+        """
         if self._news and not self._news.done():
             self._news.set_result(None)
 
@@ -70,12 +72,15 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         return event
 
     def join(self, numbered: Numbered) -> Numbered:
-        """Return an event that was just read, joined with the unread pieces of answer text directly after it.
+        """Return an event that was just read, joined with the unread pieces of answer text directly after it;
+        unchanged if it is no answer text, or if none follows.
 
         # read: MergedText "a"; unread: MergedText "b", MergedText "c", Finished -> MergedText "abc"
 
         The joined event has the number of its last piece. The events of a resumable request must not be
         joined, because each of them is journaled before it is read.
+
+        numbered: the event that `__anext__` has returned, with its number.
         """
         first = numbered.event
         buffer = self._request.events
@@ -98,7 +103,10 @@ class Subscription(Reader, AsyncIterator[Numbered]):
 
 
 def _joined(pieces: Sequence[MergedText]) -> MergedText:
-    """Return consecutive pieces of an answer as one piece."""
+    """Return consecutive pieces of an answer as one piece, which begins at the offset of the first.
+
+    pieces: pieces of one answer in order, at least one, each of which begins where the previous one ends.
+    """
     return MergedText(
         pieces[0].offset,
         "".join(piece.text for piece in pieces),
@@ -212,7 +220,7 @@ class Subscriptions:
         """Forget a kept request, in the journal too; afterwards another request may use its id. A second call
         does nothing.
 
-        request: the request.
+        request: a resumable request, running or ended.
         """
         if request.forgotten:
             return

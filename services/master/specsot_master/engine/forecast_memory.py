@@ -18,7 +18,7 @@ PAUSE = 10.0
 
 
 class ForecastMemory:
-    """The file of one model's measured costs.
+    """The file of one model's measured costs, from which forecasts are computed.
 
     If several processes write the file, the last one wins. A file that cannot be read or written is ignored.
     """
@@ -34,9 +34,9 @@ class ForecastMemory:
     def read(self) -> Forecaster:
         """Return a forecaster with the saved costs, or an empty one if there is no readable file."""
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            told = json.loads(self._file.read_text(encoding="utf-8")) if self._file else {}
-            if told.get("version") == VERSION:
-                return Forecaster(told)
+            saved = json.loads(self._file.read_text(encoding="utf-8")) if self._file else {}
+            if saved.get("version") == VERSION:
+                return Forecaster(saved)
         return Forecaster()
 
     def write(self, kept: Callable[[], Mapping[str, Any]], now: float) -> None:

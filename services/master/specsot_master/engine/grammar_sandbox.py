@@ -28,7 +28,9 @@ MAX_MEASURED_TOKENS = 512
 # Seconds of wall time after which a trial is killed. The trial itself ends after 4 s of CPU time. Untuned.
 TRIAL_SECONDS = 30.0
 
+# What is wrong with a form whose trial was ended.
 _SLOW = "takes too long to compile"
+# What is wrong with a form, by the exit status of its trial's process; a negative status is that of a signal.
 _CRASHES = {
     -signal.SIGXCPU: _SLOW,
     -signal.SIGKILL: _SLOW,
@@ -44,18 +46,20 @@ Measure = Callable[[Form], int | None]
 
 
 class GrammarSandbox:
-    """Checks forms (grammars, JSON schemas, regular expressions) of requests, and caches the results. One new
-    form is tried at a time. A trial runs to its end, even if no request waits for its result.
+    """Checks forms (grammars, JSON schemas, regular expressions) of requests by compiling them in a
+    subprocess, and caches the results. One new form is tried at a time. A trial runs to its end, even if no
+    request waits for its result.
     """
 
-    def __init__(self, trial: Trial | None = None, fewest: Measure | None = None) -> None:
+    def __init__(self, trial: Trial | None = None, measure: Measure | None = None) -> None:
         """Create a sandbox without cached results.
 
-        trial: compiles a form, and returns what is wrong with it, or ""; by default in a subprocess.
-        fewest: returns the number of tokens of a form's shortest answer; None to leave lengths unchecked.
+        trial: compiles a form, and returns what is wrong with it, or ""; None for a compilation in a
+            subprocess.
+        measure: returns the number of tokens of a form's shortest answer; None to leave lengths unchecked.
         """
         self._trial = trial or compile_in_subprocess
-        self._fewest = fewest
+        self._fewest = measure
         self._known: OrderedDict[Form, str] = OrderedDict()
         # The number of waiting requests by (client, form).
         self._wanted: Counter[tuple[str, Form]] = Counter()
@@ -66,7 +70,7 @@ class GrammarSandbox:
         """Check that a form compiles, and that its shortest answer fits the budget. Return if both hold.
 
         form: the form that the client gave for its answer.
-        client: the name of the client; one client may not take all waiting places.
+        client: the name of the client, "" for one without a name; one client may not take all waiting places.
         budget: max_new_tokens of the answer, or None to leave the length unchecked.
 
         Raises InvalidRequest with the library's reason if the form does not compile, or if no answer of this
@@ -78,10 +82,10 @@ class GrammarSandbox:
         if complaint:
             raise InvalidRequest(complaint, field=refuse("").field)
         if self._fewest and budget is not None and budget <= MAX_MEASURED_TOKENS:
-            least = await asyncio.to_thread(self._fewest, form)
-            if least is not None and least > budget:
+            min_tokens = await asyncio.to_thread(self._fewest, form)
+            if min_tokens is not None and min_tokens > budget:
                 raise InvalidRequest(
-                    f"max_new_tokens must be at least {least} for an answer of this form, got {budget}",
+                    f"max_new_tokens must be at least {min_tokens} for an answer of this form, got {budget}",
                     "max_new_tokens",
                 )
 
@@ -93,32 +97,36 @@ class GrammarSandbox:
 
         Raises Overloaded if too many new forms wait.
         """
-        mine = client, form
-        self._make_room(mine)
-        self._wanted[mine] += 1
+        waiting_pair = client, form
+        self._make_room(waiting_pair)
+        self._wanted[waiting_pair] += 1
         try:
             return await self._find(form)
         finally:
-            self._wanted[mine] -= 1
-            if not self._wanted[mine]:
-                del self._wanted[mine]
+            self._wanted[waiting_pair] -= 1
+            if not self._wanted[waiting_pair]:
+                del self._wanted[waiting_pair]
 
-    def _make_room(self, mine: tuple[str, Form]) -> None:
-        """Raise Overloaded if no place is left, or if this client's forms take half of the places already.
+    def _make_room(self, waiting_pair: tuple[str, Form]) -> None:
+        """Check that there is a place for one more waiting form; return nothing if there is.
 
-        mine: (client, form). A pair that waits already needs no further place.
+        waiting_pair: (client, form). A pair that waits already needs no further place.
+
+        Raises Overloaded if no place is left, or if this client's forms take half of the places already.
         """
-        places = sum(client == mine[0] for client, _ in self._wanted)
-        if mine not in self._wanted and (
+        places = sum(client == waiting_pair[0] for client, _ in self._wanted)
+        if waiting_pair not in self._wanted and (
             len(self._wanted) >= MAX_WAITING_FORMS or places >= MAX_WAITING_FORMS // 2
         ):
             raise Overloaded("too many constraints are tried at once")
 
     async def _find(self, form: Form) -> str:
-        """Return the result of a form's trial, or "" for a valid form; start the trial once no other one
-        runs.
+        """Return the result of a form's trial: what is wrong with it, or "" for a valid form. The trial
+        starts once no other one runs; a cached result is returned at once.
 
         form: the form to try.
+
+        Raises what the trial raises.
         """
         while (complaint := self._recall(form)) is None:
             tried, trial = self._now = self._now or (form, asyncio.create_task(self._try(form)))
@@ -129,7 +137,8 @@ class GrammarSandbox:
         return complaint
 
     async def _try(self, form: Form) -> str:
-        """Run the trial of a form in a thread, cache its result and return it. A raised error is not cached.
+        """Run the trial of a form in a thread, cache its result and return it: what is wrong with the form,
+        or "" if it is valid. A raised error is not cached.
 
         form: the form to try.
         """
@@ -143,7 +152,7 @@ class GrammarSandbox:
     def _recall(self, form: Form) -> str | None:
         """Return the cached result of a form, "" if it is valid, or None if it has not been tried.
 
-        form: the form.
+        form: the form that a client gave for its answer.
         """
         if form in self._known:
             self._known.move_to_end(form)
@@ -153,7 +162,7 @@ class GrammarSandbox:
         """Cache a result; the least recently used one is dropped if the cache is full.
 
         form: the form that was tried.
-        complaint: what is wrong with it, or "".
+        complaint: what is wrong with it, or "" if it is valid.
         """
         self._known[form] = complaint
         if len(self._known) > MAX_CACHED_CHECKS:
@@ -172,10 +181,10 @@ def compile_in_subprocess(form: Form) -> str:
     """
     command = [sys.executable, "-P", "-m", "specsot.grammar.sandbox"]
     known = {name: value for name, value in os.environ.items() if name != "SPECSOT_TOKEN"}
-    said = json.dumps(asdict(form))
+    form_json = json.dumps(asdict(form))
     try:
         done = subprocess.run(
-            command, input=said, capture_output=True, text=True, timeout=TRIAL_SECONDS, env=known
+            command, input=form_json, capture_output=True, text=True, timeout=TRIAL_SECONDS, env=known
         )
     except subprocess.TimeoutExpired:
         return str(refuse(f"{form.title} {_SLOW}"))
@@ -191,8 +200,8 @@ def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
     None if the vocabulary cannot be read.
 
     base: the model's directory, whose vocabulary is read when the first form is measured.
-    width: the number of logits.
-    ends: the ids of the end tokens.
+    width: the number of logits of the model, which bounds its token ids.
+    ends: the ids of the tokens that end an answer.
     """
 
     @functools.cache

@@ -96,7 +96,7 @@ class Intake:
         Return the request with max_new_tokens resolved if it named none, its encoded prompts, and the seconds
         that are left of the caller's timeout (None without a timeout).
 
-        ask: what the client asks for.
+        ask: what the client asks for, as it was received.
         caller: who asks: the request id that the client chose, its name for fairness, and its timeout.
 
         Raises TimedOut if the timeout ends meanwhile, NotFound for an unknown model, InvalidRequest (with
@@ -105,7 +105,7 @@ class Intake:
         """
         timeout = caller.timeout
         self._check(ask, caller.request)
-        begun = self._clock.now()
+        started_at = self._clock.now()
         self.inside += 1
         try:
             async with asyncio.timeout(timeout):
@@ -118,7 +118,7 @@ class Intake:
             raise TimedOut("the deadline passed while the request was looked into") from None
         finally:
             self.inside -= 1
-        left = None if timeout is None else timeout - (self._clock.now() - begun)
+        left = None if timeout is None else timeout - (self._clock.now() - started_at)
         check_deadline(left)
         return ask, prompt, left
 
@@ -127,6 +127,9 @@ class Intake:
         default, or as many tokens as the model's context and the ring's KV pages hold after the prompt.
 
         ask: what the client asks for, after `_check`.
+
+        Raises what `_encode` raises. A request that does not fit even with one token is returned, and refused
+        by the check that follows.
         """
         prompt = await self._encode(ask, position_limit(ask, self._ring_to_fit()))
         if ask.limits.max_new_tokens is not None:
@@ -142,9 +145,9 @@ class Intake:
                 tokens = self._room(ask, prompt, MIN_PLANNED_TOKENS - 1)
         return limited(ask, tokens), prompt
 
-    def _room(self, ask: Ask, prompt: EncodedPrompt, most: int) -> int:
-        """Return how many tokens fit after a prompt into the context and the ring's KV pages, 1 to `most`.
-        Return 1 if not even one token fits; the later check then reports the error.
+    def _room(self, ask: Ask, prompt: EncodedPrompt, max_tokens: int) -> int:
+        """Return how many tokens fit after a prompt into the context and the ring's KV pages, 1 to
+        `max_tokens`. Return 1 if not even one token fits; the later check then reports the error.
 
         Binary search for the largest limit that does not raise TooLarge:
         # range(1, most) holds the limits 1, 2, ...; if limit 300 is the first that exceeds, bisect_left
@@ -152,7 +155,7 @@ class Intake:
 
         ask: what the client asks for; its KV policy is used.
         prompt: the request's prompts in tokens.
-        most: the largest limit that is of interest, in tokens.
+        max_tokens: the largest limit that is of interest, in tokens.
         """
         ring = self._ring_to_fit()
         # A copy is validated in time proportional to its prompt, and each probe below makes a copy.
@@ -171,13 +174,18 @@ class Intake:
                 pass
             return False
 
-        return max(bisect_left(range(1, most), True, key=exceeds), 1) if exceeds(most) else most
+        return (
+            max(bisect_left(range(1, max_tokens), True, key=exceeds), 1)
+            if exceeds(max_tokens)
+            else max_tokens
+        )
 
     def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
         """Create the state of a validated request; a request without an id or seed gets random ones.
 
         ask: what the client asks for, with max_new_tokens resolved.
-        caller: who asks.
+        caller: who asks: the request id that the client chose, if it did, its name for fairness, and the
+            owner.
         now: the arrival time, in seconds of the engine's clock.
         prompt: the request's prompts in tokens.
 
@@ -191,17 +199,17 @@ class Intake:
         refit(request, self._ring_to_fit())
         return request
 
-    async def rebuild(self, kept: JournaledRequest, since: float) -> RequestState:
+    async def rebuild(self, journaled: JournaledRequest, since: float) -> RequestState:
         """Create the initial state of a journaled request; the caller then replays its records.
 
-        kept: the request as the journal keeps it.
+        journaled: the request as the journal keeps it.
         since: the arrival time, in seconds of this engine's clock; it may be negative.
 
         Raises InvalidRequest if the prompts cannot be encoded.
         """
-        prompt = await self._encode(kept.ask)
-        request = self._make(kept.ask, kept.id, kept.client, kept.seed, since, prompt)
-        request.owner = kept.owner
+        prompt = await self._encode(journaled.ask)
+        request = self._make(journaled.ask, journaled.id, journaled.client, journaled.seed, since, prompt)
+        request.owner = journaled.owner
         return request
 
     def has_turn(self, request: RequestState, order: OpenBranch) -> bool:
@@ -236,6 +244,8 @@ class Intake:
 
     def _check(self, ask: Ask, id: str | None) -> None:
         """Make the checks that need no encoded prompt.
+
+        Return nothing if the request passes.
 
         ask: what the client asks for.
         id: the request id that the client chose, or None.
@@ -285,8 +295,11 @@ class Intake:
         return await asyncio.to_thread(self._word, ask)
 
     def _word(self, ask: Ask) -> EncodedPrompt:
-        """Decide whether the request is answered directly or by a plan, and return the prompts of that way. A
-        model that forks by its own tags gets the chat prompt with an open thinking block, if the request
+        """Decide whether the request is answered directly or by a plan, and return the prompts of that way.
+        For a direct answer, `answer` of the result holds the prompt and `conversation` is None; for a plan,
+        `answer` is empty and `conversation` holds the prompts.
+
+        A model that forks by its own tags gets the chat prompt with an open thinking block, if the request
         allows forks. Tokens given in place of messages are used as they are.
 
         ask: what the client asks for.
@@ -327,8 +340,8 @@ class Intake:
         """
         model = self._config.model
         size = self._prompts.size
-        told = prompt.conversation.told if prompt.conversation else None
-        way = (
+        instructions = prompt.conversation.told if prompt.conversation else None
+        planning = (
             prompt.decision,
             prompt.score,
             prompt.points,
@@ -342,7 +355,7 @@ class Intake:
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=plan or RequestPlan(ask, id, seed, model, since, size, told, *way),
+            plan=plan or RequestPlan(ask, id, seed, model, since, size, instructions, *planning),
             prompt=prompt,
             home=self._home,
             since=since,

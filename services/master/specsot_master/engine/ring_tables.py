@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 
 class OrderQueue:
-    """Sends orders to the ring one after the other, in the order of the calls.
+    """Sends orders to stage 0 of the ring one after the other, in the order of the calls.
 
     If the ring refuses an order because the ring is gone, the engine receives `RingLost` and the remaining
     orders are dropped. If one order cannot be sent for another reason, the engine receives `OrderUnsent` with
@@ -86,7 +86,7 @@ class OrderQueue:
         """Send one order. An error that is no SpecsotError concerns this order only: it is logged, and the
         engine receives `OrderUnsent`.
 
-        order: the order.
+        order: an instruction for the sequencer, such as opening or closing a sequence.
 
         Raises SpecsotError if the ring is gone.
         """
@@ -136,7 +136,7 @@ class RingTables:
 
     @property
     def has_work(self) -> bool:
-        """Whether the ring holds a sequence that its next step can advance."""
+        """True if the ring holds a sequence that its next step can advance."""
         return any(sequence.has_work for _, sequence in self._by_id.values())
 
     @property
@@ -147,9 +147,10 @@ class RingTables:
     def begin_epoch(self, pages: int, kept: Mapping[int, int] | None = None) -> None:
         """Forget all sequences and prefixes, because the ring of the next epoch is empty.
 
-        pages: KV pages on every stage of the new ring; 0 while there is no ring.
-        kept: by sequence id of an earlier epoch, how many leading tokens' KV the new stages have received.
-            Stage 0 is ordered to drop those of sequences that have ended meanwhile.
+        pages: number of KV pages on every stage of the new ring; 0 while there is no ring.
+        kept: by sequence id of an earlier epoch, how many leading tokens' KV the new stages have received;
+            None or empty if nothing was migrated. Stage 0 is ordered to drop those of sequences that have
+            ended meanwhile.
         """
         for ended in self._migrated.begin(kept or {}):
             self._outbox.put(Close(ended, kept=True))
@@ -171,7 +172,8 @@ class RingTables:
         return self._migrated.offer((sequence for _, sequence in self._by_id.values()), slots)
 
     def group(self, outcomes: Iterable[Outcome]) -> list[tuple[RequestState, list[tuple[int, Outcome]]]]:
-        """Group a step's outcomes by request. Outcomes of sequences that are closed are dropped.
+        """Group a step's outcomes by request. Outcomes of sequences that are closed, or unknown, are dropped;
+        empty if none is left.
 
         Each outcome comes with its sequence's ordinal within the request (0, or the id of a branch's point):
         # outcomes of sequences [7 9 8], of which 7, 8 are ordinals 0, 1 of request a and 9 is ordinal 0 of b
@@ -201,7 +203,7 @@ class RingTables:
         """Create a decoding sequence of a request, with its token log and its detokenizer; `place` opens it.
         The request remembers it under its ordinal.
 
-        request: the request.
+        request: a request that is admitted, or whose old records are being replayed.
         order: the command to open a direct answer, skeleton, branch or polish, which selects the prompt (the
             *turn*: all prompt tokens, and how many of them the request's prefix shares).
         ordinal: 0, or the id of the branch's point.
@@ -239,6 +241,8 @@ class RingTables:
         state: sizes and limits of the running ring.
         again: True if the sequence was open in an earlier epoch. Then the sequence gets a new id, its
             generated tokens become part of its prompt, and migrated KV is reused.
+
+        Raises KeyError if the request is not admitted.
         """
         log = sequence.log
         turn = request.turn(sequence.ordinal)
@@ -247,8 +251,8 @@ class RingTables:
             request.family = opening.sequence
         drafted = is_drafted(request, state)
         fork = request.fork(turn)
-        kept = self._migrated.reused_of_sequence(sequence, fork.length if fork else 0) if again else None
-        opening = replace(opening, drafted=drafted, fork=fork, family=request.family, reused=kept)
+        reused_kv = self._migrated.reused_of_sequence(sequence, fork.length if fork else 0) if again else None
+        opening = replace(opening, drafted=drafted, fork=fork, family=request.family, reused=reused_kv)
         log.reopen(opening)
         sequence.pages = pages_of(request, turn, opening.limit, state)
         sequence.lost = False
@@ -264,7 +268,7 @@ class RingTables:
         migrated from the previous epoch. Unknown sequences are ignored.
 
         request: the request that the sequence belongs to.
-        sequence: the sequence.
+        sequence: one of the request's sequences, in the ring or waiting to be opened again.
         """
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
@@ -279,7 +283,8 @@ class RingTables:
         self.ledger.return_pages(request.id, sequence.pages)
 
     def renew(self, request: RequestState) -> None:
-        """Send a longer lease for each sequence of the request that is in the ring and needs a longer lease.
+        """Send a longer lease for each sequence of the request that is in the ring and needs a longer lease;
+        send nothing for the others.
 
         See `renewed_lease`, for example with a grant of 256 tokens and a maximum position of 1000:
         # position 100, lease 256 -> 156 positions are left, more than 128: no order
@@ -298,13 +303,15 @@ class RingTables:
     # --- pages and prefixes ---
 
     def admit(self, request: RequestState, state: RingState) -> bool:
-        """Reserve the pages that a request needs to begin, and pin or open its prompt prefix. The options
-        come best first: fork the longest cached prefix, or open a new one. Return False, with nothing
-        changed, if there is no room for any of them.
+        """Reserve the pages that a request needs to begin, and pin or open its prompt prefix. Return False,
+        with nothing changed, if there is no room.
 
         The options come best first: fork the longest cached prefix, or open a new one. A request with a
-        speculative plan is admitted without the plan if there is no room for it (`RequestState.plans`).
-        Return False, with nothing changed, if there is no room for any of them.
+        speculative plan is admitted without the plan (`RequestState.plans` becomes False) if there is no room
+        for both.
+
+        request: a waiting request, whose `node`, `shared` and `found` are set if it is admitted.
+        state: sizes and limits of the running ring.
         """
         speculates = request.prompt.speculates and not request.begun
         if speculates and self._has_places(request) and self._admit(request, state, request.beginning.plan):
@@ -315,36 +322,46 @@ class RingTables:
         return True
 
     def _has_places(self, request: RequestState) -> bool:
-        """Return True if the branches of a plan fit the largest batch that is allowed, or if the ring is
-        empty.
+        """Return True if the branches of a plan, and one more sequence, fit the largest batch that is
+        allowed, or if the ring is empty.
+
+        request: the request, whose `max_parallel` bounds its branches.
         """
         places = request.ask.limits.max_parallel + 1
         return not self._by_id or len(self._by_id) + places <= self._config.live
 
-    def _admit(self, request: RequestState, state: RingState, more: int) -> bool:
-        """Admit the request with `more` pages in addition to its grant, if there is room."""
+    def _admit(self, request: RequestState, state: RingState, extra_pages: int) -> bool:
+        """Admit the request if there is room for it and for some further pages. Return False, with nothing
+        changed, if there is not.
+
+        request: a waiting request.
+        state: sizes and limits of the running ring.
+        extra_pages: number of KV pages that are granted in addition, for a speculative plan; 0 for none.
+        """
         drafted = is_drafted(request, state)
         beginning = request.beginning
         keeps = self._config.prefix_cache and beginning.window is None
         route = self.prefixes.longest_match(beginning.tokens, drafted) if keeps else PrefixMatch()
-        for way in admission_options(beginning, route, state, keeps):
-            grant = way.grant + more
-            if self._make_room(way.pages + grant, way.route.node, way.slack):
+        for option in admission_options(beginning, route, state, keeps):
+            grant = option.grant + extra_pages
+            if self._make_room(option.pages + grant, option.route.node, option.slack):
                 self.ledger.admit(request.id, grant)
-                self._hold(request, way, drafted)
+                self._hold(request, option, drafted)
                 return True
         return False
 
     def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
-        """Replace the request's prefix by a longer one, which all branches of its plan fork.
+        """Replace the request's prefix by a longer one, which all branches of its plan fork. Change nothing
+        if the present prefix is already as long, or if there is no room; then each branch computes the tokens
+        itself.
 
-        tokens: what the prompts of all branches begin with. The new prefix forks the old one, so
-        only the pages after the shared full pages are charged:
+        The new prefix forks the old one, so only the pages after the shared full pages are charged:
         # page_rows 16, old prefix 40 tokens, new prefix 60 tokens
         # -> pages_for(60) - shared_pages(40) = 4 - 2 = 2 pages; the partly filled third page is copied
 
         request: an admitted request.
-        tokens: the prompt and everything written before the threads.
+        tokens: the token ids with which the prompts of all branches, or of all threads, begin; empty to
+            change nothing.
         state: sizes and limits of the running ring.
         """
         node = request.node
@@ -352,8 +369,8 @@ class RingTables:
         pages = pages_for(len(tokens), state.page_rows) - shared_pages(shared, state)
         if shared >= len(tokens) or not self._make_room(pages, node):
             return
-        way = AdmissionOption(PrefixMatch(node, shared) if shared else PrefixMatch(), tokens, pages, 0)
-        request.node = self._open_prefix(request, way, is_drafted(request, state), None)
+        option = AdmissionOption(PrefixMatch(node, shared) if shared else PrefixMatch(), tokens, pages, 0)
+        request.node = self._open_prefix(request, option, is_drafted(request, state), None)
         self.prefixes.pin(request.node)
         request.shared = len(tokens)
         if node:
@@ -361,11 +378,11 @@ class RingTables:
 
     def has_room(self, request: RequestState, pages: int, reserved_only: bool = False) -> bool:
         """Return True if an admitted request may use so many more pages; unneeded prefixes are evicted for
-        them.
+        them. Return False if they are neither granted, nor free, nor to be had by an eviction.
 
-        request: the request.
-        pages: KV pages that it needs in addition to those that it uses.
-        reserved_only: count only what is left of the request's own grant, and evict nothing.
+        request: an admitted request.
+        pages: number of KV pages that it needs in addition to those that it uses.
+        reserved_only: True to count only what is left of the request's own grant, and evict nothing.
         """
         lacking = self.ledger.shortfall(request.id, pages)
         return not lacking or (not reserved_only and self._make_room(lacking))
@@ -399,40 +416,40 @@ class RingTables:
         if node is not None:
             self.prefixes.mark_suspect(node)
 
-    def _make_room(self, pages: int, keep: PrefixNode | None = None, slack: int = 0) -> bool:
+    def _make_room(self, pages: int, kept_node: PrefixNode | None = None, slack: int = 0) -> bool:
         """Evict prefixes until so many pages are free. Return False, with nothing evicted, if that cannot be.
 
         # 3 pages free, 5 in unneeded prefixes, pages 6, slack 2 -> 3 lack, 3 + 2 <= 5: evict 3 pages, True
         # the same with slack 3 -> 3 + 3 > 5: False
 
-        pages: KV pages that are needed.
-        keep: a prefix that must stay, with its ancestors; None for no such prefix.
-        slack: pages that must be free or evictable in addition.
+        pages: number of KV pages that are needed.
+        kept_node: a prefix that must stay, with its ancestors; None for no such prefix.
+        slack: number of pages that must be free or evictable in addition; 0 for none.
         """
         lacking = pages - self.ledger.free
-        if lacking + slack > self.prefixes.spare(keep):
+        if lacking + slack > self.prefixes.spare(kept_node):
             return False
-        self._evict(self.prefixes.evict(lacking, keep))
+        self._evict(self.prefixes.evict(lacking, kept_node))
         return True
 
-    def _hold(self, request: RequestState, way: AdmissionOption, drafted: bool) -> None:
+    def _hold(self, request: RequestState, option: AdmissionOption, drafted: bool) -> None:
         """Pin the prefix of an admission option for the request, after opening the prefix if it is new.
 
         request: the request that enters the ring.
-        way: the option, for which there is room.
+        option: the option, for which there is room.
         drafted: True if the ring drafts for the request.
         """
-        own = way.own
+        new_prefix = option.own
         window = request.beginning.window
-        node = self._open_prefix(request, way, drafted, window) if own else way.route.node
+        node = self._open_prefix(request, option, drafted, window) if new_prefix else option.route.node
         if node is not None:
             self.prefixes.pin(node)
         request.node = node
-        request.shared = way.shared
-        request.found = way.route.length
+        request.shared = option.shared
+        request.found = option.route.length
 
     def _open_prefix(
-        self, request: RequestState, way: AdmissionOption, drafted: bool, window: Window | None
+        self, request: RequestState, option: AdmissionOption, drafted: bool, window: Window | None
     ) -> PrefixNode:
         """Open a prefix that is not in the ring, and return it; the part that another prefix has is forked
         from there.
@@ -444,20 +461,22 @@ class RingTables:
         epoch.
 
         request: the request that needs the prefix.
-        way: the prefix's tokens and pages, and the prefix from which it forks.
+        option: the prefix's tokens and pages, and the prefix from which it forks.
         drafted: True if the drafter keeps KV of the prefix too.
         window: the attention window under which the prefix is computed, or None.
         """
-        source = way.route.node
-        at = way.route.length
+        source = option.route.node
+        at = option.route.length
         fork = Fork(source.sequence, at) if source else None
-        opening = self._factory.prefix(len(way.own), drafted, fork, window)
+        opening = self._factory.prefix(len(option.own), drafted, fork, window)
         if not window:
-            opening = replace(opening, reused=self._migrated.of_prefix(request, way.own, at))
-        node = PrefixNode(opening.sequence, way.own, way.pages, drafted, source, at, own=window is not None)
+            opening = replace(opening, reused=self._migrated.of_prefix(request, option.own, at))
+        node = PrefixNode(
+            opening.sequence, option.own, option.pages, drafted, source, at, own=window is not None
+        )
         self.prefixes.add(node)
-        self.ledger.reserve_prefix_pages(way.pages)
-        self._outbox.put(Open(opening, way.own[at:], first_lease(opening.prompt, 0)))
+        self.ledger.reserve_prefix_pages(option.pages)
+        self._outbox.put(Open(opening, option.own[at:], first_lease(opening.prompt, 0)))
         return node
 
     def _evict(self, nodes: list[PrefixNode]) -> None:

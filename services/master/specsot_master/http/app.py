@@ -51,6 +51,7 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def show_page() -> Response:
+        """Return the status page."""
         return HTMLResponse(page, headers=headers)
 
     @router.get("/ring")
@@ -73,11 +74,11 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
 
 def read_page() -> str:
-    """Return index.html with its styles and scripts inlined, so that hashes can allow them."""
+    """Return index.html as text with its styles and scripts inlined, so that hashes can allow them."""
     folder = files("specsot_master.http") / "page"
 
     def put_in(link: re.Match[str]) -> str:
-        """Return the element that takes the place of a link to a style or script.
+        """Return the element that takes the place of a link to a style or script, with the file's text in it.
 
         link: a match of _PARTS.
         """
@@ -87,6 +88,7 @@ def read_page() -> str:
     return re.sub(_PARTS, put_in, (folder / "index.html").read_text(encoding="utf-8"))
 
 
+# Finds a link to a style or a script in index.html, with its file's name.
 _PARTS = r'<link rel="stylesheet" href="(?P<style>[^"]+)">|<script src="(?P<script>[^"]+)"></script>'
 
 
@@ -119,7 +121,8 @@ def headers_of(page: str) -> dict[str, str]:
 
 
 def _hashes_of(page: str, tag: str) -> str:
-    """Return the hashes of all texts between <tag> and </tag>, as a content security policy lists them.
+    """Return the hashes of all texts between <tag> and </tag>, as a content security policy lists them; "" if
+    there are none.
 
     page: the HTML text.
     tag: "style" or "script".
@@ -129,7 +132,8 @@ def _hashes_of(page: str, tag: str) -> str:
 
 
 def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Iterable[str] = ()) -> ASGIApp:
-    """Return the whole application, with the middleware that checks requests first.
+    """Return the whole application, with the middleware that checks requests first: the size of bodies, the
+    token if tokens are required, and the origin if origins are given.
 
     context: what all endpoints share.
     tokens: the valid client tokens, or None if none is required.
@@ -151,7 +155,7 @@ class TokenProtectedApi(FastAPI):
     """An application whose /openapi.json says that a token is required, and where none is."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the API document."""
+        """Return the API document, in which every path requires a token except OPEN_PATHS."""
         document = super().openapi()
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
@@ -217,8 +221,8 @@ async def open_http(
     metrics: what GET /metrics returns.
     mode: the mode of requests that name none, from OpenAI's clients.
     ping_every: seconds of silence in a stream before a ping.
-    names: host names of this server, which are checked if no token is required.
-    origins: origins of web pages that may send requests.
+    names: host names of this server, which are checked if no token is required; empty for no further names.
+    origins: origins of web pages that may send requests; empty for none.
 
     Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates.
     """

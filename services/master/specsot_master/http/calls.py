@@ -39,6 +39,7 @@ from specsot_master.text import Text
 # Threads. How many long texts are tokenized at the same time; two cores have a pool of six threads. Untuned.
 MAX_LONG_TEXTS = 2
 
+# The events of one request; closing the generator cancels the request.
 RequestEvents = AsyncGenerator[Numbered, None]
 T = TypeVar("T")
 
@@ -73,9 +74,11 @@ async def merged_events(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
 
 def _has_ended(next_event: asyncio.Future[T]) -> bool:
     """Return True if a stream has ended: its next event is a StopAsyncIteration. Return False if there is an
-    event. Raises the stream's error.
+    event.
 
     next_event: the finished task that has asked the stream for its next event.
+
+    Raises the stream's error.
     """
     error = next_event.exception()
     if error is not None and not isinstance(error, StopAsyncIteration):
@@ -107,10 +110,12 @@ STALL_SECONDS = 30.0
 PING_SECONDS: Final = 10.0
 # A comment in server-sent events, which every client skips.
 PING: Final = b": ping\n\n"
+# The event that ends a stream in OpenAI's API.
 DONE = b"data: [DONE]\n\n"
 # Writes a chunk in a tenth of the time that `json` takes. Chunks hold JSON values only.
 ENCODER: Final = msgspec.json.Encoder()
 
+# The JSON objects of a streamed answer.
 Chunks = AsyncGenerator[dict[str, Any], None]
 
 
@@ -120,10 +125,10 @@ class ClientStalled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EventStyle:
-    """How one API writes server-sent events.
+    """How one API writes server-sent events, pings and errors in a stream.
 
-    named: Whether each event has a name, which is its chunk's `type`.
-    last: The bytes that follow the last event.
+    named: True if each event has a name, which is its chunk's `type`.
+    last: The bytes that follow the last event; b"" for none.
     ping: The bytes that are sent during silence.
     fault: Returns the chunk by which an error is reported within the stream.
     """
@@ -145,10 +150,12 @@ class EventStyle:
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of some work. If the client disconnects first, cancel the work and raise Cancelled.
+    """Return the result of some work. If the client disconnects first, the work is cancelled.
 
     request: the HTTP request of the client.
     work: a coroutine or future.
+
+    Raises Cancelled if the client disconnects, and what the work raises.
     """
     return await _until_disconnect(request.receive, work)
 
@@ -171,6 +178,8 @@ async def begin_stream(
     headers: further headers of the response.
     style: how the API writes events, errors and pings.
     ping_every: seconds of silence before a ping.
+
+    Raises Cancelled if the client disconnects before the first chunk, and the errors of the first chunk.
     """
     first = asyncio.ensure_future(anext(chunks))
     try:
@@ -186,7 +195,9 @@ async def begin_stream(
 
 async def _cancel(future: asyncio.Future[Any]) -> None:
     """Cancel a future and wait until it has ended, because a generator that still runs cannot be closed. Its
-    error is ignored.
+    result or error is ignored.
+
+    future: the future or task, which may have ended already.
     """
     future.cancel()
     await asyncio.gather(future, return_exceptions=True)
@@ -227,7 +238,9 @@ class ServerSentEvents(Response):
         """Send the response, as an ASGI application. If the client disconnects or stops reading, end quietly;
         its requests are cancelled, because the chunks are closed.
 
-        scope, receive, send: of the ASGI call.
+        scope: what the server knows of the call; unused.
+        receive: receives the client's ASGI messages.
+        send: sends an ASGI message to the client.
         """
         try:
             await _until_disconnect(receive, self._send_response(send))
@@ -270,7 +283,7 @@ class ServerSentEvents(Response):
 
 
 class _EventWriter:
-    """Writes events to a client, which must keep reading."""
+    """Writes server-sent events to a client, which must keep reading."""
 
     def __init__(self, send: Send, stall_seconds: float) -> None:
         """Create a writer that has written nothing.
@@ -292,7 +305,8 @@ class _EventWriter:
         await self._limit.wait(self._send_bytes(event))
 
     def _send_bytes(self, event: bytes) -> Awaitable[None]:
-        """Note the time of this write, and return the awaitable that sends the bytes.
+        """Note the time of this write, and return the awaitable that sends the bytes; it returns None once
+        the server has taken them.
 
         event: the bytes of one event.
         """
@@ -301,7 +315,8 @@ class _EventWriter:
 
     @asynccontextmanager
     async def pinging(self, ping: bytes, interval: float) -> AsyncGenerator[None]:
-        """During the block, send a ping after each interval of silence, to keep the connection open.
+        """During the block, send a ping after each interval of silence, to keep the connection open. The
+        context yields None.
 
         ping: the bytes of a ping.
         interval: seconds without a write before a ping.
@@ -332,10 +347,12 @@ class _EventWriter:
 
 
 async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of some work; if the client disconnects first, cancel the work and raise Cancelled.
+    """Return the result of some work. If the client disconnects first, the work is cancelled.
 
     receive: receives the client's ASGI messages.
     work: a coroutine or future.
+
+    Raises Cancelled if the client disconnects, and what the work raises.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
@@ -359,7 +376,9 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+# The header by which a client limits the seconds of its call.
 TIMEOUT = "x-request-timeout"
+# The header with the client's own id of a call, and with ours in the response.
 REQUEST_ID = "x-request-id"
 # Seconds. A shorter timeout of a call is taken for a mistake, and refused.
 MIN_TIMEOUT_SECONDS = 0.001
@@ -367,7 +386,7 @@ MIN_TIMEOUT_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class HttpContext:
-    """What all HTTP endpoints share.
+    """What all HTTP endpoints share: the entry point of requests, the model, and the options of the server.
 
     counter: Runs requests.
     model: Name and limits of the model.
@@ -395,12 +414,14 @@ class HttpContext:
     long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LONG_TEXTS))
 
     async def in_thread(self, characters: int, work: Callable[..., T], *arguments: Any) -> T:
-        """Run a function in a thread and return its result. Raises its error.
+        """Run a function in a thread and return its result.
 
-        characters: the length of the text that is processed. Long texts wait for each other; short ones do
-            not wait.
-        work: the function.
+        characters: the length of the text that is processed. Long texts wait for each other; those below
+            THREAD_CHARACTERS do not wait.
+        work: the function that is run, which must not use the event loop.
         arguments: its positional arguments.
+
+        Raises what the function raises.
         """
         async with nullcontext() if characters < THREAD_CHARACTERS else self.long_texts:
             return await asyncio.to_thread(work, *arguments)
@@ -408,11 +429,11 @@ class HttpContext:
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """One HTTP call.
+    """One HTTP call, which may make several requests.
 
-    id: The call's id, which the master drew.
+    id: The call's id, which the master drew; the call's requests have ids that begin with it.
     caller: The client, its credential's owner and its timeout.
-    headers: Headers of the response.
+    headers: Headers of the response, by name.
     """
 
     id: str
@@ -420,7 +441,7 @@ class HttpCall:
     headers: dict[str, str]
 
     def generate(self, counter: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
-        """Start a request for each ask, and return their events, in the same order.
+        """Start a request for each ask, and return their events, in the same order; an empty list for no ask.
 
             # call id "ab12", three asks -> request ids "ab12", "ab12-1", "ab12-2"
 
@@ -430,7 +451,8 @@ class HttpCall:
         return [counter.generate(ask, one) for ask, one in zip(asks, self.callers(len(asks)))]
 
     def callers(self, count: int) -> list[Caller]:
-        """Return the caller of each request of this call: the client, with the id of that request.
+        """Return the caller of each request of this call: the client, with the id of that request; an empty
+        list for no request.
 
         count: how many requests the call makes.
         """
@@ -439,7 +461,7 @@ class HttpCall:
 
 
 def call_of(request: Request) -> HttpCall:
-    """Return the call that an HTTP request makes, and bind its ids to the log's context.
+    """Return the call that an HTTP request makes, with a new id, and bind its ids to the log's context.
 
     The client's own x-request-id is used in logs only: proxies keep it when they repeat a call, so several
     calls may share one.

@@ -27,16 +27,17 @@ log = structlog.get_logger()
 MAX_MESSAGE_CHARACTERS = 1000
 # Characters of an invalid plan that an error quotes. Untuned.
 MAX_PLAN_CHARACTERS = 20_000
+# HTTP status. From this one on the server is at fault, and below it the client.
 FIRST_SERVER_STATUS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How an error is reported.
+    """How a class of errors is reported to HTTP clients.
 
     status: The HTTP status.
     type: OpenAI's `type` of the error.
-    code: OpenAI's `code` of the error.
+    code: OpenAI's `code` of the error; None if it has none.
     """
 
     status: int
@@ -44,7 +45,9 @@ class ErrorShape:
     code: str | None = None
 
 
+# OpenAI's `type` of an error for which the client is at fault.
 _WRONG = "invalid_request_error"
+# How each class of errors is reported; a class that is missing is reported as its base class is.
 _SHAPE_OF_ERROR: dict[type[errors.SpecsotError], ErrorShape] = {
     errors.InvalidRequest: ErrorShape(400, _WRONG),
     errors.ContextLengthExceeded: ErrorShape(400, _WRONG, "context_length_exceeded"),
@@ -61,12 +64,14 @@ _SHAPE_OF_ERROR: dict[type[errors.SpecsotError], ErrorShape] = {
     errors.TimedOut: ErrorShape(504, "timeout_error", "deadline_exceeded"),
     errors.SpecsotError: ErrorShape(500, "server_error"),
 }
+# Our own words for some of Pydantic's types of errors.
 _COMPLAINTS: Mapping[str, str] = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
     "dict_type": "must be an object",
     "too_short": "must not be empty",
 }
+# Messages for errors of the framework, by HTTP status.
 _HTTP_MESSAGES = {
     404: "there is nothing at {path}",
     405: "{path} does not take {method}",
@@ -101,6 +106,7 @@ def body_of(error: Exception) -> dict[str, Any]:
     return {"error": body}
 
 
+# Anthropic's `type` of an error by its HTTP status; others keep OpenAI's.
 _ANTHROPIC_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
@@ -125,6 +131,7 @@ def anthropic_body(error: Exception) -> dict[str, Any]:
     return {"type": "error", **body}
 
 
+# Returns the JSON body for an error, in the format of one API.
 BodyOf = Callable[[Exception], dict[str, Any]]
 
 
@@ -157,8 +164,8 @@ def known_error(error: Exception) -> errors.SpecsotError:
 
 @contextmanager
 def naming_fields(caller_names: Mapping[str, str]) -> Generator[None]:
-    """Let InvalidRequest errors of the block name the field by the caller's name. Both the error's field and
-    its message are changed:
+    """Let InvalidRequest errors of the block name the field by the caller's name. The context yields None.
+    Both the error's field and its message are changed:
 
         # caller_names {"max_new_tokens": "max_tokens"}: "max_new_tokens must be 1" -> "max_tokens must be 1"
 
@@ -177,7 +184,7 @@ def naming_fields(caller_names: Mapping[str, str]) -> Generator[None]:
 @contextmanager
 def naming_turns(places: Sequence[str]) -> Generator[None]:
     """Let InvalidRequest errors of the block that name a chat turn `messages.N` name the caller's part of the
-    body. Other errors are raised unchanged.
+    body. The context yields None; other errors are raised unchanged.
 
         # places ("instructions", "input.0", "input.2"): field "messages.2.content" -> "input.2.content"
 
@@ -239,14 +246,14 @@ def complaint_text(complaint: Mapping[str, Any]) -> str:
 
 
 def names_to_wrong_value(complaint: Mapping[str, Any], location: Iterable[Any], body: Any) -> Generator[str]:
-    """Yield the names on the path to a wrong value within a body.
+    """Yield the names on the path to a wrong value within a body; nothing if the body itself is wrong.
 
         # location ("stop", "list[str]", 0), body {"stop": [1]} -> "stop", "0"
 
     complaint: one entry of Pydantic's `errors()`, whose type tells whether the last name is missing.
     location: the location as Pydantic reports it, which also contains the names of the types that were tried;
         these are left out.
-    body: the decoded JSON body.
+    body: the decoded JSON body, which may be of any type.
     """
     for part in location:
         if isinstance(body, dict) and (part in body or complaint["type"] == "missing"):
@@ -283,7 +290,10 @@ def refusal(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 
 def _shape_of(error: errors.SpecsotError) -> ErrorShape:
-    """Return how an error is reported: the entry of its class, or of the nearest base class in the table."""
+    """Return how an error is reported: the entry of its class, or of the nearest base class in the table.
+
+    error: the error, which is not changed.
+    """
     return next(_SHAPE_OF_ERROR[kind] for kind in type(error).__mro__ if kind in _SHAPE_OF_ERROR)
 
 

@@ -26,10 +26,12 @@ def read_json(body: bytes) -> Any:
 
     msgspec takes a third of the time for numbers and half of it for objects. It refuses what strict JSON does
     not allow (NaN, halves of surrogate pairs, a byte order mark). Whatever msgspec refuses is read by `json`,
-    which accepts it or raises the error. Raises ValueError (JSONDecodeError, UnicodeDecodeError),
-    RecursionError.
+    which accepts it or raises the error.
 
     body: the bytes of the request's body.
+
+    Raises ValueError (JSONDecodeError or UnicodeDecodeError for a body that is not JSON), and RecursionError
+    for a body that is nested too deeply.
     """
     try:
         return msgspec.json.decode(body)
@@ -60,11 +62,11 @@ class ReadingTurns:
             return read_json(body)
         loop = asyncio.get_running_loop()
         async with self._locks[len(body).bit_length() // 2]:
-            begun = loop.time()
+            started_at = loop.time()
             try:
                 return read_json(body)
             finally:
-                await asyncio.sleep(loop.time() - begun)
+                await asyncio.sleep(loop.time() - started_at)
 
 
 class JsonRequest(Request):
@@ -84,12 +86,18 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def read(request: Request) -> Response:
-            """Handle a request whose body is read in turns."""
+            """Handle a request whose body is read in turns, and return its response.
+
+            request: the HTTP request of the client.
+            """
             return await handle(JsonRequest(request.scope, request.receive))
 
         return read
 
 
 def take_turns(app: FastAPI) -> None:
-    """Set up an application for `JsonRoute`: all its routes share one `ReadingTurns`."""
+    """Set up an application for `JsonRoute`: all its routes share one `ReadingTurns`.
+
+    app: the application, whose state gets the attribute `reading_turns`.
+    """
     app.state.reading_turns = ReadingTurns()

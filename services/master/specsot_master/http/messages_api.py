@@ -40,79 +40,113 @@ from specsot_master.http.openai_schemas import (
 from specsot_master.http.schemas import CALLERS, CountedTokens, MessageObject, documented
 from specsot_master.http.unserved_fields import FOREIGN
 
+# A decoded JSON object.
 Json = dict[str, Any]
+# Text, or a list of content blocks.
 Content = Words | Annotated[Many[Json], at_most(MAX_MESSAGES)]
 
 
 class ClaudeTurn(Model):
-    """A message: text, or a list of content blocks."""
+    """A message of a conversation: text, or a list of content blocks."""
 
+    # Who wrote the message.
     role: Literal["user", "assistant", "system"]
+    # What the message holds; None for nothing.
     content: Content | None
 
 
 class ClaudeThinking(Model):
     """Whether the model thinks, and for how many tokens at most."""
 
+    # "disabled" to answer at once; "enabled" and "adaptive" to think first.
     type: Literal["enabled", "adaptive", "disabled"]
+    # The most tokens of a thought; None for no bound of its own.
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None
 
 
 class ClaudeTool(Model):
     """A function of the caller; tools that Anthropic's servers run are refused by their type."""
 
+    # The function's name.
     name: Words
+    # "custom" or None for a function of the caller; any other type is refused.
     type: Words | None = None
+    # What the function does, for the model; None for no description.
     description: Words | None = None
+    # The JSON schema of the arguments; None for a function without arguments.
     input_schema: Json | None = None
 
 
 class ClaudeChoice(Model):
     """Which tools the answer may or must call."""
 
+    # "auto": the model decides; "any": some function must be called; "tool": the named one; "none": no
+    # function.
     type: Literal["auto", "any", "tool", "none"]
+    # The function that must be called, for the type "tool"; else None.
     name: Words | None = None
+    # True if the answer may make one call only.
     disable_parallel_tool_use: bool | None = None
 
 
+# The example of a conversation in the API document.
 _CONVERSATION = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
 class CountBody(Model):
     """POST /v1/messages/count_tokens"""
 
+    # The model's public name; None for the only one.
     model: Words | None = None
+    # The conversation, oldest message first.
     messages: Annotated[
         Many[ClaudeTurn], at_most(MAX_MESSAGES), Field(min_length=1, examples=[_CONVERSATION])
     ]
+    # The system prompt; None for none.
     system: Content | None = None
+    # The functions that the answer may call; None for none.
     tools: Annotated[Many[ClaudeTool] | None, Few] = None
+    # Which functions the answer may or must call; None lets the model decide.
     tool_choice: ClaudeChoice | None = None
+    # Whether the model thinks first; None for what its template does by default.
     thinking: ClaudeThinking | None = None
 
 
 class MessagesBody(CountBody):
     """POST /v1/messages"""
 
+    # The most tokens of thought and answer; None for AGENT_TOKENS, or as many as fit.
     max_tokens: Annotated[TokenLimit, Field(examples=[64])]
+    # True to answer by server-sent events.
     stream: bool | None = None
+    # The sampling temperature; None for the default.
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    # The probability mass from which tokens are sampled; None for the default.
     top_p: float | None = None
+    # The number of tokens from which is sampled; None for the default.
     top_k: Count | None = None
+    # Texts that end the answer; None for none.
     stop_sequences: Many[Words] | None = None
+    # Its member "format" holds a JSON schema that the answer must follow; None for any form.
     output_config: Annotated[Json | None, Few] = None
+    # How the answer is planned, in SpecSoT's own field; None for the mode that the server uses by default.
     specsot: Annotated[Planning | None, Few] = None
 
 
+# From our names of fields to Anthropic's, for errors.
 _CALLER_NAMES = {
     "prompt": "messages",
     **dict.fromkeys(("max_new_tokens", "default_new_tokens"), "max_tokens"),
     "stop": "stop_sequences",
     "tokens": "messages",
 }
+# From Anthropic's types of tool choices to those of chat completions.
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
+# Fields that would change the answer but are not served.
 _REFUSED_FIELDS = ("container", "mcp_servers")
+# The event that is sent during silence.
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+# How Anthropic's API writes server-sent events.
 _STYLE = EventStyle(named=True, last=b"", ping=_PING, fault=anthropic_body)
 
 
@@ -125,13 +159,19 @@ def messages_routes(context: HttpContext) -> APIRouter:
 
     @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
     async def send(request: Request, body: MessagesBody) -> Response:
-        """Answer a conversation in content blocks, as one object or as server-sent events."""
+        """Answer a conversation in content blocks, as one object or as server-sent events.
+        \f
+        request: the HTTP request of the client.
+        body: the parsed body.
+
+        Raises InvalidRequest for a body that cannot be served, and the errors of the request.
+        """
         refuse_foreign_fields(body, "output_config.format")
         context.unknown.check(body, _CALLER_NAMES, (*_REFUSED_FIELDS, *FOREIGN))
-        wanted = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
+        granted_tokens = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
         turns, places = turns_of(body)
         with naming_turns(places):
-            chat = chat_of(body, turns, context).granting(wanted)
+            chat = chat_of(body, turns, context).granting(granted_tokens)
             call = await chat_call(context, chat, _CALLER_NAMES)
         head = {"id": f"msg_{call_of(request).id}", "type": "message", "role": "assistant"}
         writer = MessageWriter(head | {"model": body.model or context.model.name} | call.warned)
@@ -139,7 +179,12 @@ def messages_routes(context: HttpContext) -> APIRouter:
 
     @router.post("/messages/count_tokens", responses=documented(CountedTokens))
     async def count(body: CountBody) -> dict[str, int]:
-        """Count the tokens of a conversation's prompt."""
+        """Count the tokens of a conversation's prompt.
+        \f
+        body: the parsed body.
+
+        Raises InvalidRequest for a body that cannot be served.
+        """
         turns, places = turns_of(body)
         with naming_turns(places):
             chat = chat_of(body, turns, context)
@@ -154,7 +199,7 @@ def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBod
     """Return the body of the chat completion that answers a conversation.
 
     body: the parsed body.
-    turns: the turns that `turns_of` made of it.
+    turns: the turns that `turns_of` made of it, oldest first.
     context: what all endpoints share.
 
     Raises InvalidRequest for a body that cannot be served.
@@ -211,7 +256,7 @@ def chat_tool(tool: ClaudeTool, field: str) -> Json:
 
 
 def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
-    """Return the turns of a chat, and for each turn the part of the body of which it was made.
+    """Return the turns of a chat, at least one, and for each turn the part of the body of which it was made.
 
         # system "Be brief.", messages [user text, assistant tool_use, user tool_result + text]
         # -> turns [system, user, assistant, tool, user]
@@ -238,7 +283,7 @@ def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
 
 def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
     """Return the chat turns of one message: one per tool result, then one for its text and tool calls.
-    Thinking blocks are left out.
+    Thinking blocks are left out; a message of nothing else returns no turn.
 
     turn: a message of the parsed body.
     field: its name, such as "messages.0", for errors.
@@ -254,9 +299,9 @@ def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
         place = f"{field}.content.{n}"
         match block.get("type"):
             case "tool_result":
-                said = text_in(block.get("content"), ("text",), place)
+                result_text = text_in(block.get("content"), ("text",), place)
                 results.append(
-                    {"role": "tool", "tool_call_id": _id_of(block, "tool_use_id"), "content": said}
+                    {"role": "tool", "tool_call_id": _id_of(block, "tool_use_id"), "content": result_text}
                 )
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}

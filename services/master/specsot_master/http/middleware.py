@@ -21,8 +21,9 @@ from specsot.transport.security import Tokens
 from specsot_master.http.errors import body_format_at, refusal, response_of
 from specsot_master.http.json_bodies import LARGE_BYTES
 
+# Paths that need no token.
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
-# Key in the ASGI scope of a call: the owner of the token that the call shows.
+# Key in the ASGI scope of a call: the owner of the token with which the call was made.
 OWNER = "specsot.owner"
 
 
@@ -41,7 +42,9 @@ class BearerCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the application, or answer 401.
 
-        scope, receive, send: of the ASGI call.
+        scope: what the server knows of the request; its owner is added under OWNER.
+        receive: receives the client's ASGI messages.
+        send: sends an ASGI message to the client.
         """
         try:
             self._check(scope)
@@ -66,6 +69,7 @@ class BearerCheck:
         scope[OWNER] = self._tokens.owner(shown[0] if len(shown) == 1 else None)
 
 
+# HTTP status of a request that is meant for another server.
 MISDIRECTED = 421
 
 
@@ -80,16 +84,18 @@ class HostCheck:
         """Accept IP addresses, localhost, this machine's name, and further names.
 
         app: the ASGI application that gets the accepted requests.
-        names: further host names of this server.
+        names: further host names of this server; empty for none.
         """
-        own = socket.gethostname()
+        hostname = socket.gethostname()
         self._app = app
-        self._names = {name.lower() for name in ("localhost", own, own.partition(".")[0], *names)}
+        self._names = {name.lower() for name in ("localhost", hostname, hostname.partition(".")[0], *names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the application, or answer 421. A request without a Host header is passed on.
 
-        scope, receive, send: of the ASGI call.
+        scope: what the server knows of the request.
+        receive: receives the client's ASGI messages.
+        send: sends an ASGI message to the client.
         """
         host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
         if host and not self._owns(host_of(host)):
@@ -121,7 +127,10 @@ def host_of(header: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Return True if a host name is an IPv4 or IPv6 address, in brackets or not."""
+    """Return True if a host name is an IPv4 or IPv6 address, in brackets or not.
+
+    name: the host name, without a port.
+    """
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
@@ -133,8 +142,9 @@ def is_address(name: str) -> bool:
 BODY_SECONDS = 30.0
 # Bytes of all bodies that are held at the same time: 32 of the largest. Untuned.
 MAX_BODIES_BYTES = 256 << 20
-# Bytes of the body of a text completion: a constant part, and a part per position of the model. Untuned.
+# Bytes of the body of a text completion: the part that does not depend on the model. Untuned.
 BASE_BYTES = 256 << 10
+# Bytes of the body of a text completion per position of the model. Untuned.
 POSITION_BYTES = 1 << 10
 # Seconds after which a client may retry because another body may be gone. Untuned.
 RETRY_SECONDS = 1.0
@@ -144,6 +154,7 @@ MAX_READ_FACTOR = 4
 # Bytes of MAX_BODIES_BYTES that are reserved for bodies up to LARGE_BYTES; each connection has one body.
 # Untuned.
 SMALL_BYTES = 64 << 20
+# Methods whose requests have a body.
 WITH_BODY = ("POST", "PUT", "PATCH")
 
 
@@ -171,16 +182,19 @@ class BodyLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body of a request and pass the request on to the application, or answer with a refusal.
-        Requests of methods without a body are passed on unread.
+        Requests of methods without a body are passed on unread; if the client disconnects, nothing is
+        answered.
 
-        scope, receive, send: of the ASGI call.
+        scope: what the server knows of the request.
+        receive: receives the client's ASGI messages.
+        send: sends an ASGI message to the client.
         """
         if scope["type"] != "http" or scope["method"] not in WITH_BODY:
             await self._app(scope, receive, send)
             return
         held = _HeldBody(self._largest(scope["path"]))
         try:
-            self._check(Headers(scope=scope), held.most)
+            self._check(Headers(scope=scope), held.max_bytes)
             body = await self._read(receive, held)
             if body is not None:
                 await self._app(scope, _replay(body, receive), send)
@@ -194,10 +208,13 @@ class BodyLimits:
             self._give_back(held)
 
     def _check(self, headers: Headers, max_bytes: int) -> None:
-        """Raise BodyRefused for a wrong media type, an encoding, or a much too large announced length.
+        """Check the media type, the encoding and the announced length of a body. Return nothing if they are
+        accepted, or if the request has no body.
 
         headers: the headers of the request.
         max_bytes: the maximum number of bytes of the body.
+
+        Raises BodyRefused for a wrong media type, an encoding, or a much too large announced length.
         """
         # A request without a body needs no media type; the endpoint decides whether it requires a body.
         if not headers.get("transfer-encoding") and headers.get("content-length", "0") == "0":
@@ -234,21 +251,23 @@ class BodyLimits:
         """Return the whole body, or None if the client has disconnected.
 
         The rest of a refused body is read and dropped, up to MAX_READ_FACTOR times the limit, because clients
-        read the response only after they have sent the body. Then BodyRefused or Overloaded is raised.
+        read the response only after they have sent the body.
 
         receive: receives the client's ASGI messages.
         held: the account of this body's memory, to which its bytes are added.
+
+        Raises BodyRefused if the body is too large, and Overloaded if the memory for bodies is full.
         """
         body = bytearray()
         size = 0
         more = True
         full: Overloaded | None = None
-        while more and size <= MAX_READ_FACTOR * held.most:
+        while more and size <= MAX_READ_FACTOR * held.max_bytes:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             size += len(message.get("body", b""))
-            if size <= held.most and full is None:
+            if size <= held.max_bytes and full is None:
                 try:
                     self._hold(held, len(message.get("body", b"")))
                     body += message.get("body", b"")
@@ -257,8 +276,8 @@ class BodyLimits:
                     self._give_back(held)
                     body.clear()
             more = message.get("more_body", False)
-        if size > held.most:
-            raise _too_large(held.most)
+        if size > held.max_bytes:
+            raise _too_large(held.max_bytes)
         if full:
             raise full
         return bytes(body)
@@ -272,8 +291,8 @@ class BodyLimits:
 
         Raises Overloaded, and charges nothing, if the budget is used up.
         """
-        kept = SMALL_BYTES if held.bytes + num_bytes > LARGE_BYTES else 0
-        if num_bytes > self._left - kept:
+        reserved = SMALL_BYTES if held.bytes + num_bytes > LARGE_BYTES else 0
+        if num_bytes > self._left - reserved:
             raise Overloaded(
                 "the bodies of other requests fill the memory that is reserved for bodies", RETRY_SECONDS
             )
@@ -293,11 +312,11 @@ class BodyLimits:
 class _HeldBody:
     """The memory of one request's body.
 
-    most: The maximum number of bytes.
-    bytes: The bytes that are charged to the budget.
+    max_bytes: The maximum number of bytes of the body.
+    bytes: The bytes of the body that are charged to the budget now; 0 before any has arrived.
     """
 
-    most: int
+    max_bytes: int
     bytes: int = 0
 
 
@@ -309,7 +328,11 @@ def max_body_bytes(max_positions: int) -> Callable[[str], int]:
     """
 
     def largest(path: str) -> int:
-        """Return the maximum number of bytes of a body at a path."""
+        """Return the maximum number of bytes of a body at a path: a smaller one for text completions than
+        elsewhere.
+
+        path: the path of the request's URL.
+        """
         if path != "/v1/completions":
             return PUBLIC_BYTES
         return min(PUBLIC_BYTES, BASE_BYTES + POSITION_BYTES * max_positions)

@@ -82,6 +82,7 @@ from specsot_master.http.thinking import ThinkFirst, generate_thinking, think_fi
 from specsot_master.http.unserved_fields import UNSERVED
 from specsot_master.master import RequestCounter
 
+# The events of a call's answers, as (index of the answer, event).
 CallEvents = AsyncGenerator[tuple[int, Numbered | Thought], None]
 
 
@@ -96,12 +97,13 @@ class OpenAICall:
     copies: How many answers each prompt gets; consecutive asks belong to one prompt.
     echoed_prompts: The prompt with which each answer begins; empty unless `echo` was asked for.
     spell: Returns a token's bytes, if log probabilities of the echoed prompt are asked for; else None.
-    prompt_only: Whether the answer consists of the echoed prompt only.
-    tools: The tools that the model may call, or None.
-    think: How the model thinks before each answer, or None.
-    usage: Whether a stream ends with the usage.
-    head: The members with which every object of this call begins.
-    warnings: What of the request the answer is not held to; reported once.
+    prompt_only: True if the answer consists of the echoed prompt only.
+    tools: The tools that the model may call, or None if it may call none.
+    think: How the model thinks before each answer, or None if it does not.
+    usage: True if a stream ends with the usage.
+    head: The members with which every object of this call begins; None before `answer` sets them, and for
+        other APIs, which have members of their own.
+    warnings: Parts of the request that the answer is not held to, in words; reported once. Empty for none.
     """
 
     asks: tuple[Ask, ...]
@@ -136,7 +138,7 @@ class OpenAICall:
         """Start one request, and return the events of its answer, up to its first call if only that counts.
 
         counter: the entry point of requests.
-        ask: the request.
+        ask: the request: what one answer is asked for.
         caller: id and owner of the request.
         """
         if self.think is None:
@@ -167,8 +169,8 @@ class OpenAICall:
         warned = self.warned
         offsets = [TextOffsets(self.options.special) for _ in self.asks]
         with naming_fields(self.words):
-            async with aclosing(self._as_asked(events)) as heard:
-                async for index, numbered in heard:
+            async with aclosing(self._as_asked(events)) as call_events:
+                async for index, numbered in call_events:
                     usage.count(index // self.copies, event_of(numbered))
                     if piece := self._piece(index, numbered):
                         piece = answers[index].separate_calls(piece) if answers else piece
@@ -181,7 +183,7 @@ class OpenAICall:
             yield head | {"choices": [], "usage": usage.as_json()}
 
     async def gather(self, events: CallEvents) -> dict[str, Any]:
-        """Wait for all events, and return the response as one JSON object.
+        """Wait for all events, and return the response as one JSON object, with one choice per request.
 
         events: what `generate` returned; closed at the end.
 
@@ -191,8 +193,8 @@ class OpenAICall:
         views = [View() for _ in self.asks]
         thoughts = ["" for _ in self.asks]
         with naming_fields(self.words):
-            async with aclosing(self._as_asked(events)) as heard:
-                async for index, numbered in heard:
+            async with aclosing(self._as_asked(events)) as call_events:
+                async for index, numbered in call_events:
                     usage.count(index // self.copies, event_of(numbered))
                     if isinstance(numbered, Thought):
                         thoughts[index] += numbered.text
@@ -217,20 +219,25 @@ class OpenAICall:
         return [ToolAnswer(self.tools) for _ in self.asks] if self.tools else []
 
     def _head(self, object_kind: str) -> dict[str, Any]:
-        """Return the members with which an object of this call begins.
+        """Return the members with which an object of this call begins; only "object" before `answer` has set
+        the others.
 
         object_kind: the value of the member "object".
         """
         return {**(self.head or {}), "object": object_kind}
 
     def _as_asked(self, events: CallEvents) -> CallEvents:
-        """Return the events, changed by `_heard` if the prompt is echoed or no text is wanted."""
+        """Return the events, changed by `_heard` if the prompt is echoed or no text is wanted; else
+        unchanged.
+
+        events: what `generate` returned.
+        """
         return self._heard(events) if self.echoed_prompts or self.prompt_only else events
 
     async def _heard(self, events: CallEvents) -> CallEvents:
-        """Yield the events; a prompt's log probabilities, which come in several events, are joined in one
-        event, from the prompt's first token on. If the answer consists of the echoed prompt only, its
-        generated text is removed from the events.
+        """Yield the events as the client asked for them. A prompt's log probabilities, which come in several
+        events, are joined in one event, from the prompt's first token on. If the answer consists of the
+        echoed prompt only, its generated text is removed from the events.
 
         events: what `generate` returned; closed at the end.
         """
@@ -281,7 +288,10 @@ class OpenAICall:
 
 
 def event_of(numbered: Numbered | Thought) -> Event | Thought:
-    """Return an event without its number; thinking, which has none, is returned as it is."""
+    """Return an event without its number; thinking, which has none, is returned as it is.
+
+    numbered: an event of an answer, or a part of its thinking.
+    """
     return numbered if isinstance(numbered, Thought) else numbered.event
 
 
@@ -296,22 +306,34 @@ def openai_routes(context: HttpContext) -> APIRouter:
         "/chat/completions", responses=documented(ChatCompletion, stream=True), openapi_extra=CALLERS
     )
     async def complete_chat(request: Request, body: ChatBody) -> Response:
-        """Answer a conversation, as one object or as server-sent events."""
+        """Answer a conversation, as one object or as server-sent events.
+        \f
+        request: the HTTP request of the client.
+        body: the parsed body.
+
+        Raises InvalidRequest for a body that cannot be served, and the errors of the request.
+        """
         return await answer(context, request, body, await chat_call(context, body))
 
     @router.post("/completions", responses=documented(Completion, stream=True), openapi_extra=CALLERS)
     async def complete(request: Request, body: CompletionBody) -> Response:
-        """Continue texts, as one object or as server-sent events."""
+        """Continue texts, as one object or as server-sent events.
+        \f
+        request: the HTTP request of the client.
+        body: the parsed body.
+
+        Raises InvalidRequest for a body that cannot be served, and the errors of the requests.
+        """
         refuse_unserved(body)
         context.unknown.check(body, COMPLETION_CALLER_NAMES, UNSERVED)
         words = caller_names_of(body)
         with naming_fields(words):
             named = body.model_copy(update={"model": model_without_suffix(context, body.model)})
             text = context.text
-            most = context.model.max_positions
-            encode = partial(text.encode_bare, max_positions=position_limit_of(body, most))
+            context_length = context.model.max_positions
+            encode = partial(text.encode_bare, max_positions=position_limit_of(body, context_length))
             size = sum(map(len, prompts_of(body)))
-            asks = tuple(await context.in_thread(size, completion_asks, named, encode, most))
+            asks = tuple(await context.in_thread(size, completion_asks, named, encode, context_length))
         copies = body.n or 1
         skip = body.skip_special_tokens is not False
         given = zip(prompts_of(body), asks[::copies])
@@ -333,7 +355,12 @@ def openai_routes(context: HttpContext) -> APIRouter:
 
     @router.get("/models/{name:path}", response_model=ModelCard)
     async def show_model(name: str) -> dict[str, Any]:
-        """Describe one listed model."""
+        """Describe one listed model.
+        \f
+        name: the model's name, as `list_models` lists it.
+
+        Raises NotFound for any other name.
+        """
         if name not in names_of(context):
             raise NotFound(f"no model named {name!r} here")
         return model_card(context, name)
@@ -405,10 +432,10 @@ async def _asks_of(
 
 
 class OtherWriter(Protocol):
-    """Converts the chunks of a chat completion to the events or the response of another API."""
+    """Converts the chunks of a chat completion to the events, or to the response, of another API."""
 
     def begin(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events that precede the first chunk.
+        """Yield the events that precede the first chunk; there may be none.
 
         usage: the tokens counted so far, in OpenAI's format.
         """
@@ -422,7 +449,7 @@ class OtherWriter(Protocol):
         ...
 
     def end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events after the last chunk.
+        """Yield the events after the last chunk, which finish whatever is unfinished.
 
         usage: the tokens of the whole call, in OpenAI's format.
         """
@@ -461,19 +488,21 @@ async def answer_in_other_format(
 async def _events_of(
     writer: OtherWriter, call: OpenAICall, events: CallEvents
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield another API's events for the chunks of a call.
+    """Yield another API's events for the chunks of a call; only those of the end if there is no chunk.
 
     writer: converts the chunks.
     call: the requests that run.
-    events: what `call.generate` returned.
+    events: what `call.generate` returned; closed at the end.
+
+    Raises the errors of the requests.
     """
     usage = UsageCount()
-    begun = False
+    has_begun = False
     async with aclosing(call.chunks(events, usage)) as chunks:
         async for chunk in chunks:
-            for event in () if begun else writer.begin(usage.as_json()):
+            for event in () if has_begun else writer.begin(usage.as_json()):
                 yield event
-            begun = True
+            has_begun = True
             for event in writer.take(chunk["choices"][0]):
                 yield event
     for event in writer.end(usage.as_json()):
@@ -506,7 +535,8 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
 
 
 def choice_options(body: Asking, with_logprobs: bool) -> ChoiceOptions:
-    """Return what a choice contains: log probabilities, and our own field with or without branches.
+    """Return what a choice contains in addition to its text: log probabilities, and our own field with or
+    without branches.
 
     body: the parsed body, whose field `specsot` asks for our own field.
     with_logprobs: True if the body asks for log probabilities.
@@ -548,7 +578,7 @@ def model_without_suffix(context: HttpContext, name: str | None) -> str | None:
     """Return the model's plain name for a listed name, and other names as they are.
 
     context: what all endpoints share.
-    name: the model's name in the body, or None.
+    name: the model's name in the body, or None, which is returned as it is.
 
     Raises InvalidRequest for the name that asks for plans, which text completions do not have.
     """
@@ -561,7 +591,7 @@ def model_without_suffix(context: HttpContext, name: str | None) -> str | None:
 
 
 def model_card(context: HttpContext, name: str) -> dict[str, Any]:
-    """Return the description of a listed model, in OpenAI's and vLLM's format.
+    """Return the description of a listed model, in OpenAI's and vLLM's format. The name is not checked.
 
     context: what all endpoints share.
     name: one of `names_of`.
@@ -598,10 +628,10 @@ def chat_body(members: dict[str, Any], conversation_name: str) -> ChatBody:
         return ChatBody.model_validate({"messages": [], **given})
     except ValidationError as error:
         complaint = error.errors()[0]
-        way = list(names_to_wrong_value(complaint, complaint["loc"], {"messages": [], **given}))[
+        path = list(names_to_wrong_value(complaint, complaint["loc"], {"messages": [], **given}))[
             :2
         ]  # further ones are ours
-        field = conversation_name if way == ["messages"] else ".".join(way)
+        field = conversation_name if path == ["messages"] else ".".join(path)
         raise InvalidRequest(f"{field}: {complaint_text(complaint)}", field) from None
 
 
@@ -642,8 +672,8 @@ async def within_context(chat: ChatBody, context: HttpContext, wanted_tokens: in
     pages = context.counter.info().pages
     held = min(positions, pages.total * pages.rows) if pages and pages.total else positions
     check_length(positions, characters=(words := num_characters(chat)))
-    most = position_limit_of(chat, positions)
-    room = held - await context.in_thread(words, prompt_tokens, chat, context, most) - SPARE_TOKENS
+    position_limit = position_limit_of(chat, positions)
+    room = held - await context.in_thread(words, prompt_tokens, chat, context, position_limit) - SPARE_TOKENS
     return chat.model_copy(update={"max_completion_tokens": max(min(wanted_tokens, room), 1)})
 
 
@@ -652,7 +682,8 @@ def prompt_tokens(chat: ChatBody, context: HttpContext, max_positions: int | Non
 
     chat: the parsed body.
     context: what all endpoints share.
-    max_positions: if given, a text that is far longer than so many tokens is refused without tokenizing it.
+    max_positions: if given, a text that is far longer than so many tokens is refused without tokenizing it;
+        None to tokenize any text.
 
     Raises InvalidRequest if the template refuses the conversation, and ContextLengthExceeded.
     """

@@ -17,7 +17,8 @@ FieldForm = tuple[str, params.FormKind, tuple[str, ...]]
 
 
 def form_of(body: Asking) -> params.Form | None:
-    """Return the form that the answer must have (a JSON schema, a regular expression, a choice), or None.
+    """Return the form that the answer must have (a JSON schema, a regular expression, a choice), or None for
+    any form.
 
     body: the parsed body.
 
@@ -115,7 +116,10 @@ def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None
 
 
 def _written(schema: dict[str, Any] | str) -> str:
-    """Return a JSON schema as text; text is returned as it is."""
+    """Return a JSON schema as text; text is returned as it is.
+
+    schema: the schema as an object, or as JSON text.
+    """
     return schema if isinstance(schema, str) else json.dumps(schema)
 
 
@@ -124,12 +128,18 @@ COMPLETION_TOKENS = 16
 # Seeds are below this bound, so that a signed 64-bit integer holds them.
 SEED_BOUND = 2**63
 
+# Returns the token ids of a text.
 Encode = Callable[[str], tuple[int, ...]]
 
+# Fields of a body that are sampling parameters of the same names.
 _SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+# Fields of `specsot` that are limits of the same names.
 _LIMITS = ("max_parallel", "max_branch_tokens", "max_skeleton_tokens")
+# Fields of a body that say how an answer ends, and which are fields of `Ask` of the same names.
 _ENDS = ("min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+# Fields of `specsot` that are fields of `Ask` of the same names.
 _GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware", "finish_within_s", "polish")
+# Our names of fields that stand in `specsot`.
 _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 
 # From our names of fields to those of chat completions.
@@ -144,6 +154,7 @@ CHAT_CALLER_NAMES: Mapping[str, str] = {
     **{name: f"specsot.window.{name}" for name in ("sinks", "recent")},
     **{name: f"specsot.pruning.{name}" for name in ("keep_ratio", "prune_every", "skip_layers")},
 }
+# From our names of fields to those of text completions.
 COMPLETION_CALLER_NAMES: Mapping[str, str] = {
     **CHAT_CALLER_NAMES,
     "prompt": "prompt",
@@ -153,8 +164,8 @@ COMPLETION_CALLER_NAMES: Mapping[str, str] = {
 
 
 def caller_names_of(body: Asking) -> Mapping[str, str]:
-    """Return the caller's names of our fields, which depend on the fields that the body uses, for error
-    messages.
+    """Return, by our names of fields, the names that the caller uses for them, for error messages. Some of
+    them depend on the fields that the body uses.
 
     body: the parsed body.
     """
@@ -202,8 +213,8 @@ def logprobs_of(body: ChatBody) -> int | None:
 
 
 def completion_asks(body: CompletionBody, encode: Encode, max_positions: int) -> list[params.Ask]:
-    """Return the requests of a text completion: `n` for each prompt, those of one prompt consecutively. Too
-    many or too long prompts are refused before any prompt is encoded.
+    """Return the requests of a text completion: `n` for each prompt, those of one prompt consecutively; at
+    least one. Too many or too long prompts are refused before any prompt is encoded.
 
     body: the parsed body.
     encode: returns the token ids of a text prompt.
@@ -215,17 +226,17 @@ def completion_asks(body: CompletionBody, encode: Encode, max_positions: int) ->
         raise InvalidRequest("mode sot plans, and plain completions have no plan", "mode")
     shared: dict[str, Any] = common_fields(body, "direct") | {"mode": "direct"}
     shared["prompt_logprobs"] = body.logprobs if body.echo else None
-    given, most = prompts_of(body), position_limit_of(body, max_positions)
-    wanted = 1 if writes_nothing(body) else body.max_tokens
+    given, position_limit = prompts_of(body), position_limit_of(body, max_positions)
+    wanted_tokens = 1 if writes_nothing(body) else body.max_tokens
 
-    limits = replace(limits_of(body, wanted), default_new_tokens=COMPLETION_TOKENS)
+    limits = replace(limits_of(body, wanted_tokens), default_new_tokens=COMPLETION_TOKENS)
     for one in given:
-        params.check_length(most, characters=len(one) if isinstance(one, str) else 0)
+        params.check_length(position_limit, characters=len(one) if isinstance(one, str) else 0)
     for ids in (one for one in given if not isinstance(one, str)):
-        check_ids([ids], most, limits)
+        check_ids([ids], position_limit, limits)
     prompts = [encode(one) if isinstance(one, str) else tuple(one) for one in given]
     for ids in prompts:
-        check_ids([ids], most, limits)
+        check_ids([ids], position_limit, limits)
     shared["logprobs"] = body.logprobs
     asks = [params.Ask(tokens=tokens, **shared, limits=limits) for tokens in prompts]
     return [copy for ask in asks for copy in copies_of(ask, body)]
@@ -241,11 +252,14 @@ def writes_nothing(body: CompletionBody) -> bool:
 
 
 def check_ids(prompts: Sequence[Sequence[int]], max_positions: int, limits: params.Limits) -> None:
-    """Raise InvalidRequest for an empty prompt, and ContextLengthExceeded for a too long one.
+    """Check that each prompt has tokens and fits the context together with its answer; return nothing if all
+    do.
 
     prompts: the token ids of each prompt.
     max_positions: how many tokens prompt and answer may have together.
     limits: the limits of the answer, which must fit after the prompt.
+
+    Raises InvalidRequest for an empty prompt, and ContextLengthExceeded for a too long one.
     """
     for ids in prompts:
         if not ids:
@@ -286,9 +300,11 @@ def text_of(turn: Turn, field: str) -> str:
 
 
 def num_characters(body: ChatBody) -> int:
-    """Return the number of characters of all turns. Raises InvalidRequest if a turn is not text.
+    """Return the number of characters of all turns; 0 for turns without content.
 
     body: the parsed body.
+
+    Raises InvalidRequest if a turn is not text.
     """
     return sum(len(text_of(turn, f"messages.{n}.content")) for n, turn in enumerate(body.messages))
 
@@ -313,8 +329,8 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
 
 
 def position_limit_of(body: Asking, max_positions: int) -> int:
-    """Return how many tokens prompt and answer may have together. Only a request with an attention window may
-    exceed the model's context.
+    """Return how many tokens prompt and answer may have together: the model's context, or MAX_TOKENS for a
+    request with an attention window.
 
     body: the parsed body.
     max_positions: the model's context, in tokens.
@@ -336,11 +352,12 @@ def limits_of(body: Asking, *wanted_tokens: int | None) -> params.Limits:
 
 
 def copies_of(ask: params.Ask, body: Asking) -> list[params.Ask]:
-    """Return `n` copies of a request, with consecutive seeds if the caller named one.
+    """Return `n` copies of a request, one if the body names no number, with consecutive seeds if the caller
+    named one.
 
         # seed 7, n 3 -> seeds 7, 8, 9; without a seed, the master draws one for each copy
 
-    ask: the request.
+    ask: the request of which copies are made.
     body: the parsed body, with `n`.
     """
     seed = ask.seed

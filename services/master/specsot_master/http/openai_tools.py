@@ -45,15 +45,15 @@ MAX_CALLS = 16
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How the answers to one request are read.
+    """How the answers to one request with tools are constrained, and how they are read.
 
     form: How the model writes calls.
-    functions: The offered functions by name, with the JSON schemas of their arguments.
-    named: The one function that must be called, or None.
-    required: Whether some function must be called.
-    parallel: Whether one answer may hold several calls.
-    tokens: The model's tokens that are a part of calls, with their texts.
-    ends: The texts of the tokens that end an answer.
+    functions: The JSON schemas of the arguments of the offered functions, by the function's name.
+    named: The one function that must be called, or None if the answer may choose.
+    required: True if some function must be called.
+    parallel: True if one answer may hold several calls.
+    tokens: The texts of the model's tokens that are a part of calls, by token id; empty if there are none.
+    ends: The texts of the tokens that end an answer; empty if the model has none.
     """
 
     form: CallForm
@@ -65,7 +65,9 @@ class ToolUse:
     ends: tuple[str, ...] = ()
 
     def reader(self) -> ToolReader | HarmonyReader:
-        """Return a new reader that separates calls from text in one answer."""
+        """Return a new reader that separates calls from text in one answer. Its class depends on the model's
+        form, and on whether calls are forced.
+        """
         if (forced := self.marked) is not None:
             return MarkedReader(self.form, self.functions, forced.head)
         if self.is_forced:
@@ -76,17 +78,19 @@ class ToolUse:
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether an answer that may call a function ends with its first call."""
+        """True if an answer that may call a function ends with its first call."""
         return not self.parallel and not self.is_forced
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer must call a function."""
+        """True if the answer must call a function."""
         return self.required or self.named is not None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about parts of argument schemas that forced calls are not held to."""
+        """Warnings about parts of argument schemas that forced calls are not held to, each with the
+        function's name; empty if calls are not forced, or if all parts are enforced.
+        """
         if not self.is_forced:
             return ()
         schemas = {name: schema for name, schema in self.functions.items() if self.named in (None, name)}
@@ -95,14 +99,18 @@ class ToolUse:
 
     @property
     def only(self) -> str | None:
-        """The function of a forced call of which the model writes nothing but the arguments."""
+        """The function of a forced call of which the model writes nothing but the arguments; None if the
+        model also writes the name.
+        """
         if self.required and not self.parallel and len(self.functions) == 1:
             return next(iter(self.functions))
         return self.named
 
     @property
     def marked(self) -> ForcedCalls | None:
-        """The forced calls in the model's own marks; None if they are objects of JSON, or not forced."""
+        """The forced calls in the model's own marks; None if they are objects of JSON, or if calls are not
+        forced.
+        """
         if not self.is_forced:
             return None
         functions = self.functions if self.only is None else {self.only: self.functions[self.only]}
@@ -111,7 +119,9 @@ class ToolUse:
 
     @property
     def head(self) -> str:
-        """The text with which the prompt ends: a forced call up to what the model writes of it."""
+        """The text with which the prompt ends: a forced call up to what the model writes of it; "" if the
+        model writes all of it.
+        """
         if (forced := self.marked) is not None:
             return forced.head
         if self.only is not None:
@@ -198,7 +208,7 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
 
 def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, max_positions: int) -> list[Ask]:
     """Return the requests of a body whose conversation has tools, with prompts in tokens, one for each of its
-    `n` answers. Forced calls are constrained by a JSON schema.
+    `n` answers.
 
     Forced calls are constrained by a form.
 
@@ -242,7 +252,8 @@ def render_conversation(
     turns: the turns of a parsed body.
     functions: the offered functions, in OpenAI's format; empty for none.
     text: the model's tokenizer and chat template.
-    with_thinking: end where the model begins to think, if it can think; else any thinking block is closed.
+    with_thinking: True to end where the model begins to think, if it can think; False to close any thinking
+        block.
     effort: OpenAI's reasoning effort, for templates that use it; None for the template's default.
 
     Raises InvalidRequest if a turn is not text, or if the template refuses the conversation.
@@ -274,7 +285,8 @@ def functions_of(body: ChatBody) -> list[dict[str, Any]]:
 
 
 def _template_turn(turn: Turn, field: str) -> dict[str, Any]:
-    """Return a turn as chat templates expect it, with arguments of calls as values, not as JSON text.
+    """Return a turn as chat templates expect it, with arguments of calls as values, not as JSON text. Members
+    that the turn lacks are left out, but for its content, which is then "".
 
     turn: a turn of a parsed body.
     field: the name of the turn, such as "messages.0", for errors.
@@ -305,7 +317,8 @@ def _template_turn(turn: Turn, field: str) -> dict[str, Any]:
 
 
 def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
-    """Return the turns; arguments of earlier calls become JSON text, in place, if the template expects text.
+    """Return the turns. Arguments of earlier calls become JSON text, in place, if the template expects text;
+    otherwise the turns are unchanged.
 
     turns: turns as `_template_turn` returns them.
     form: how the model writes calls, or None if that is unknown.
@@ -331,7 +344,7 @@ def _with_tool_description(turns: list[Json], tool_description: str) -> list[Jso
 
 def _with_calls_in_words(turns_with_calls: list[Json]) -> list[Json]:
     """Return the turns without calls: calls are written in Hermes' words in the text of their turn, and
-    answers of tools become the user's. Consecutive user turns are joined.
+    answers of tools become the user's. Consecutive user turns are joined; no turns return none.
 
     turns_with_calls: turns as `_template_turn` returns them.
     """
@@ -354,10 +367,15 @@ def _with_calls_in_words(turns_with_calls: list[Json]) -> list[Json]:
 async def until_first_call(
     events: AsyncGenerator[Numbered | Thought, None], use: ToolUse, cancel: Callable[[], object]
 ) -> AsyncGenerator[Numbered | Thought, None]:
-    """Yield the events of an answer that ends with its first call. `cancel` ends the request once that call
-    is complete; the answer's reason is then that it ended by itself.
+    """Yield the events of an answer that ends with its first call. Once that call is complete the request is
+    cancelled, and the answer's reason is that it ended by itself (STOP). An answer without a call is yielded
+    unchanged.
 
     The master reads text, so the ring may have generated a few more tokens; a reader of `use` drops them.
+
+    events: the events of one answer; closed at the end.
+    use: how the answer is read.
+    cancel: ends the request; called at most once, its result is ignored.
     """
     reader = use.reader()
     has_ended = False
@@ -377,7 +395,7 @@ async def until_first_call(
 
 @dataclass(slots=True)
 class ToolAnswer:
-    """Separates the calls of one answer from its content, as the answer is written to the client.
+    """Separates the calls of one answer from its content, while the answer is written to the client.
 
     use: How the answer is read.
     reader: The reader that keeps the state of this answer.
@@ -412,7 +430,8 @@ class ToolAnswer:
         return "tool_calls" if reason == "stop" and called else reason
 
     def complete_choice(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return a complete choice with its calls separated from its content.
+        """Return a complete choice with its calls separated from its content; a choice without calls only
+        gets its thought.
 
         choice: a choice of a chat completion, whose content holds the calls as text.
         """

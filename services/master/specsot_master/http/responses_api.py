@@ -37,28 +37,35 @@ from specsot_master.http.openai_schemas import (
 from specsot_master.http.schemas import CALLERS, ResponseObject, documented
 from specsot_master.http.unserved_fields import FOREIGN
 
+# A decoded JSON object.
 Json = dict[str, Any]
+# The items of a conversation: messages, function calls and their results.
 Items = Annotated[Many[Json], at_most(MAX_MESSAGES)]
 
 
 class ResponseReasoning(Model):
     """How much the model thinks."""
 
+    # How much the model thinks, for templates that use it; None for the template's default.
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class ResponseText(Model):
     """The form of the answer's text."""
 
+    # A JSON schema that the answer must follow; None for any form.
     format: Json | None = None
+    # Only the default is served.
     verbosity: Literal["medium"] | None = None
 
 
 def _check_included(included: list[str] | None) -> list[str] | None:
-    """Return the value unchanged. Raise ValueError if it asks for log probabilities; other values concern
-    OpenAI's own tools, or are included anyway.
+    """Return the value unchanged; values that concern OpenAI's own tools, or are included anyway, change
+    nothing.
 
     included: the field `include`, or None.
+
+    Raises ValueError if it asks for log probabilities, which this endpoint does not return.
     """
     if included and (name := "message.output_text.logprobs") in included:
         raise ValueError(f"{name} is not supported: leave it out")
@@ -66,22 +73,37 @@ def _check_included(included: list[str] | None) -> list[str] | None:
 
 
 class ResponsesBody(Model):
-    """POST /v1/responses. input: text, or items of a conversation."""
+    """POST /v1/responses"""
 
+    # The model's public name; None for the only one.
     model: Words | None = None
+    # The conversation: text, or items, oldest first.
     input: Annotated[Words | Items, Field(examples=["Why is the sky blue?"])]
+    # The system prompt; None for none.
     instructions: Words | None = None
+    # The most tokens of thought and answer; None for AGENT_TOKENS, or as many as fit.
     max_output_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
+    # The sampling temperature; None for the default.
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    # The probability mass from which tokens are sampled; None for the default.
     top_p: float | None = None
+    # True to answer by server-sent events.
     stream: bool | None = None
+    # The tools that the answer may call; None for none.
     tools: Annotated[Many[Json] | None, Few] = None
+    # "auto", "none", "required", or the function that must be called; None lets the model decide.
     tool_choice: Words | Json | None = None
+    # False if the answer may make one call only.
     parallel_tool_calls: bool | None = None
+    # How much the model thinks; None for what its template does by default.
     reasoning: ResponseReasoning | None = None
+    # The form of the answer's text; None for any.
     text: ResponseText | None = None
+    # What the response contains in addition; log probabilities are refused, other values change nothing.
     include: Annotated[Many[Words] | None, Few, AfterValidator(_check_included)] = None
+    # The caller's own notes, which the response repeats.
     metadata: Annotated[Json | None, Few] = None
+    # How the answer is planned, in SpecSoT's own field; None for the mode that the server uses by default.
     specsot: Annotated[Planning | None, Few] = None
 
 
@@ -94,12 +116,14 @@ _HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
+# From our names of fields to those of this API, for errors.
 _CALLER_NAMES = {
     "prompt": "input",
     "messages": "input",
     "max_new_tokens": "max_output_tokens",
     "tokens": "input",
 }
+# From names of chat completions to those of this API, for fields that callers mistake.
 _CHAT_CALLER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
 # Tools of OpenAI's servers that agents always offer. They are ignored, and a model that does not know of them
 # never calls them. Other tools of OpenAI's servers are refused, because a caller who offers them relies on
@@ -116,7 +140,13 @@ def responses_routes(context: HttpContext) -> APIRouter:
 
     @router.post("/responses", responses=documented(ResponseObject, stream=True), openapi_extra=CALLERS)
     async def respond(request: Request, body: ResponsesBody) -> Response:
-        """Answer a conversation in items, as one object or as server-sent events."""
+        """Answer a conversation in items, as one object or as server-sent events.
+        \f
+        request: the HTTP request of the client.
+        body: the parsed body.
+
+        Raises InvalidRequest for a body that cannot be served, and the errors of the request.
+        """
         turns, places = turns_of(body)
         with naming_turns(places):
             chat = chat_of(body, turns, context)
@@ -171,7 +201,8 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
 
 
 def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
-    """Return (namespace, function) for every offered function; the namespace is "" if there is none.
+    """Return (namespace, function) for every offered function; the namespace is "" if there is none, and the
+    list is empty if no function is offered.
 
     body: the parsed body.
 
@@ -204,13 +235,14 @@ def joined(namespace: str, function: Json) -> str:
 def chat_tool(function: Json, name: str) -> Json:
     """Return a function in the format of chat completions.
 
-    function: the function as a JSON object of a Responses body.
+    function: the function as a JSON object of a Responses body; it may lack a description and parameters.
     name: its name, with any namespace.
     """
     about = {part: function[part] for part in _FUNCTION if function.get(part) is not None}
     return {"type": "function", "function": {"name": name, **about}}
 
 
+# Members of a function that chat completions have too.
 _FUNCTION = ("description", "parameters")
 
 
@@ -237,12 +269,13 @@ def chat_format(text_options: ResponseText | None) -> Json | None:
 
 
 def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
-    """Return the turns of a chat, and for each turn the part of the body in which it begins.
+    r"""Return the turns of a chat, and for each turn the part of the body in which it begins; two empty lists
+    for a body without items and instructions.
 
     Function calls belong to the assistant's turn before them; consecutive system or user items become one
     turn:
         # input [user "a", user "b", assistant "c", function_call, function_call_output]
-        # -> turns [user "a\\n\\nb", assistant "c" with the call, tool], places ["input.0", "input.2",
+        # -> turns [user "a\n\nb", assistant "c" with the call, tool], places ["input.0", "input.2",
         "input.4"]
 
     body: the parsed body.
@@ -282,8 +315,10 @@ def _add_item(turns: list[Json], item: Json, field: str) -> None:
                 turns.append({"role": "assistant", "content": None})
             turns[-1].setdefault("tool_calls", []).append(call)
         case "function_call_output":
-            said = text_in(item.get("output"), ("input_text", "output_text", "text"), f"{field}.output")
-            turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
+            output_text = text_in(
+                item.get("output"), ("input_text", "output_text", "text"), f"{field}.output"
+            )
+            turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output_text})
         case "reasoning":
             pass  # Chat templates leave out the thinking of earlier turns.
         case kind:
@@ -306,7 +341,8 @@ def _add_words(turns: list[Json], role: Any, content: str) -> None:
 
 
 def head_of(body: ResponsesBody, context: HttpContext, response_id: str) -> Json:
-    """Return the members of a response object that repeat the request.
+    """Return the members of a response object that repeat the request; what the request left out has its
+    default.
 
     body: the parsed body.
     context: what all endpoints share.

@@ -34,8 +34,11 @@ IDLE_SECONDS = 30
 # Connections at the same time. Untuned.
 MAX_CONNECTIONS = 1024
 
+# The header that ends a connection after the response.
 _CLOSE = {"connection": "close"}
+# The header that forbids browsers to guess a response's media type.
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
+# What is wrong with a head, by the HTTP status of the refusal.
 _MESSAGES = {
     400: "this is no HTTP/1.1 request",
     431: f"the head of the request is larger than {HEADER_BYTES} bytes",
@@ -45,7 +48,7 @@ _MESSAGES = {
 
 
 class HttpServer:
-    """A running HTTP server."""
+    """A running HTTP server, which can be closed."""
 
     def __init__(self, server: _EmbeddedServer, serving: asyncio.Task[None], port: int) -> None:
         """Keep a server that runs already.
@@ -60,7 +63,7 @@ class HttpServer:
         self.port = port
 
     async def close(self, grace_seconds: float) -> None:
-        """Accept no further connections; cancel responses that are not complete in time. Return when the
+        """Accept no further connections, and cancel responses that are not complete in time. Return when the
         server has ended.
 
         grace_seconds: seconds for which responses may continue.
@@ -77,8 +80,8 @@ async def open_http_server(address: str, app: ASGIApp, tls: Tls = PLAIN) -> Http
     app: the ASGI application.
     tls: the certificate and key of the server; by default plain HTTP.
 
-    Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates; both with one
-    line.
+    Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates; each message is
+    a single line.
     """
     secured = secured_context(tls)
     listener = _bind(address)
@@ -95,7 +98,7 @@ class _EmbeddedServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle no signals."""
+        """Handle no signals during the block. The context yields None."""
         yield
 
 
@@ -115,9 +118,12 @@ class HeadCheck:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, or answer with a refusal if its head is invalid.
+        """Pass a request on to the application, or answer with a refusal if its head is invalid. Other calls
+        than HTTP requests are passed on unchanged.
 
-        scope, receive, send: of the ASGI call; other calls than HTTP requests are passed on unchanged.
+        scope: what the server knows of the request.
+        receive: receives the client's ASGI messages.
+        send: sends an ASGI message to the client.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -130,6 +136,7 @@ class HeadCheck:
             await self._app(asked, receive, _sniffless(send))
 
 
+# A URL with its host, as it may stand in a request line.
 _ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE)
 
 
@@ -176,6 +183,10 @@ def _sniffless(send: Send) -> Send:
     """
 
     def send_on(message: Message) -> Awaitable[None]:
+        """Send a message on; the first message of a response gets the header. The awaitable returns None.
+
+        message: an ASGI message of the application.
+        """
         if message["type"] == "http.response.start":
             others = [pair for pair in message.get("headers", ()) if pair[0] != _NOSNIFF[0]]
             message = {**message, "headers": [*others, _NOSNIFF]}
@@ -185,12 +196,17 @@ def _sniffless(send: Send) -> Send:
 
 
 class _StreamingConnection(h11.Connection):
-    """Writes the pieces of a chunked body without h11's state machine, whose state they do not change."""
+    """An HTTP connection that writes the pieces of a chunked body without h11's state machine, whose state
+    they do not change, because that takes less time.
+    """
 
     def send(self, event: Any) -> Any:
-        """Return the bytes of an event; see `h11.Connection.send`.
+        r"""Return the bytes of an event; see `h11.Connection.send`. Return b"" for a piece without bytes,
+        which would end the body.
 
-        # Data(b"hello") within a chunked body -> b"5\\r\\nhello\\r\\n"
+        # Data(b"hello") within a chunked body -> b"5\r\nhello\r\n"
+
+        event: an event of h11.
         """
         chunked = self.our_state is h11.SEND_BODY and isinstance(self._writer, ChunkedWriter)
         if type(event) is not h11.Data or not chunked:
@@ -199,7 +215,7 @@ class _StreamingConnection(h11.Connection):
 
 
 class _TimedConnection(H11Protocol):
-    """A connection that is cut if its client stalls.
+    """An HTTP connection that is cut if its client stalls.
 
     The client stalls if the rest of a head does not arrive, or the rest of a body after its response is
     complete, or if the client no longer reads. The first two have HEADER_SECONDS; the kernel watches the
@@ -210,6 +226,11 @@ class _TimedConnection(H11Protocol):
     _owing: asyncio.TimerHandle | None = None
 
     def __init__(self, *settings: Any, **more: Any) -> None:
+        """Create a connection, as uvicorn does for each client.
+
+        settings: the positional arguments of uvicorn's H11Protocol.
+        more: its keyword arguments.
+        """
         super().__init__(*settings, **more)
         self.conn = _StreamingConnection(h11.SERVER, HEADER_BYTES)
 
@@ -236,7 +257,7 @@ class _TimedConnection(H11Protocol):
         self._watch(self._owed())
 
     def on_response_complete(self) -> None:
-        """Continue after a response, then start or stop the timer."""
+        """Continue with the connection after a complete response, then start or stop the timer."""
         super().on_response_complete()
         self._watch(self._owed())
 

@@ -30,6 +30,7 @@ from specsot_master.text import Text
 # Tokens. The maximum length of thinking by `reasoning_effort`, for templates that do not use it. For higher
 # efforts, thinking may have as many tokens as the answer. Untuned.
 MAX_THINKING_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
+# The field, and the template's variable, that holds OpenAI's reasoning effort.
 EFFORT = "reasoning_effort"
 # Characters. The end of the thinking that the turns of a plan read. Untuned.
 MAX_NOTE_CHARACTERS = 2000
@@ -39,19 +40,19 @@ NOTES = "You have thought about the question. Your conclusions:"
 
 @dataclass(frozen=True, slots=True)
 class ThinkFirst:
-    """How a model thinks before it answers.
+    """How a model thinks before it answers, and the two requests that this takes.
 
     prompt: The prompt in tokens, up to where thinking begins.
-    most: The maximum number of tokens of thinking; None for as many as the answer may have.
+    max_tokens: The maximum number of tokens of thinking; None for as many as the answer may have.
     text: The model's tokenizer.
     style: The tags around thinking.
-    head: The text with which the answer begins.
-    shown: Whether the caller receives the thinking.
-    forks: Whether the thinking may fork into threads; then the answer is a single sequence.
+    head: The text with which the answer begins; "" to let the model write it.
+    shown: True if the caller receives the thinking.
+    forks: True if the thinking may fork into threads; then the answer is a single sequence.
     """
 
     prompt: tuple[int, ...]
-    most: int | None
+    max_tokens: int | None
     text: Text
     style: ThinkingStyle
     head: str = ""
@@ -65,15 +66,15 @@ class ThinkFirst:
         ask: the request of thinking and answer together.
         """
         free = self.forks or (ask.mode == "direct" and not ask.form)
-        least = ask.limits.new_tokens if free else ask.limits.new_tokens // 2
-        most = min(least, ask.limits.new_tokens if self.most is None else self.most)
+        max_thinking = ask.limits.new_tokens if free else ask.limits.new_tokens // 2
+        limit = min(max_thinking, ask.limits.new_tokens if self.max_tokens is None else self.max_tokens)
         return Ask(
             tokens=self.prompt,
             model=ask.model,
             mode="auto" if self.forks else "direct",
             drafter=ask.drafter,
             sampling=ask.sampling,
-            limits=replace(ask.limits, max_new_tokens=max(most, 1)),
+            limits=replace(ask.limits, max_new_tokens=max(limit, 1)),
             seed=ask.seed,
             priority=ask.priority,
             stop=(self.style.end,),
@@ -90,12 +91,12 @@ class ThinkFirst:
         if left <= 0:
             return None
         limits = replace(ask.limits, max_new_tokens=left)
-        least = min(ask.min_tokens, left)
+        least_tokens = min(ask.min_tokens, left)
         if ask.mode != "direct" and not self.forks:
             return replace(ask, limits=limits, messages=with_notes(ask.messages, thought.text))
-        behind = self.text.encode(f"{self.style.closing(thought.text)}{self.head}")
-        tokens = self.prompt + thought.tokens + behind
-        return replace(ask, mode="direct", messages=(), tokens=tokens, limits=limits, min_tokens=least)
+        closing_tokens = self.text.encode(f"{self.style.closing(thought.text)}{self.head}")
+        tokens = self.prompt + thought.tokens + closing_tokens
+        return replace(ask, mode="direct", messages=(), tokens=tokens, limits=limits, min_tokens=least_tokens)
 
 
 def think_first(
@@ -113,7 +114,7 @@ def think_first(
     """
     if body.specsot and body.specsot.finish_within_s is not None:
         raise InvalidRequest("specsot.finish_within_s: thinking has no time limit", "specsot.finish_within_s")
-    effort = None if (said := effort_of(body)) == "none" else said
+    effort = None if (named_effort := effort_of(body)) == "none" else named_effort
     rendering = render_conversation(
         body.messages, functions_of(body), text, with_thinking=True, effort=effort
     )
@@ -126,8 +127,8 @@ def think_first(
     assert style is not None, "see wants_thinking"
     head = style.header if use is None else use.head
     usual = None if text.reads_effort else MAX_THINKING_BY_EFFORT.get(effort or "")
-    most = body.thinking_token_budget or usual
-    return ThinkFirst(prompt, most, text, style, head, body.include_reasoning is not False, may_fork)
+    max_thinking = body.thinking_token_budget or usual
+    return ThinkFirst(prompt, max_thinking, text, style, head, body.include_reasoning is not False, may_fork)
 
 
 def effort_of(body: ChatBody) -> str | None:
@@ -181,7 +182,8 @@ def wants_thinking(body: ChatBody, text: Text, may_fork: bool = False) -> bool:
 
 
 def with_notes(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
-    """Return the conversation with the end of the thinking in its system turn; its question is unchanged.
+    """Return the conversation with the end of the thinking in its system turn, which is added if there is
+    none; its question is unchanged.
 
     messages: the conversation, oldest turn first, at least one.
     thought: the text of the thinking.
@@ -220,7 +222,8 @@ async def generate_thinking(
     counter: RequestCounter, ask: Ask, caller: Caller, think: ThinkFirst
 ) -> AsyncGenerator[Numbered | Thought, None]:
     """Yield the events of an answer, preceded by what the model thinks. Thinking is yielded as `Thought`,
-    with its number of tokens at the end.
+    with its number of tokens at the end. If thinking leaves no tokens for the answer, or none of its form
+    fits, the Finished event has an empty text.
 
     counter: the entry point of requests.
     ask: the request of thinking and answer together.

@@ -20,31 +20,42 @@ from specsot_master.http.schemas import documented
 class TokenizeBody(Model):
     """POST /tokenize. Either a prompt, or messages, which the chat template renders."""
 
+    # The model's public name; None for the only one.
     model: Words | None = None
+    # The text to tokenize; None if messages are given.
     prompt: Words | None = None
+    # The conversation to render and tokenize; None if a prompt is given.
     messages: Conversation | None = None
+    # False to tokenize the prompt alone, without the tokenizer's own tokens.
     add_special_tokens: bool = True
+    # False to end after the last message, without the head of the answer.
     add_generation_prompt: bool = True
 
 
 class DetokenizeBody(Model):
     """POST /detokenize"""
 
+    # The model's public name; None for the only one.
     model: Words | None = None
+    # The token ids.
     tokens: Many[int]
 
 
 class Tokenized(BaseModel):
     """The tokens of a prompt, their number, and the model's context."""
 
+    # The number of tokens.
     count: int
+    # The model's context, in tokens.
     max_model_len: int
+    # The token ids.
     tokens: list[int]
 
 
 class Detokenized(BaseModel):
     """The text of tokens."""
 
+    # The text.
     prompt: str
 
 
@@ -57,7 +68,12 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
 
     @router.post("/tokenize", responses=documented(Tokenized))
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        """Return the tokens of a prompt or of a conversation."""
+        """Return the tokens of a prompt or of a conversation.
+        \f
+        body: the parsed body, with a prompt or messages.
+
+        Raises NotFound for another model, and InvalidRequest for a body that cannot be served.
+        """
         check_model(context, body.model)
         turns = len(body.prompt or "") + sum(len(str(turn.content)) for turn in body.messages or ())
         tokens = await context.in_thread(turns, tokens_of, context, body)
@@ -65,12 +81,17 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
 
     @router.post("/detokenize", responses=documented(Detokenized))
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
-        """Return the text of tokens; control tokens have no text."""
+        """Return the text of tokens; control tokens have no text.
+        \f
+        body: the parsed body; no tokens have the text "".
+
+        Raises NotFound for another model, and InvalidRequest for a number that is no token of the model's.
+        """
         check_model(context, body.model)
         check_length(context.model.max_positions, len(body.tokens))
-        least, most = min(body.tokens, default=0), max(body.tokens, default=0)
-        if least < 0 or most > context.text.largest:
-            wrong = least if least < 0 else most
+        smallest_id, largest_id = min(body.tokens, default=0), max(body.tokens, default=0)
+        if smallest_id < 0 or largest_id > context.text.largest:
+            wrong = smallest_id if smallest_id < 0 else largest_id
             raise InvalidRequest(
                 f"tokens: {wrong} is no token of the model's, 0 .. {context.text.largest}", "tokens"
             )
@@ -81,10 +102,12 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
 
 
 def check_model(context: HttpContext, name: str | None) -> None:
-    """Raise NotFound unless the model of this name is served. None and "" stand for the only model.
+    """Check that the model of this name is served. None and "" stand for the only model.
 
     context: what all endpoints share.
     name: the model's name in the body.
+
+    Raises NotFound for any other name.
     """
     if name and name not in names_of(context):
         raise NotFound(f"no model named {name!r} here, only {context.model.name!r}")

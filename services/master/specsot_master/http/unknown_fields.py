@@ -56,7 +56,7 @@ HARMLESS_FIELDS = frozenset(
 
 
 class UnknownFields:
-    """Checks the bodies of all calls to one server, and remembers which names were logged."""
+    """Checks the unknown fields of all bodies that one server gets, and remembers which names were logged."""
 
     def __init__(self) -> None:
         """Create a check that has logged no names."""
@@ -65,13 +65,15 @@ class UnknownFields:
     def check(
         self, body: BaseModel, meant_names: Mapping[str, str], checked_fields: Collection[str] = ()
     ) -> None:
-        """Raise InvalidRequest for an unknown field that looks like another name of a known field. Other
-        unknown fields are ignored; the log names each of them once.
+        """Check the unknown fields of a body. Fields that look like no known one are ignored; the log names
+        each of them once.
 
         body: the parsed body; `model_extra` holds its unknown fields, of which the first MAX_CHECKED_FIELDS
             are checked.
         meant_names: from names of other APIs to the names that this body has for them.
-        checked_fields: fields that the caller of this method has checked already.
+        checked_fields: fields that the caller of this method has checked already; empty for none.
+
+        Raises InvalidRequest for an unknown field that looks like another name of a known field.
         """
         known = [field.alias or name for name, field in type(body).model_fields.items()]
         for name, value in islice((body.model_extra or {}).items(), MAX_CHECKED_FIELDS):
@@ -115,5 +117,8 @@ def is_slip(name: str, known_name: str) -> bool:
 
 
 def _letters(name: str) -> str:
-    """Return a name in lower case, without hyphens and underscores."""
+    """Return a name in lower case, without hyphens and underscores.
+
+    name: the name of a field.
+    """
     return name.lower().replace("_", "").replace("-", "")

@@ -28,6 +28,7 @@ OTHER_NAMES: Mapping[str, str] = {
 # Older vLLM named everything about the form of an answer with this prefix. The body's schema has the three
 # such fields that are served; any other name with it is refused.
 _GUIDED = "guided_"
+# Characters of that prefix.
 _PREFIX = len(_GUIDED)
 
 # Fields for the form of an answer, or for its length.
@@ -153,6 +154,7 @@ WITHOUT_EFFECT = frozenset(
 # llama.cpp's and Ollama's names for the number of last tokens that penalties count. Here, penalties count all
 # tokens (WHOLE_TEXT), so that another number matters if a penalty is set.
 WINDOWS_OF_PENALTIES = ("repeat_last_n", "penalty_last_n")
+# Tokens. Stands for all tokens in these fields.
 WHOLE_TEXT = -1
 
 # Fields of chat completions for the form of an answer.
@@ -201,7 +203,8 @@ SWITCHES: Mapping[str, str] = {"functions": "function_call"}
 
 
 def unserved_in(extra: Mapping[str, Any], unserved: Idle) -> Iterator[str]:
-    """Yield the name of each unknown field of a body that is not served and would change the answer.
+    """Yield the name of each unknown field of a body that is not served and would change the answer; nothing
+    if there is none.
 
     extra: the unknown fields of a body.
     unserved: the fields that this endpoint does not serve.

@@ -247,7 +247,7 @@ class DecodeState:
         if token in self.opening.stop_ids:
             return End.STOP
         if self.grammar:
-            self.habits.note(self.grammar, self.state, token)
+            self.habits.record(self.grammar, self.state, token)
             self.state = self.grammar.advance(self.state, token)
             if self.state is None:
                 return End.FAILED

@@ -79,7 +79,7 @@ class SequenceState:
         """Derive `place` and `policy` from the opening. Forked and reused tokens count as fed."""
         self.place = place_of(self.opening)
         self.policy = policy_of(self.opening)
-        self.fed = self.committed = self.opening.begun
+        self.fed = self.committed = self.opening.num_computed_tokens
 
     @property
     def prefilled(self) -> bool:

@@ -492,7 +492,11 @@ class Sequencer:
         # How far each sequence was fed by earlier frames: a fork's source must be fed that far before this
         # frame, because stages apply openings before new tokens. A sequence with reused KV is left out until
         # it was fed a token of its own, because its pages are filled in only then.
-        fed = {id: one.fed for id, one in sequences if one.fed > one.opening.begun or not one.opening.reused}
+        fed = {
+            id: one.fed
+            for id, one in sequences
+            if one.fed > one.opening.num_computed_tokens or not one.opening.reused
+        }
         for state in unfed:
             was_open = state.opened
             if not was_open and not self._open(state, fed, openings):

@@ -47,7 +47,9 @@ def read_places(pointer: Path) -> dict[str, Place]:
 
     If a GGUF file of the stored name lies next to the pointer, that file is used.
 
-    pointer: the pointer file of the directory. Raises ModelError if it is broken.
+    pointer: the pointer file of the directory.
+
+    Raises ModelError if the pointer file is missing or no JSON object.
     """
     places: dict[str, Place] = {}
     for name, stored in read_json(pointer).items():

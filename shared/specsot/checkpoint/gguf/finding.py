@@ -19,10 +19,12 @@ def find_gguf(place: Path) -> Path | None:
     """Return the GGUF file that a path means, or None if it means none.
 
     A path to a file means that file; a folder without other weights means its only GGUF file. If that file is
-    split, its first part is returned. Image projectors (mmproj) are ignored. Raises ModelError if a folder
-    has several GGUF files.
+    split, its first part is returned. Image projectors (mmproj) are ignored. None if the path does not exist,
+    or if the folder has other weights or no GGUF file.
 
     place: path of a file or a folder. It need not exist.
+
+    Raises ModelError if a folder has several GGUF files.
     """
     if place.is_file():
         return place

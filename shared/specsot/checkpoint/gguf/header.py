@@ -33,9 +33,9 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a GGUF header lists it.
+    """A tensor as the header of a GGUF file lists it.
 
-    kind: ggml's number of the tensor's type.
+    kind: ggml's number of the tensor's type, such as 0 for fp32.
     shape: Rows first, as in torch; GGUF lists axes in reverse.
     file: The file that holds the tensor.
     begin: Offset of the tensor in the file, in bytes.
@@ -66,7 +66,8 @@ class Header:
         return str(self.metadata.get("general.architecture"))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the metadata value "<architecture>.<name>", such as block_count, or the default.
+        """Return the metadata value "<architecture>.<name>", such as block_count, or the default if the file
+        has no such key.
 
         name: the key without the architecture.
         default: the result if the file has no such key.
@@ -102,7 +103,7 @@ def read_header(file: Path) -> Header:
 
 
 class _Cursor:
-    """Reads the values of a header one after another, from a mapped file."""
+    """Reads the values of a GGUF header one after another, from a mapped file."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         """file: path of the file, for error messages.
@@ -113,7 +114,11 @@ class _Cursor:
         self._at = len(MAGIC)
 
     def header(self) -> Header:
-        """Read the whole header, after the magic number. Raises ModelError for an unsupported version."""
+        """Read the whole header, after the magic number.
+
+        Raises ModelError for an unsupported version, and struct.error, ValueError or KeyError if the header
+        is broken.
+        """
         version, tensors, values = self._read_numbers("IQQ")
         if version not in VERSIONS:
             raise ModelError(f"{self._file}: GGUF version {version} is not one of 2, 3, little-endian")
@@ -145,7 +150,9 @@ class _Cursor:
         return self._read_numbers(SCALARS[kind])[0]
 
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
-        """Read name, type, shape, and offset (from the begin of all tensors) of a tensor."""
+        """Read name, type, shape, and offset of a tensor. The shape has rows first; the offset is in bytes
+        from the beginning of all tensors.
+        """
         name = self._string()
         (axes,) = self._read_numbers("I")
         shape = self._read_numbers(f"{axes}Q")

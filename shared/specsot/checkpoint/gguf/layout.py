@@ -32,8 +32,9 @@ ARCHITECTURES = {
 }
 # Tensor with the divisor of each rotary frequency, computed by Llama 3's scaling.
 ROPE_FREQS = "rope_freqs.weight"
-# Tensors with the factors of longrope.
+# Tensor with the factors of longrope for contexts that are longer than the original one.
 LONG = "rope_factors_long.weight"
+# Tensor with the factors of longrope for contexts that are not longer.
 SHORT = "rope_factors_short.weight"
 # Layers of the Gemma models whose query_pre_attn_scalar is not head_dim.
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
@@ -44,16 +45,17 @@ Order = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor is stored.
+    """The place of a tensor in a GGUF file, and the form in which it is stored there.
 
     file: Path of the GGUF file.
     kind: ggml's number of the tensor's type.
     shape: Shape of the tensor, rows first.
     begin: Offset in the file, in bytes.
-    bytes: Size in bytes.
+    bytes: Size of the tensor in bytes.
     order: How to reorder the rows: the axes that the rows are split into, and the order in which these axes
         should be; None: rows stay as stored. See `_order`.
-    more: Number that the converter added to all numbers of the tensor; the reader subtracts it.
+    more: Number that the converter added to all elements of the tensor; the reader subtracts it. 0 for most
+        tensors.
     """
 
     file: str
@@ -121,10 +123,12 @@ def _layers(header: Header) -> int:
 
 
 def _particulars(kind: str, header: Header) -> dict[str, Any]:
-    """Return the config fields that only some families have; nothing for other families.
+    """Return the config fields that only some families have; an empty dict for other families.
 
     kind: the model_type.
     header: the header of the GGUF file.
+
+    Raises ModelError if a number that the family needs is missing.
     """
     window = header.get("attention.sliding_window") or None
     if kind == "mixtral":
@@ -212,9 +216,11 @@ def _embedding(header: Header) -> StoredTensor:
 
 
 def _rope_scaling(header: Header) -> dict[str, Any] | None:
-    """Return the `rope_scaling` of the config, or None. Raises ModelError for an unsupported kind.
+    """Return the `rope_scaling` of the config, or None if positions are not scaled.
 
     header: the header of the GGUF file.
+
+    Raises ModelError for an unsupported kind.
     """
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor")
@@ -233,7 +239,8 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
 
 
 def _longrope(header: Header) -> dict[str, Any]:
-    """Return longrope's settings; the factors are tensors of the file.
+    """Return longrope's settings; the factors are tensors of the file. The original context is left out if
+    the file does not name it.
 
     header: the header of the GGUF file.
     """
@@ -246,7 +253,7 @@ def _longrope(header: Header) -> dict[str, Any]:
 
 
 def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
-    """Return yarn's settings.
+    """Return yarn's settings. Those that the file does not name are left out.
 
     llama.cpp has one number for both mscale and mscale_all_dim. gpt-oss does not round the range that is
     blended to whole pairs.
@@ -284,10 +291,11 @@ def _numbers(header: Header, name: str) -> NDArray[np.float32]:
 def _llama3_scaling(header: Header) -> dict[str, Any]:
     """Recover the settings of Llama 3's rotary scaling from the frequency divisors that the file has.
 
-    Llama 3.1 to 3.3 all use the same low and high factors and original context; only `factor` differs. Raises
-    ModelError if the divisors do not follow from these settings.
+    Llama 3.1 to 3.3 all use the same low and high factors and original context; only `factor` differs.
 
     header: the header of a GGUF file with the tensor ROPE_FREQS.
+
+    Raises ModelError if the divisors do not follow from these settings.
     """
     factors = _numbers(header, ROPE_FREQS)
     theta = header.get("rope.freq_base", 10000.0)
@@ -315,6 +323,8 @@ def _llama3_scaling(header: Header) -> dict[str, Any]:
 def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     """Return the place of every tensor by the name that Transformers gives it.
 
+    Rotary factors and the tensors of layers that predict further tokens are left out.
+
     header: the header of the GGUF file.
     config: the fields of config.json, see `config_of`.
 
@@ -336,7 +346,8 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
 
 
 def _unread_prefixes(header: Header) -> tuple[str, ...]:
-    """Return the prefixes of the tensors of layers that predict further tokens; they are not read.
+    """Return the prefixes of the tensors of layers that predict further tokens; they are not read. Empty if
+    there are no such layers.
 
     header: the header of the GGUF file.
     """
@@ -347,11 +358,13 @@ def _unread_prefixes(header: Header) -> tuple[str, ...]:
 def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
     """Yield Transformers' name and the place of a stored tensor; of stacked experts, those of each expert.
 
-    # "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"
+    Yields nothing if the family has no such tensor.
 
     stored: name of the tensor in the file.
     place: where the tensor is stored.
     config: the fields of config.json.
+
+        # "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"
     """
     family = FAMILIES[config["model_type"]]
     names = family.names
@@ -461,7 +474,7 @@ class BlockSizes:
     """Computes how many bytes tensors take, by the tables of the gguf package."""
 
     def __init__(self) -> None:
-        """Raises ModelError if the gguf package is not installed."""
+        """Load the tables. Raises ModelError if the gguf package is not installed."""
         try:
             from gguf import constants, quants
         except ImportError:
@@ -470,33 +483,36 @@ class BlockSizes:
         self._quants = quants
         self._known: dict[int, tuple[int, int]] = {}
 
-    def count(self, stored: StoredTensor, where: str) -> int:
-        """Return the bytes of a tensor.
+    def count(self, stored: StoredTensor, tensor_in_file: str) -> int:
+        """Return the size of a tensor in bytes.
 
         stored: the tensor as the header lists it.
-        where: the file and the tensor's name, for error messages.
+        tensor_in_file: path of the file and name of the tensor, for error messages.
 
         Raises ModelError if its type cannot be dequantized, if its rows are no whole blocks, or if the file
         is too short.
         """
         if stored.kind not in self._known:
-            self._known[stored.kind] = self._find(stored.kind, where)
+            self._known[stored.kind] = self._find(stored.kind, tensor_in_file)
         block, size = self._known[stored.kind]
         if not stored.shape or stored.shape[-1] % block:
-            raise ModelError(f"{where}: rows of shape {list(stored.shape)} are not blocks of {block}")
-        total = prod(stored.shape) // block * size
-        there = stored.file.stat().st_size
-        if stored.begin + total > there:
             raise ModelError(
-                f"{where} ends at byte {stored.begin + total}, {stored.file.name} at {there}: truncated"
+                f"{tensor_in_file}: rows of shape {list(stored.shape)} are not blocks of {block}"
+            )
+        total = prod(stored.shape) // block * size
+        file_size = stored.file.stat().st_size
+        if stored.begin + total > file_size:
+            raise ModelError(
+                f"{tensor_in_file} ends at byte {stored.begin + total}, "
+                f"{stored.file.name} at {file_size}: truncated"
             )
         return total
 
-    def _find(self, kind: int, where: str) -> tuple[int, int]:
-        """Return how many numbers and how many bytes a block of a ggml type has.
+    def _find(self, kind: int, tensor_in_file: str) -> tuple[int, int]:
+        """Return how many elements and how many bytes a block of a ggml type has.
 
         kind: ggml's number of the type.
-        where: the file and the tensor's name, for error messages.
+        tensor_in_file: path of the file and name of the tensor, for error messages.
 
         Raises ModelError if the type is unknown or cannot be dequantized.
         """
@@ -505,5 +521,7 @@ class BlockSizes:
             block, size = self._constants.GGML_QUANT_SIZES[named]
             self._quants.dequantize(np.zeros((1, size), np.uint8), named)
         except (ValueError, KeyError, NotImplementedError):
-            raise ModelError(f"{where}: ggml type {kind} is none that the package gguf dequantizes") from None
+            raise ModelError(
+                f"{tensor_in_file}: ggml type {kind} is none that the package gguf dequantizes"
+            ) from None
         return block, size

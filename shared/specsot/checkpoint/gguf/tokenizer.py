@@ -12,9 +12,11 @@ from specsot.checkpoint.gguf.header import Header
 from specsot.core.vocabulary import FIM_ENDS
 from specsot.errors import ModelError
 
-# llama.cpp's types of tokens.
+# llama.cpp's numbers of the types of tokens. CONTROL: a special token that is no text.
 CONTROL = 3
+# An added token that is text.
 USER_DEFINED = 4
+# A token that no text yields, such as padding.
 UNUSED = 5
 # The character that stands for a space in sentencepiece vocabularies.
 SPACE = "\u2581"
@@ -22,7 +24,9 @@ SPACE = "\u2581"
 # How text is split before the merges of a byte-level vocabulary apply, by tokenizer.ggml.pre, as in
 # llama.cpp.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# The beginning of the patterns of Llama 3 and Qwen2: contractions, words and a digit.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+# The end of the same patterns: punctuation and white space.
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = _WORDS + "{1,3}" + _REST
 QWEN2 = _WORDS + _REST
@@ -31,6 +35,7 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# An English contraction, which GPT-4o splits together with the word before it.
 _CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_CUT}"
@@ -97,7 +102,9 @@ class StoredTokenizer:
         return tokenizer
 
     def config(self) -> dict[str, Any]:
-        """Return the fields of tokenizer_config.json."""
+        """Return the fields of tokenizer_config.json. Special tokens that the file does not name are left
+        out.
+        """
         names = {field: self._name(stored) for field, stored in SPECIAL.items()}
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -105,7 +112,9 @@ class StoredTokenizer:
         }
 
     def ends(self) -> list[int]:
-        """Return the ids of all tokens that end an answer, ascending."""
+        """Return the ids of all tokens that end an answer, ascending; empty if the file names none and has no
+        known ones.
+        """
         stored = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
         ids = {self._get(f"{one}_token_id") for one in stored} - {None}
         kinds = (CONTROL, USER_DEFINED)
@@ -127,7 +136,10 @@ class StoredTokenizer:
         return self._get("pre", "default")
 
     def _byte_level(self) -> Tokenizer:
-        """Build a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen."""
+        """Build a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen.
+
+        Raises ModelError if the file's rule of splitting text is not known.
+        """
         splits = SPLITS.get(self._pre)
         if splits is None:
             raise self._error(f"tokenizer.ggml.pre {self._pre!r} is not known here")
@@ -140,7 +152,11 @@ class StoredTokenizer:
         return tokenizer
 
     def _sentencepiece(self) -> Tokenizer:
-        """Build a sentencepiece BPE tokenizer, as in Llama 2 and Gemma."""
+        """Build a sentencepiece BPE tokenizer, as in Llama 2 and Gemma. Without merges, those that the scores
+        imply are used.
+
+        Raises ModelError if there are neither merges nor scores.
+        """
         merges = [tuple(one.split(" ", 1)) for one in self._get("merges", [])] or list(self._implied_merges())
         unknown = self._name("unknown") or "<unk>"
         tokenizer = Tokenizer(BPE(self._ids(), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -161,7 +177,9 @@ class StoredTokenizer:
         """Return the merges that a sentencepiece vocabulary without merges implies, the first one first.
 
         Sentencepiece joins the pair that makes the token with the best score. Gemma's scores are replaced by
-        the order of its tokens: the first token is the best. Raises ModelError if there are no scores.
+        the order of its tokens: the first token is the best.
+
+        Raises ModelError if there are no scores.
         """
         ids = self._ids()
         scores = self._get("scores", [])
@@ -178,11 +196,12 @@ class StoredTokenizer:
         return ((left, right) for *_, left, right in sorted(pairs, key=lambda pair: pair[:3]))
 
     def _ids(self) -> dict[str, int]:
-        """Return the vocabulary, without padding."""
+        """Return the vocabulary as token id by token, without the tokens that only pad the lm_head."""
         return {token: id for id, token in enumerate(self._tokens) if not self._is_padding(id)}
 
     def _is_padding(self, id: int) -> bool:
-        """Tell whether a token only pads the lm_head; converters name such tokens [PAD151935], say.
+        """Return whether a token only pads the lm_head; converters name such tokens "[PAD151935]", for
+        example.
 
         id: the token's id.
         """
@@ -194,16 +213,19 @@ class StoredTokenizer:
         return list(dict.fromkeys([*self._of_type(CONTROL), *named]))
 
     def _of_type(self, kind: int) -> list[str]:
-        """Return the tokens of one type, by ascending id.
+        """Return the tokens of one type, by ascending id; empty if there are none.
 
         kind: llama.cpp's number of the type.
         """
         return [token for token, one in zip(self._tokens, self._types) if one == kind]
 
     def _name(self, special: str) -> str | None:
-        """Return the token of a special id, such as "bos", or None. Raises ModelError for a wrong id.
+        """Return the token of a special id, or None if the file does not name the id or if the token is
+        padding.
 
-        special: GGUF's name of the special token.
+        special: GGUF's name of the special token, such as "bos".
+
+        Raises ModelError if the id is outside of the vocabulary.
         """
         id = self._get(f"{special}_token_id")
         if id is None:
@@ -213,7 +235,7 @@ class StoredTokenizer:
         return None if self._is_padding(id) else self._tokens[id]
 
     def _get(self, name: str, default: Any = None) -> Any:
-        """Return the metadata value "tokenizer.ggml.<name>", or the default.
+        """Return the metadata value "tokenizer.ggml.<name>", or the default if the file has no such key.
 
         name: the key without "tokenizer.ggml.".
         default: the result if the file has no such key.

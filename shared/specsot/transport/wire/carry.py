@@ -38,7 +38,9 @@ from specsot.transport.wire.tensors import (
 from specsot.transport.wire.values import OPENINGS, SEGMENTS, STAGE_SECONDS, TRACE
 from specsot.v1 import ring_pb2, values_pb2
 
+# A message that a link between members carries.
 Carried = Frame | Result | Features | Drafts | Tap | KvRows | Lost
+# A message whose tensors may be cut into pieces.
 Cut = ring_pb2.Frame | ring_pb2.Features | ring_pb2.KvRows
 
 # The tensor fields of each kind of message, in the order in which they are written.
@@ -48,6 +50,7 @@ TENSORS = {
     "kv_rows": ("rows",),
 }
 
+# The schemas of messages with tensors, whose tensor fields are written apart.
 FRAME = Schema(
     Frame,
     ring_pb2.Frame,
@@ -68,6 +71,7 @@ FEATURES = Schema(
 )
 KV_ROWS = Schema(KvRows, ring_pb2.KvRows, without=TENSORS["kv_rows"])
 register(FRAME, FEATURES, KV_ROWS, Schema(Lost, ring_pb2.Lost, peer=checked(check_name, "a lost peer")))
+# All messages that links between members carry.
 CARRY = OneOf[Carried, ring_pb2.CarryRequest](ring_pb2.CarryRequest, "message", "the ring does not carry")
 
 

@@ -56,7 +56,9 @@ def check_finished(message: master_pb2.Finished) -> None:
     require(count <= MAX_ANSWER_TOKENS, f"{count} tokens in one answer, {MAX_ANSWER_TOKENS} are allowed")
 
 
+# "auto", "sot" and "direct" by number.
 MODES = Enumeration(master_pb2.Mode.DESCRIPTOR)
+# The codecs of requests, events, the status report and the answer to Rebalance.
 ASK = Schema(Ask, master_pb2.GenerateRequest, mode=MODES.or_unspecified("auto"), form=FORM)
 EVENT = OneOf[events.Event, master_pb2.GenerateEvent](master_pb2.GenerateEvent, "event")
 INFO = Schema(info.Info, master_pb2.GetInfoResponse)

@@ -43,7 +43,9 @@ from specsot.transport.wire.schema import (
 from specsot.transport.wire.values import OPENING
 from specsot.v1 import fleet_pb2, values_pb2
 
+# A message of a member to the master.
 Upward = Registration | Ready | Progress | Broken | MemberLeaving | Beat | Result
+# A message of the master to a member.
 Downward = (
     Configuration
     | Disband
@@ -108,6 +110,7 @@ def check_rows(message: fleet_pb2.RowsOf) -> None:
     require(message.first < message.last, f"the range of rows {message.first}:{message.last} is empty")
 
 
+# The codecs of a curve, and of a member's name and address.
 CURVE = FieldCodec(encode_curve, decode_curve)
 MEMBER_NAME, MEMBER_ADDRESS = (
     checked(check_name, "a member's name"),
@@ -161,6 +164,7 @@ register(
     Schema(Lease, fleet_pb2.Lease),
 )
 
+# The messages of members to the master, and those of the master to members.
 _UPWARD = OneOf[Upward, fleet_pb2.JoinRequest](
     fleet_pb2.JoinRequest, "message", "a member cannot send the master a"
 )

@@ -44,7 +44,7 @@ def parse(kind: type[TMessage], data: bytes) -> TMessage:
 
 
 def require(is_valid: bool, complaint: str) -> None:
-    """Raise WireError unless a condition is true.
+    """Raise WireError unless a condition is true; then do nothing.
 
     is_valid: the condition.
     complaint: the error's message: what is wrong, one line.
@@ -156,6 +156,10 @@ class Enumeration:
     """Maps the numbers of a protobuf enumeration to Python values: DRAFTER_EAGLE of `DraftMethod` is "eagle".
 
     The prefix that is removed from the names is the prefix of the name of 0: DRAFTER_ of DRAFTER_UNSPECIFIED.
+
+    full_name: the enumeration's full name in protobuf, by which it is registered.
+    numbers: the number of each Python value, without 0.
+    values: the Python value of each number, without 0.
     """
 
     def __init__(
@@ -203,7 +207,11 @@ class Enumeration:
 
 
 class Schema(Generic[T, TMessage]):
-    """Encodes and decodes a dataclass as a protobuf message."""
+    """Encodes and decodes a dataclass as a protobuf message.
+
+    full_name: the message's full name in protobuf, by which the schema is registered.
+    kind: the dataclass.
+    """
 
     def __init__(
         self,
@@ -302,7 +310,7 @@ class _Table:
 
 
 def default_of(dataclass_field: Any) -> Any:
-    """Return the default of a dataclass field, or MISSING.
+    """Return the default of a dataclass field, or MISSING if it has none.
 
     dataclass_field: the field, of `dataclasses.fields`.
     """
@@ -317,6 +325,8 @@ class OneOf(Generic[T, TMessage]):
     """Encodes one of several dataclasses as a protobuf message with a oneof.
 
     The message's descriptor lists the possible fields; their registered schemas encode and decode the values.
+
+    full_name: the message's full name in protobuf, by which the oneof is registered.
     """
 
     def __init__(self, message: type[TMessage], oneof: str, refusal: str = "there is no place for a") -> None:

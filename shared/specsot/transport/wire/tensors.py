@@ -31,7 +31,7 @@ class SeparateTensor:
     """The description of a tensor whose data travels by a separate channel and not in the message.
 
     shape: shape of the tensor.
-    dtype: type of its numbers.
+    dtype: type of its elements.
     """
 
     shape: tuple[int, ...]
@@ -187,7 +187,9 @@ class PieceWriter:
         self._free_bytes -= len(message.data)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the data that found no room in the message, in pieces of at most PIECE_BYTES."""
+        """Yield the data that found no room in the message, in pieces of at most PIECE_BYTES. Yields nothing
+        if all tensors had room.
+        """
         for rows in self._unsent:
             for first in range(0, len(rows), PIECE_BYTES):
                 yield bytes(rows[first : first + PIECE_BYTES])
@@ -218,9 +220,11 @@ class PieceReader:
         return sum(self._missing_bytes.values()) if self._full else 0
 
     def add(self, data: bytes) -> None:
-        """Add a piece to the first incomplete tensor. Raises WireError if the piece is empty or too long.
+        """Add a piece to the first incomplete tensor.
 
-        data: the bytes of the piece.
+        data: the bytes of the piece. May be called only while bytes are missing.
+
+        Raises WireError if the piece is empty or too long.
         """
         name = next(name for name, lacking in self._missing_bytes.items() if lacking)
         fits = 0 < len(data) <= min(PIECE_BYTES, self._missing_bytes[name])
@@ -250,7 +254,9 @@ def cut_tap(tap: Tap) -> Iterator[ring_pb2.Tap]:
 
 
 class TapReader:
-    """Collects the parts of one tap at a time. Memory grows only with the data that has arrived."""
+    """Collects the parts of a tap, which is a slice of a draft head's weight, one tap at a time. Memory grows
+    only with the data that has arrived.
+    """
 
     def __init__(self) -> None:
         """Begin with no part of any tap."""

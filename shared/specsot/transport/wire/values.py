@@ -33,9 +33,11 @@ MAX_NODES = 4096
 
 # "eagle", "model", ... by number.
 DRAFTERS = Enumeration(values_pb2.DraftMethod.DESCRIPTOR, name_in_errors="drafter")
+# The reasons for which a sequence ends, by number.
 ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, frames.End)
 # A trace context; one that is not valid is decoded as None.
 TRACE = FieldCodec(decode=well_formed)
+# The compute time of each stage; every number must be seconds >= 0.
 STAGE_SECONDS = repeated(checked(check_duration, "a stage's time"), "times of stages")
 
 
@@ -126,6 +128,7 @@ def decode_importance(layers: Sequence[ring_pb2.LayerImportance]) -> HeadImporta
     return HeadImportance(tuple(tuple(layer.heads) for layer in layers)) if layers else None
 
 
+# A caller's constraint on the output.
 FORM = FieldCodec(encode_form, decode_form)
 
 
@@ -148,6 +151,7 @@ def check_opening(message: ring_pb2.Opening) -> None:
     require(message.generated <= message.prompt, "more tokens were generated than the prompt holds")
 
 
+# The schema of openings, see `decode_opening`.
 _OPENING = Schema(
     frames.Opening,
     ring_pb2.Opening,
@@ -251,14 +255,20 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
 
 
 def encode_parent(parent: frames.ParentNode | None) -> ring_pb2.ParentNode | None:
-    """Return the message of the node that a tree grows from, or None for the verified root."""
+    """Return the message of the node that a tree grows from, or None for the verified root.
+
+    parent: the unverified node, or None for the verified root.
+    """
     if parent is None:
         return None
     return ring_pb2.ParentNode(draft_round=parent.draft_round, node=parent.node)
 
 
 def decode_parent(message: ring_pb2.ParentNode) -> frames.ParentNode:
-    """Return the node that a tree grows from."""
+    """Return the node that a tree grows from.
+
+    message: the node's draft round and number, as a member sent them. Neither is checked here.
+    """
     return frames.ParentNode(message.draft_round, message.node)
 
 
@@ -302,6 +312,8 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
 def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     """Return the outcome of a message.
 
+    message: the verification result of one segment, as a member sent it.
+
     Raises WireError if accepted nodes or dropped draft rounds do not ascend, or if log-probabilities do not
     match the tokens.
     """
@@ -313,8 +325,8 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     end = ENDS.decode(number) if (number := message.end) else None
     known_chances = tuple(map(decode_logprob, chances)) if chances else ()
     forced = tuple(message.forced)
-    told = message.prompt_chances
-    prompt = tuple(map(decode_logprob, told)) if told else ()
+    encoded_prompt_chances = message.prompt_chances
+    prompt = tuple(map(decode_logprob, encoded_prompt_chances)) if encoded_prompt_chances else ()
     dropped = check_ascending(message.dropped, "dropped draft rounds")
     return frames.Outcome(
         message.sequence,
@@ -354,6 +366,7 @@ register(
     Schema(frames.Drafts, ring_pb2.Drafts),
 )
 
+# One opening, openings and segments as fields of other messages.
 OPENING = FieldCodec(_OPENING.encode, decode_opening)
 OPENINGS = repeated(OPENING, "openings")
 SEGMENTS = repeated(FieldCodec(encode_segment, decode_segment), "segments")

@@ -9,18 +9,19 @@ from typing import Any
 from specsot_master.core.dialects.response_items import as_chunk
 from specsot_master.core.dialects.tool_calls.arguments import read_arguments
 
+# A decoded JSON object.
 Json = dict[str, Any]
 CALL_ID = "toolu_"  # The prefix of the ids of tool calls.
 
 
 @dataclass(slots=True)
 class MessageWriter:
-    """Converts the choices of chat chunks to events of Anthropic's message API.
+    """Converts the choices of chat chunks to events of Anthropic's message API, and to the whole message.
 
     One block of `content` is written at a time: a thought, a text, or a tool call.
 
-    head: the fields of the message object that do not change.
-    content: the blocks so far.
+    head: the fields of the message object that do not change: its id, type, role and model.
+    content: the blocks so far, the last of which may be unfinished.
     """
 
     head: Mapping[str, Any]
@@ -35,11 +36,11 @@ class MessageWriter:
     _stop: tuple[str | None, str | None] = (None, None)
 
     def begin(self, usage: Json) -> Iterator[Json]:
-        """Yield the events before the first block.
+        """Yield the event before the first block, `message_start`, with an empty message.
 
         usage: the tokens counted so far, in the format of chat completions.
         """
-        yield {"type": "message_start", "message": self.told(usage)}
+        yield {"type": "message_start", "message": self.message_object(usage)}
 
     def take(self, choice: Json) -> Iterator[Json]:
         """Yield the events for one choice of a chunk; there may be none.
@@ -58,7 +59,8 @@ class MessageWriter:
             self._stop = self._reason_of(choice["finish_reason"], hit), hit if isinstance(hit, str) else None
 
     def end(self, usage: Json) -> Iterator[Json]:
-        """Finish the last block and yield the events at the end of the message.
+        """Finish the last block, if it is unfinished, and yield the events at the end of the message: at
+        least `message_delta` and `message_stop`.
 
         usage: the tokens of the whole call, in the format of chat completions.
         """
@@ -69,33 +71,39 @@ class MessageWriter:
         yield {"type": "message_stop"}
 
     def whole(self, choice: Json, usage: Json) -> Json:
-        """Return the whole message for one choice of an answer that is not streamed.
+        """Return the whole message for one choice of an answer that is not streamed; its `content` is empty
+        if the answer has neither text nor calls.
 
         choice: the choice, in the format of chat completions.
         usage: the tokens of the call, in the format of chat completions.
         """
         for _ in (*self.take(as_chunk(choice)), *self.end(usage)):
             pass
-        return self.told(usage)
+        return self.message_object(usage)
 
-    def told(self, usage: Json) -> Json:
+    def message_object(self, usage: Json) -> Json:
         """Return the message object as far as it is written.
 
         usage: the tokens counted so far, in the format of chat completions.
         """
         reason, hit = self._stop
-        told = {**self.head, "content": list(self.content), "stop_reason": reason, "stop_sequence": hit}
-        return told | {"usage": usage_of(usage)}
+        message_object = {
+            **self.head,
+            "content": list(self.content),
+            "stop_reason": reason,
+            "stop_sequence": hit,
+        }
+        return message_object | {"usage": usage_of(usage)}
 
-    def _reason_of(self, reason: str, hit: str | int | None) -> str:
+    def _reason_of(self, reason: str, stop: str | int | None) -> str:
         """Return Anthropic's stop_reason; "end_turn" for a finish_reason that has no other.
 
         reason: the finish_reason of chat completions.
-        hit: the stop string or stop token that ended the answer, or None.
+        stop: the stop string or stop token that ended the answer, or None.
         """
         if any(block["type"] == "tool_use" for block in self.content) and reason != "length":
             return "tool_use"
-        return "stop_sequence" if isinstance(hit, str) else _REASONS.get(reason, "end_turn")
+        return "stop_sequence" if isinstance(stop, str) else _REASONS.get(reason, "end_turn")
 
     def _write(self, kind: str, part: str, text: str, **more: Any) -> Iterator[Json]:
         """Yield the events that add text to a block of this kind; a new block is begun if the last one is of
@@ -104,7 +112,7 @@ class MessageWriter:
         kind: the block's type, "thinking" or "text".
         part: the member of the block that holds the text.
         text: the new text.
-        more: further members of a new block.
+        more: further members of a new block, with their first values.
         """
         if not self._open or self.content[-1]["type"] != kind:
             yield from self._begin({"type": kind, part: "", **more})
@@ -113,7 +121,7 @@ class MessageWriter:
 
     def _take_call(self, call: Json) -> Iterator[Json]:
         """Yield the events for a new part of a tool call; a new block is begun if it is another call than
-        before.
+        before. No event is yielded for a part that adds no arguments to the same call.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """
@@ -128,7 +136,7 @@ class MessageWriter:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _begin(self, block: Json) -> Iterator[Json]:
-        """Finish the last block, and yield the event that begins another one.
+        """Finish the last block, if it is unfinished, and yield the event that begins another one.
 
         block: the new block, with empty contents.
         """
@@ -138,7 +146,9 @@ class MessageWriter:
         yield {"type": "content_block_start", "index": len(self.content) - 1, "content_block": dict(block)}
 
     def _close(self) -> Iterator[Json]:
-        """Finish the unfinished block, if there is one, and yield its last events."""
+        """Finish the unfinished block, if there is one, and yield its last events; yield nothing if there is
+        none.
+        """
         if not self._open:
             return
         block = self.content[-1]
@@ -155,18 +165,20 @@ class MessageWriter:
         self._input = ""
 
     def _delta(self, delta: Json) -> Json:
-        """Return the event that adds to the last block.
+        """Return the event that adds to the last block, which must be unfinished.
 
         delta: what is added, in Anthropic's format.
         """
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
 
+# Anthropic's stop_reason for each finish_reason of chat completions.
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def usage_of(usage: Json) -> Json:
-    """Return the usage of chat completions under Anthropic's names, which count cached tokens separately.
+    """Return the usage of chat completions under Anthropic's names, which count cached tokens separately. No
+    tokens are ever counted as written to a cache.
 
         prompt_tokens 100 with cached_tokens 60 -> input_tokens 40, cache_read_input_tokens 60
 

@@ -20,10 +20,10 @@ MIN_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A part of what the model thinks before it answers.
+    """A part of what the model thinks before it answers, in the place of an event.
 
-    text: the new text.
-    tokens: all tokens of the thought, with its last part; else 0.
+    text: the new text; "" if this part only counts tokens.
+    tokens: the number of all tokens of the thought, with its last part; else 0.
     """
 
     text: str
@@ -32,16 +32,17 @@ class Thought:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What one event adds to a choice. Not frozen, because a frozen object takes three times as long to make.
+    """What one event of an answer adds to a choice of the response. Not frozen, because a frozen object takes
+    three times as long to make.
 
-    text: new text of the answer.
-    thought: new text of the thought before the answer.
+    text: new text of the answer; "" if there is none.
+    thought: new text of the thought before the answer; "" if there is none.
     logprobs: logprobs of the new tokens; None if the client asked for none.
-    reason: the finish_reason, at the end only.
-    stop: the stop string or stop token that ended the answer.
-    calls: new parts of tool calls.
+    reason: the finish_reason of the choice, with its last delta only; else None.
+    stop: the stop string, or the id of the stop token, that ended the answer; None if neither did.
+    calls: new parts of tool calls, as members of `tool_calls`; empty if there are none.
     begins: True for the first delta of a choice.
-    extra: the event itself, for clients that asked to see branches.
+    extra: the event itself as JSON values, for clients that asked to see branches; else None.
     """
 
     text: str = ""
@@ -58,19 +59,19 @@ class ChoiceDelta:
         """True if the client must receive this delta. It is False, for example, if a tool call has begun
         whose name is incomplete.
         """
-        told = self.begins or self.text or self.thought or self.calls or self.logprobs or self.extra
-        return bool(told) or self.reason is not None
+        has_content = self.begins or self.text or self.thought or self.calls or self.logprobs or self.extra
+        return bool(has_content) or self.reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:
-    """What the client asked to receive.
+    """What the client asked to receive in addition to the text.
 
     logprobs: True to send logprobs.
-    planning: True if the request has the `specsot` field.
+    planning: True if the request has the `specsot` field, so that the response gets one.
     branches: True to send the events of plans and branches.
     plan: True to send the plan as a thought.
-    special: special tokens, which texts may leave out.
+    special: ids of special tokens, which texts may leave out.
     """
 
     logprobs: bool = False
@@ -80,25 +81,25 @@ class ChoiceOptions:
     special: frozenset[int] = frozenset()
 
 
-def delta_of(numbered: events.Numbered | Thought, telling: ChoiceOptions) -> ChoiceDelta | None:
+def delta_of(numbered: events.Numbered | Thought, options: ChoiceOptions) -> ChoiceDelta | None:
     """Return what an event adds to a choice, or None if the client receives nothing for it.
 
     numbered: an event of the answer, or a part of its thinking.
-    telling: what the client asked to receive.
+    options: what the client asked to receive.
 
     Raises SpecsotError, as `finish_reason` does.
     """
     if isinstance(numbered, Thought):
         return ChoiceDelta(thought=numbered.text) if numbered.text else None
     event = numbered.event
-    extra = _extra_of(numbered, telling)
+    extra = _extra_of(numbered, options)
     match event:
         case events.Started():
             return ChoiceDelta(begins=True, extra=extra)
         case events.MergedText():
-            logprobs = event.logprobs if telling.logprobs else None
+            logprobs = event.logprobs if options.logprobs else None
             return ChoiceDelta(event.text, logprobs=logprobs, extra=extra)
-        case events.SkeletonText() if telling.plan:
+        case events.SkeletonText() if options.plan:
             return ChoiceDelta(thought=event.text, extra=extra)
         case events.PromptScored():
             return ChoiceDelta(logprobs=event.logprobs)
@@ -126,13 +127,13 @@ def unwritten(event: events.Event) -> events.Event | None:
 class UsageCount:
     """Counts the tokens of one API call: each prompt once, and everything that was written for all answers.
 
-    prompts: prompt tokens by the number of the prompt in the call.
-    completion: written tokens, thoughts included.
-    thoughts: tokens of thoughts.
-    plans: tokens of plans.
-    headings: tokens of headings.
-    discarded: tokens that no answer uses, in addition to the written ones.
-    cached: cached prompt tokens by the number of the prompt.
+    prompts: number of prompt tokens, by the number of the prompt in the call.
+    completion: number of written tokens, thoughts included.
+    thoughts: number of tokens of thoughts, which `completion` counts too.
+    plans: number of tokens of plans, which `completion` counts too.
+    headings: number of tokens of headings, which `completion` counts too.
+    discarded: number of tokens that no answer uses, in addition to the written ones.
+    cached: number of cached prompt tokens, by the number of the prompt in the call.
     """
 
     prompts: dict[int, int] = field(default_factory=dict[int, int])
@@ -144,7 +145,7 @@ class UsageCount:
     cached: dict[int, int] = field(default_factory=dict[int, int])
 
     def count(self, prompt: int, event: events.Event | Thought) -> None:
-        """Count one event of the call.
+        """Count one event of the call; an event that carries no counts is ignored.
 
         prompt: the number of the prompt within the call to which the event's answer belongs.
         event: an event of the answer, or a part of its thinking.
@@ -163,7 +164,7 @@ class UsageCount:
             self.cached[prompt] = max(self.cached.get(prompt, 0), figures.cached_tokens)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the `usage` object of chat completions."""
+        """Return the `usage` object of chat completions; all its counts are 0 before the first event."""
         prompt = sum(self.prompts.values())
         return {
             "prompt_tokens": prompt,
@@ -198,30 +199,32 @@ def finish_reason(finished: events.Finished) -> str:
             raise SpecsotError("the model could not write this answer")
 
 
-def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
-    """Return the `specsot` field of a whole choice.
+def planning_of(view: View, options: ChoiceOptions) -> dict[str, Any]:
+    """Return the `specsot` field of a whole choice: its mode, decision, seed and statistics, the forecast if
+    one was made, and the branches if the client asked for them.
 
     view: what the events have told of the answer, which is finished.
-    telling: what the client asked to receive.
+    options: what the client asked to receive.
     """
     assert view.started is not None
     assert view.finished is not None
     figures = view.finished.statistics
-    told: dict[str, Any] = {
+    field: dict[str, Any] = {
         "mode": figures.mode,
         "decision": figures.decision,
         "seed": view.started.seed,
         "statistics": dataclasses.asdict(figures),
     }
     if view.started.forecast:
-        told["forecast"] = dataclasses.asdict(view.started.forecast)
-    if telling.branches:
-        told |= {"skeleton": view.skeleton, "branches": [_branch_of(panel) for panel in view.panels]}
-    return told
+        field["forecast"] = dataclasses.asdict(view.started.forecast)
+    if options.branches:
+        field |= {"skeleton": view.skeleton, "branches": [_branch_of(panel) for panel in view.panels]}
+    return field
 
 
 def _branch_of(panel: Panel) -> dict[str, Any]:
-    """Return one branch of a plan for the `specsot` field.
+    """Return one branch of a plan for the `specsot` field: its point, its text, and its reason, which is None
+    if it has not ended.
 
     panel: what the events have told of the branch.
     """
@@ -230,28 +233,31 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
     return point | written
 
 
-def _extra_of(numbered: events.Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
-    """Return the event as JSON values for a client that asked for branches, without the text that the chunk
-    carries anyway; None if the client does not receive it. Clients with the `specsot` field always receive
-    the end and a forecast.
+def _extra_of(numbered: events.Numbered, options: ChoiceOptions) -> dict[str, Any] | None:
+    """Return an event as JSON values for a client that asked for branches, without the text that the chunk
+    carries anyway. Return None if the client does not receive it. Clients with the `specsot` field always
+    receive the end, and a start that has a forecast.
+
+    numbered: an event of the answer, with its number.
+    options: what the client asked to receive.
     """
     event = numbered.event
     always = isinstance(event, events.Finished) or (isinstance(event, events.Started) and event.forecast)
-    if not (telling.branches or (telling.planning and always)):
+    if not (options.branches or (options.planning and always)):
         return None
-    told: dict[str, Any] = json.loads(line_of(numbered))
+    event_json: dict[str, Any] = json.loads(line_of(numbered))
     if not isinstance(event, events.MergedText | events.Finished):
-        return told
-    return {name: told[name] for name in told if name not in ("text", "tokens", "logprobs")}
+        return event_json
+    return {name: event_json[name] for name in event_json if name not in ("text", "tokens", "logprobs")}
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The names of one endpoint's objects.
+    """The names of one OpenAI endpoint's JSON objects.
 
-    prefix: the prefix of ids.
-    whole: the `object` of a whole answer.
-    chunk: the `object` of a chunk.
+    prefix: the prefix of the ids of its responses.
+    whole: the value of `object` in a whole answer.
+    chunk: the value of `object` in a chunk.
     """
 
     prefix: str
@@ -259,12 +265,15 @@ class Dialect:
     chunk: str
 
 
+# The objects of chat completions.
 CHAT = Dialect("chatcmpl-", "chat.completion", "chat.completion.chunk")
+# The objects of text completions, whose chunks have the same name as whole answers.
 TEXT = Dialect("cmpl-", "text_completion", "text_completion")
 
 
 def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffsets) -> dict[str, Any]:
-    """Return one choice of a chunk.
+    """Return one choice of a chunk, in the endpoint's format. Members without a value in this chunk are left
+    out, but for `logprobs` and `finish_reason`, which are then None.
 
     dialect: the endpoint's format.
     index: the index of the choice.
@@ -272,13 +281,13 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffs
     offsets: the position in the text after all chunks before this one; it is advanced.
     """
     if dialect is CHAT:
-        begun = {"role": "assistant", "content": ""} if piece.begins else {}
-        delta = begun | ({"reasoning_content": piece.thought} if piece.thought else {})
+        role = {"role": "assistant", "content": ""} if piece.begins else {}
+        delta = role | ({"reasoning_content": piece.thought} if piece.thought else {})
         delta |= {"content": piece.text} if piece.text else {}
-        said: dict[str, Any] = {"delta": delta | ({"tool_calls": list(piece.calls)} if piece.calls else {})}
+        added: dict[str, Any] = {"delta": delta | ({"tool_calls": list(piece.calls)} if piece.calls else {})}
     else:
-        said = {"text": piece.text}
-    chunk = {"index": index, **said, "logprobs": None, "finish_reason": piece.reason}
+        added = {"text": piece.text}
+    chunk = {"index": index, **added, "logprobs": None, "finish_reason": piece.reason}
     if piece.reason is not None:
         chunk["stop_reason"] = piece.stop
     if piece.logprobs is not None:
@@ -287,40 +296,40 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffs
 
 
 def choice_of(
-    dialect: Dialect, index: int, view: View, telling: ChoiceOptions, thought: str = ""
+    dialect: Dialect, index: int, view: View, options: ChoiceOptions, thought: str = ""
 ) -> dict[str, Any]:
-    """Return one choice of a whole answer.
+    """Return one choice of a whole answer, in the endpoint's format.
 
     dialect: the endpoint's format.
     index: the index of the choice.
     view: what the events have told of the answer.
-    telling: what the client asked to receive.
-    thought: what the model has thought before the answer.
+    options: what the client asked to receive.
+    thought: what the model has thought before the answer; "" for nothing.
 
     Raises SpecsotError if there is no answer.
     """
     finished = view.finished
     assert finished is not None
-    thought += view.skeleton if telling.plan else ""
+    thought += view.skeleton if options.plan else ""
     message = {"role": "assistant", "content": finished.text, "refusal": None}
     message |= {"reasoning_content": thought} if thought else {}
-    offsets = TextOffsets(telling.special)
+    offsets = TextOffsets(options.special)
     choice: dict[str, Any] = {
         "index": index,
         **({"message": message} if dialect is CHAT else {"text": finished.text}),
         "logprobs": _logprobs_of(dialect, finished.text, view.logprobs, offsets)
-        if telling.logprobs
+        if options.logprobs
         else None,
         "finish_reason": finish_reason(finished),
         "stop_reason": finished.stop_reason,
     }
-    return choice | ({"specsot": planning_of(view, telling)} if telling.planning else {})
+    return choice | ({"specsot": planning_of(view, options)} if options.planning else {})
 
 
 def _logprobs_of(
     dialect: Dialect, text: str, tokens: tuple[events.TokenLogprobs, ...], offsets: TextOffsets
 ) -> dict[str, Any]:
-    """Return the `logprobs` object in the endpoint's format.
+    """Return the `logprobs` object in the endpoint's format; its lists are empty if there are no tokens.
 
     dialect: the endpoint's format.
     text: the text that the tokens added.
@@ -331,29 +340,34 @@ def _logprobs_of(
 
 
 def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
-    """Return the `logprobs` object of chat completions.
+    """Return the `logprobs` object of chat completions; its list is empty if there are no tokens.
 
     tokens: the tokens with their logprobs.
     """
-    told = [
+    entries = [
         _chat_candidate(one.chosen) | {"top_logprobs": [_chat_candidate(top) for top in one.top]}
         for one in tokens
     ]
-    return {"content": told, "refusal": None}
+    return {"content": entries, "refusal": None}
 
 
 def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:
-    """Return one candidate token in the form of chat completions."""
+    """Return one candidate token in the form of chat completions: its text, its logprob of at least
+    MIN_LOGPROB, and its bytes as numbers.
+
+    candidate: the token, whose bytes may be only a part of a character.
+    """
     raw = candidate.raw
     shown = raw.decode(errors="replace")
     return {"token": shown, "logprob": max(candidate.logprob, MIN_LOGPROB), "bytes": list(raw)}
 
 
 def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offsets: list[int]) -> dict[str, Any]:
-    """Return the `logprobs` object of text completions: four lists with one entry per token.
+    """Return the `logprobs` object of text completions: four lists with one entry per token. A prompt's first
+    token has None in place of a logprob.
 
     tokens: the tokens with their logprobs.
-    offsets: how many characters of the choice precede each token.
+    offsets: how many characters of the choice precede each token, one number per token.
     """
     return {
         "tokens": [_shown_token(one.chosen) for one in tokens],
@@ -373,7 +387,7 @@ def first_of(token: int, raw: bytes) -> events.TokenLogprobs:
     as null.
 
     token: the token's id.
-    raw: its bytes.
+    raw: the token's bytes.
     """
     return events.TokenLogprobs(events.Candidate(token, raw, math.nan))
 
@@ -405,7 +419,7 @@ class TextOffsets:
         self._read = getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, text: str, tokens: tuple[events.TokenLogprobs, ...]) -> list[int]:
-        """Return the offsets of the next tokens, in characters of the choice's text.
+        """Return the offsets of the next tokens, in characters of the choice's text, one per token.
 
         text: the text that has been sent since the last call; parts of it may still be held back, so it may
             be shorter than the tokens.
@@ -425,8 +439,10 @@ class TextOffsets:
 
 
 def _shown_token(candidate: events.Candidate) -> str:
-    """Return a token as text. A token that is only a part of a character is written as OpenAI does:
-    "bytes:\\xe2\\x82".
+    r"""Return a token as text. A token that is only a part of a character is written as OpenAI does:
+    "bytes:\xe2\x82".
+
+    candidate: the token with its bytes.
     """
     try:
         return candidate.raw.decode()

@@ -6,36 +6,41 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# A decoded JSON object.
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Converts the choices of chat chunks to events of OpenAI's Responses API.
+    """Converts the choices of chat chunks to events of OpenAI's Responses API, and to the whole response.
 
     One item of `output` is written at a time: a thought, a message, or a function call.
 
-    head: the fields of the response object that do not change.
+    head: the fields of the response object that do not change: its id, model, and the echoed request.
     spaces: for functions that have a namespace, the namespace and the function's name in it, by the name that
-        the model uses.
-    output: the finished items.
+        the model uses; empty if no function has one.
+    output: the finished items, in order.
     """
 
     head: Mapping[str, Any]
     spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     output: list[Json] = field(default_factory=list[Json])
+    # The sequence number of the next event.
     _number: int = 0
+    # The item that is being written; None between two items.
     _item: Json | None = None  # The unfinished item.
+    # The index of the call that the unfinished item holds; None if it holds none.
     _call: int | None = None  # The index of the call that the unfinished item holds.
+    # The finish_reason of the choice; None until it arrives.
     _reason: str | None = None
 
     def begin(self, usage: Json) -> Iterator[Json]:
-        """Yield the events before the first item.
+        """Yield the two events before the first item, with an empty response.
 
         usage: the tokens counted so far; the Responses API does not report them here.
         """
         for kind in ("created", "in_progress"):
-            yield self._event(f"response.{kind}", response=self.told("in_progress"))
+            yield self._event(f"response.{kind}", response=self.response_object("in_progress"))
 
     def take(self, choice: Json) -> Iterator[Json]:
         """Yield the events for one choice of a chunk; there may be none.
@@ -52,16 +57,18 @@ class ResponseWriter:
         self._reason = choice["finish_reason"] or self._reason
 
     def end(self, usage: Json) -> Iterator[Json]:
-        """Finish the last item and yield the event that ends the response.
+        """Finish the last item, if one is unfinished, and yield the event that ends the response: completed,
+        incomplete, or failed for a finish_reason that is unknown or missing.
 
         usage: the tokens of the whole call, in the format of chat completions.
         """
         status = _STATUS.get(self._reason or "", "failed")
         yield from self._close("incomplete" if status == "incomplete" else "completed")
-        yield self._event(f"response.{status}", response=self.told(status, usage))
+        yield self._event(f"response.{status}", response=self.response_object(status, usage))
 
     def whole(self, choice: Json, usage: Json) -> Json:
-        """Return the whole response for one choice of an answer that is not streamed.
+        """Return the whole response for one choice of an answer that is not streamed; its `output` is empty
+        if the answer has neither text nor calls.
 
         choice: the choice, in the format of chat completions.
         usage: the tokens of the call, in the format of chat completions.
@@ -72,14 +79,15 @@ class ResponseWriter:
         return last["response"]
 
     def fail(self, error: Json) -> Json:
-        """Return the event that ends the response with an error.
+        """Return the event that ends the response with an error. It keeps the items that are finished.
 
-        error: the error in OpenAI's format, with "code" and "message".
+        error: the error in OpenAI's format, with "code" and "message"; a code of None is reported as
+            "server_error".
         """
-        told = {"code": error["code"] or "server_error", "message": error["message"]}
-        return self._event("response.failed", response=self.told("failed") | {"error": told})
+        error_json = {"code": error["code"] or "server_error", "message": error["message"]}
+        return self._event("response.failed", response=self.response_object("failed") | {"error": error_json})
 
-    def told(self, status: str, usage: Json | None = None) -> Json:
+    def response_object(self, status: str, usage: Json | None = None) -> Json:
         """Return the response object as far as it is written.
 
         status: the response's status, such as "in_progress" or "completed".
@@ -97,8 +105,8 @@ class ResponseWriter:
     def _event(self, kind: str, **more: Any) -> Json:
         """Return an event with the next sequence number.
 
-        kind: the event's type.
-        more: its further members.
+        kind: the event's type, such as "response.created".
+        more: its further members, by name.
         """
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **more}
@@ -123,7 +131,7 @@ class ResponseWriter:
 
     def _take_call(self, call: Json) -> Iterator[Json]:
         """Yield the events for a new part of a function call; a new item is begun if it is another call than
-        before.
+        before. No event is yielded for a part that adds no arguments to the same call.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """
@@ -143,16 +151,17 @@ class ResponseWriter:
     def _open(self, kind: str, **more: Any) -> Iterator[Json]:
         """Begin another item, and yield its first event.
 
-        kind: the item's type.
-        more: its further members.
+        kind: the item's type: "reasoning", "message" or "function_call".
+        more: its further members, by name.
         """
         id = f"{_PREFIXES[kind]}_{self.head['id'].partition('_')[2]}{len(self.output)}"
         self._item = {"id": id, "type": kind, "status": "in_progress", **more}
-        told = {**self._item, "content": []} if "content" in self._item else dict(self._item)
-        yield self._event("response.output_item.added", output_index=len(self.output), item=told)
+        new_item = {**self._item, "content": []} if "content" in self._item else dict(self._item)
+        yield self._event("response.output_item.added", output_index=len(self.output), item=new_item)
 
     def _close(self, status: str = "completed") -> Iterator[Json]:
-        """Finish the unfinished item, if there is one, and yield its last events.
+        """Finish the unfinished item, if there is one, and yield its last events; yield nothing if there is
+        none.
 
         status: the item's status from now on.
         """
@@ -160,8 +169,10 @@ class ResponseWriter:
         if item is None:
             return
         if item["type"] == "function_call":
-            said = {"arguments": item["arguments"], "name": item["name"]}
-            yield self._event("response.function_call_arguments.done", **self._place(content=False, **said))
+            call_members = {"arguments": item["arguments"], "name": item["name"]}
+            yield self._event(
+                "response.function_call_arguments.done", **self._place(content=False, **call_members)
+            )
         else:
             part = item["content"][0]
             more: Json = {"logprobs": []} if part["type"] == "output_text" else {}
@@ -174,12 +185,13 @@ class ResponseWriter:
 
     @property
     def _written(self) -> Json:
-        """The unfinished item."""
+        """The unfinished item; there must be one."""
         assert self._item is not None
         return self._item
 
     def _place(self, content: bool = True, **more: Any) -> Json:
-        """Return the members that say which item, and which part of its content, an event belongs to.
+        """Return the members that say which item, and which part of its content, an event belongs to. There
+        must be an unfinished item.
 
         content: True if the event belongs to the first part of the item's content.
         more: further members of the event.
@@ -188,7 +200,9 @@ class ResponseWriter:
         return place | ({"content_index": 0} if content else {}) | more
 
 
+# The response's status for each finish_reason of chat completions; any other reason means "failed".
 _STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "abort": "incomplete"}
+# The prefix of the id of an item of each type.
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 
@@ -197,8 +211,8 @@ def _part(kind: str) -> Json:
 
     kind: the part's type.
     """
-    told: Json = {"type": kind, "text": ""}
-    return told | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})
+    part: Json = {"type": kind, "text": ""}
+    return part | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})
 
 
 def usage_of(usage: Json) -> Json:
@@ -216,7 +230,8 @@ def usage_of(usage: Json) -> Json:
 
 
 def as_chunk(choice: Json) -> Json:
-    """Return a choice of a whole answer in the form of a chunk's choice.
+    """Return a choice of a whole answer in the form of a chunk's choice: its message becomes the delta, and
+    its calls are numbered from 0.
 
     choice: a choice of a chat completion, with a "message".
     """

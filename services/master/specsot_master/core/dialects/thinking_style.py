@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ThinkingStyle:
-    """The markers around a thought.
+    r"""The markers that a model writes around a thought.
 
-    begin: the text before a thought.
-    end: the text after a thought.
-    behind: the text after `end` that leads to the answer.
-    header: the text before an answer without tool calls, with or without a thought.
+    begin: the text before a thought, such as "<think>\n".
+    end: the text after a thought, such as "</think>".
+    behind: the text after `end` that leads to the answer; "" for none.
+    header: the text before an answer without tool calls, with or without a thought; "" if the style has none.
     """
 
     begin: str
@@ -37,10 +37,11 @@ class ThinkingStyle:
         return f"{apart}{self.end}{self.behind}"
 
     def skipped(self, rendering: str) -> str:
-        """Return the rendered prompt without a begun thought, so that the answer's header can follow it. A
-        thought that a template without a switch has begun is closed at once.
+        r"""Return the rendered prompt without a begun thought, so that the answer's header can follow it. A
+        thought that a template without a switch has begun is closed at once; a prompt without one is returned
+        unchanged.
 
-            "...<think>\\n" -> "...<think>\\n\\n</think>\\n\\n"
+            "...<think>\n" -> "...<think>\n\n</think>\n\n"
 
         rendering: the prompt as the chat template renders it.
         """

@@ -10,7 +10,9 @@ from specsot.events import Reason, TokenLogprobs
 from specsot_master.core.plans.cuts import LoopRule, LoopWatch, StopStrings
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
+# The marker with which the text of a branch may begin.
 ANSWER = "[ANSWER]"
+# The marker with which a plan, a direct answer or a branch may end.
 END = "[END]"
 
 
@@ -33,10 +35,10 @@ class AnswerText:
     ) -> None:
         """Create an empty text.
 
+        stops: the stop strings; empty for none.
         trim: True for the text of a branch: a leading [ANSWER] and white space around the text are left out.
         loops: the rule that ends repetitive text, or None to never end it.
-        shown: the stop strings that stay in the text.
-        stops: the stop strings; empty for none.
+        shown: the stop strings that stay in the text; empty if none does.
         """
         self._watch = StopStrings(stops, shown)
         self._loops = None if loops is None else LoopWatch(loops)
@@ -49,7 +51,7 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """Everything that was released so far."""
+        """Everything that was released so far; "" before anything was."""
         return "".join(self._shown)
 
     @property
@@ -59,7 +61,7 @@ class AnswerText:
 
     @property
     def hit(self) -> str | None:
-        """The stop string that ended the text, or None."""
+        """The stop string that ended the text, or None if none has."""
         return self._watch.hit
 
     def feed(self, text: str, early: bool = False) -> str:
@@ -73,7 +75,9 @@ class AnswerText:
         return self._show(self._loops.feed(text) if self._loops else text)
 
     def flush(self) -> str:
-        """Return the text that was held back, as no more text comes."""
+        """Return the text that was held back, as no more text comes; "" if none was, or once the text has
+        been stopped.
+        """
         held = "" if self._begun else self._begin("", last=True)
         text = self._watch.feed(held) + self._watch.flush()
         return self._show(self._loops.feed(text) + self._loops.flush() if self._loops else text)
@@ -116,7 +120,8 @@ class AnswerText:
 
 
 class FirstSequence:
-    """Reads the text of ordinal 0: a direct answer, or a skeleton that may turn out to be one.
+    """Reads the text of ordinal 0, the sequence that is opened first: a direct answer, or a skeleton that may
+    turn out to be one.
 
     `over` is set to a reason when the master, and not the model's own end token, must end the sequence.
     `ended` is True if an end token ended it.
@@ -140,7 +145,7 @@ class FirstSequence:
         plan_tokens: the number of tokens after which an unfinished plan is used as it is.
         loops: the rule that ends repetitive text, or None.
         least: how many first tokens of a direct answer are not searched for stop strings.
-        shown: the stop strings that stay in the text.
+        shown: the stop strings that stay in the text; empty if none does.
         """
         stops = (*stops, END) if reader else tuple(stops)
         self._least = 0 if reader else least
@@ -165,37 +170,39 @@ class FirstSequence:
 
     @property
     def direct(self) -> bool:
-        """True if the text so far is a direct answer."""
+        """True if the text so far is a direct answer; False while that is not known."""
         return self._reader is None or self._reader.kind == "direct"
 
     @property
     def planned(self) -> bool:
-        """True if the text is a complete plan."""
+        """True if the text is a complete plan; False for a direct answer."""
         return self._reader is not None and self._reader.kind == "plan" and self._reader.finished
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """The points of the plan so far."""
+        """The points of the plan so far; () for a direct answer, or before the first point."""
         return self._reader.points if self._reader else ()
 
     @property
     def text(self) -> str:
-        """The direct answer so far."""
+        """The direct answer so far; "" for a plan."""
         return self._answer.text
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended the answer, or None."""
+        """The stop string that ended the answer, or None if none has."""
         return self._answer.hit
 
     @property
     def length(self) -> int:
-        """Characters of the direct answer so far."""
+        """Number of characters of the direct answer so far; 0 for a plan."""
         return self._answer.length
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of the direct answer, without markers and without withheld text."""
+        """Tokens of the direct answer, without markers and without withheld text; () while the text is not
+        known to be a direct answer.
+        """
         if self._start is None:
             return ()
         withheld = self.visible is not None
@@ -203,23 +210,24 @@ class FirstSequence:
 
     @property
     def written(self) -> int:
-        """Tokens that the sequence decoded, including an end token."""
+        """Number of tokens that the sequence decoded, including an end token."""
         return len(self._spans) + self.ended
 
     @property
     def plan_tokens(self) -> int:
-        """Tokens that are not part of a direct answer: the plan, or the markers that announce a direct
-        answer.
+        """Number of tokens that are not part of a direct answer: the plan, or the markers that announce a
+        direct answer. 0 for a sequence that can only be a direct answer.
         """
         if self._reader is None:
             return 0
         return self.written if self._start is None else len(self._spans) - len(self.tokens)
 
     def write(self, piece: TextPiece) -> None:
-        """Add one piece of text; it is ignored once the sequence is over. Raises PlanError if the text breaks
-        the plan language.
+        """Add one piece of text; it is ignored once the sequence is over.
 
         piece: the next piece of the sequence.
+
+        Raises PlanError if the text is a plan in markers without a valid line.
         """
         if self.over:
             return
@@ -232,30 +240,39 @@ class FirstSequence:
             self._conclude()
 
     def finish(self) -> None:
-        """Conclude the text, as no more text comes. Raises PlanError."""
+        """Conclude the text, as no more text comes; nothing happens if the sequence is over already.
+
+        Raises PlanError if the text is a plan in markers without a valid line.
+        """
         if not self.over:
             self._conclude()
 
     def abridge(self, text: str) -> None:
-        """Cut the direct answer to `text`, its first `visible` characters; whatever follows is discarded."""
+        """Cut the direct answer to its beginning; whatever follows is discarded.
+
+        text: the first `visible` characters of the direct answer.
+        """
         self._abridged = True
         self._delta = text[self.taken :]
 
     def take_raw(self) -> str:
-        """Return the skeleton text since the last call."""
+        """Return the skeleton text since the last call; "" if there is none."""
         raw = self._raw
         self._raw = ""
         return raw
 
     def take_raw_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Return the logprobs of tokens that wrote skeleton text since the last call."""
+        """Return the logprobs of tokens that wrote skeleton text since the last call; () if there are none,
+        or if the client asked for none.
+        """
         taken = self._raw_logprobs
         self._raw_logprobs = []
         return tuple(taken)
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Return the logprobs of the answer's tokens whose text was released, each token once; at the end,
-        those of all remaining tokens.
+        those of all remaining tokens. Return () if there are none, or if the text is not known to be a direct
+        answer.
         """
         if self._start is None:
             return ()
@@ -263,7 +280,9 @@ class FirstSequence:
         return self._spans.take_logprobs(self._start, None if whole else self._reach)
 
     def take_delta(self) -> str:
-        """Return the text of the direct answer since the last call, without withheld text."""
+        """Return the text of the direct answer since the last call, without withheld text; "" if there is
+        none.
+        """
         end = len(self._delta) if self.visible is None else max(self.visible - self.taken, 0)
         delta = self._delta[:end]
         self._delta = self._delta[end:]
@@ -284,8 +303,8 @@ class FirstSequence:
         return (self._start or 0) + released
 
     def _read(self, text: str) -> str:
-        """Return what raw text adds to a direct answer. Text that is not known to be a direct answer is added
-        to the skeleton text.
+        """Return what raw text adds to a direct answer; "" if it adds nothing yet. Text that is not known to
+        be a direct answer is added to the skeleton text.
 
         text: the next raw text.
         """
@@ -296,7 +315,7 @@ class FirstSequence:
         return self._grown(lambda reader: reader.feed(text))
 
     def _grown(self, move: Callable[[PlanReader | ListReader], object]) -> str:
-        """Apply a change to the reader and return what it added to the direct answer.
+        """Apply a change to the reader and return what it added to the direct answer; "" if it added nothing.
 
         move: feeds the reader, or finishes it.
         """
@@ -308,7 +327,7 @@ class FirstSequence:
         return self._reader.direct_text[before:]
 
     def _judge(self) -> Reason | None:
-        """Return why the master must end the sequence now, or None."""
+        """Return why the master must end the sequence now, or None if it may continue."""
         reader = self._reader
         if self._answer.stopped:
             return Reason.STOP
@@ -321,7 +340,10 @@ class FirstSequence:
         return Reason.LENGTH if full else None
 
     def _conclude(self) -> None:
-        """Release all text that was held back."""
+        """Release all text that was held back, and let the reader finish what it has read.
+
+        Raises PlanError if the text is a plan in markers without a valid line.
+        """
         if self._reader and not self._reader.finished:
             self._delta += self._answer.feed(self._grown(lambda reader: reader.finish()))
         self._delta += self._answer.flush()
@@ -330,7 +352,7 @@ class FirstSequence:
 
 def _find_start(reader: PlanReader | ListReader) -> int:
     """Return the raw character at which the direct answer begins, as soon as the answer's first characters
-    are certain.
+    are certain; 0 if the answer is the whole text.
 
     reader: a reader that has begun to read a direct answer.
     """

@@ -26,8 +26,8 @@ _COMPLETE = (Reason.STOP, Reason.LENGTH)
 
 
 def critical_paths(points: Sequence[Point]) -> dict[int, int]:
-    """Return, for each point, the wished length of the longest chain of points from this point through those
-    that need it.
+    """Return, for each point, the wished length in tokens of the longest chain of points from this point
+    through those that need it; {} for no points.
 
         lengths 1: 30, 2: 20 (needs 1), 3: 40 -> {1: 50, 2: 20, 3: 40}
 
@@ -44,11 +44,12 @@ def critical_paths(points: Sequence[Point]) -> dict[int, int]:
 def pick_ready(
     points: Sequence[Point], done: AbstractSet[int], taken: Collection[int], places: int
 ) -> tuple[Point, ...]:
-    """Return at most `places` points to start now, those with the longest critical path first, then by id.
+    """Return at most `places` points to start now, those with the longest critical path first, then by id; ()
+    if none may start.
 
+    points: the points of the plan, by ascending id.
     done: ids of points whose text is complete.
     taken: ids of points that have been started, or that are over for any reason.
-    points: the points of the plan, by ascending id.
     places: how many may be started now; 0 or less returns ().
     """
     paths = critical_paths(points)
@@ -59,7 +60,7 @@ def pick_ready(
 
 @dataclass(slots=True)
 class PlanBranch:
-    """One branch: the text of one point.
+    """One branch of a plan: the text of one point.
 
     point: the point that the branch writes.
     budget: the most tokens that the branch may decode.
@@ -71,12 +72,14 @@ class PlanBranch:
     least: how many first tokens are not searched for stop strings.
     holds_sentences: True if the later part of the text is shown in whole sentences and lines only; see
         `hold`.
-    left_out: the tokens of the sentence that the limit interrupted, which is not shown.
-    soft_limit: the tokens from which on the branch ends after a sentence. The last stage ends it.
+    left_out: how many tokens the sentence has that the limit interrupted, and that is not shown; 0 if there
+        is none.
+    soft_limit: the tokens from which on the branch ends after a sentence; None for no soft end. The last
+        stage ends it.
     shortened: True if the budget is less than what the client's limit leaves to the branch.
     next_heading: finds where the branch begins the heading of the next point, before which it ends.
-    opening: the branch's first words until they are settled.
-    discarded: the tokens of beginnings that were discarded.
+    opening: the branch's first words, until they differ from those of all earlier branches.
+    discarded: how many tokens the discarded beginnings of the branch have; 0 if none was discarded.
     """
 
     point: Point
@@ -105,8 +108,9 @@ class PlanBranch:
         return self.next_heading.found or self.answer.stopped
 
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that may be shown now, in order. A sentence that continues in the later part of
-        the budget is held back until it is complete. Pieces from the next point's heading on are dropped.
+        """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
+        the later part of the budget is held back until it is complete. Pieces from the next point's heading
+        on are dropped.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -124,8 +128,8 @@ class PlanBranch:
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
-        """Return the pieces that are still held when the branch ends. If the token limit interrupts a
-        sentence that follows a complete one, return none: that sentence is left out.
+        """Return the pieces that are still held when the branch ends; [] if none is. If the token limit
+        interrupts a sentence that follows a complete one, return none: that sentence is left out.
 
         reason: why the branch ends.
         """
@@ -136,7 +140,8 @@ class PlanBranch:
         return held
 
     def settle_reason(self, reason: Reason) -> Reason:
-        """Return why a branch is over whose sequence ended for `reason`, once `release` was called.
+        """Return why a branch is over whose sequence ended for `reason`, once `release` was called: STOP for
+        a shortened branch that is as long as it should be, else `reason` unchanged.
 
         A branch that has used up a budget below its share, and whose text ends with a whole sentence, is as
         long as it should be, and no limit of the client has cut it. Code that was not closed was cut:
@@ -151,13 +156,13 @@ class PlanBranch:
 
     @property
     def live(self) -> bool:
-        """True while the branch's sequence runs."""
+        """True while the branch's sequence runs; False before it is opened, and once it is over."""
         return self.opened and self.reason is None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of the branch's text, white space around it included. Markers, and text after a stop string,
-        are left out.
+        """Token ids of the branch's text, white space around it included; () before the first one. Markers,
+        and text after a stop string, are left out.
         """
         return self.spans.within(self._begin, self._reach if self.answer.stopped else None)
 
@@ -171,9 +176,10 @@ class PlanBranch:
         return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
-        """Return the logprobs of tokens whose text has been released, each token once.
+        """Return the logprobs of tokens whose text has been released, each token once; () if there are none,
+        or if the client asked for none.
 
-        over: also return those of all remaining tokens, unless a stop string ended the branch.
+        over: True to return those of all remaining tokens too, unless a stop string ended the branch.
         """
         whole = over and not self.answer.stopped
         return self.spans.take_logprobs(self._begin, None if whole else self._reach)
@@ -190,7 +196,7 @@ class PlanBranch:
 
 
 class PlanBranches:
-    """All branches of a plan."""
+    """All branches of a plan: which may start, what each has written, and how their texts are merged."""
 
     def __init__(
         self,
@@ -214,9 +220,9 @@ class PlanBranches:
         cut: True if a limit has cut the plan itself, so that the answer is incomplete in any case.
         loops: the rule that ends repetitive text, or None.
         least: returns, for a branch's budget, how many first tokens are not searched for stop strings.
-        shown: the stop strings that stay in the text.
+        shown: the stop strings that stay in the text; empty if none does.
         holds_sentences: True if the later part of each branch is shown in whole sentences and lines only.
-        introduction: the text before the first point, which was sent to the client already.
+        introduction: the text before the first point, which was sent to the client already; "" for none.
         closing: the id of the branch that writes the closing paragraph, or None.
         aim: how many tokens each branch should have, about; None for as many as the model writes. The closing
             ends after its first sentence.
@@ -256,7 +262,7 @@ class PlanBranches:
 
     @property
     def planned(self) -> tuple[Point, ...]:
-        """The points of the plan, without the closing."""
+        """The points of the plan that are written, without the closing."""
         return tuple(point for point in self.points if point.id != self.closing)
 
     @property
@@ -266,27 +272,29 @@ class PlanBranches:
 
     @property
     def over(self) -> bool:
-        """True if every branch is over."""
+        """True if every branch is over, whatever the reason."""
         return all(branch.reason for branch in self._branches.values())
 
     @property
     def unopened(self) -> tuple[int, ...]:
-        """Ids of branches that were neither opened nor ended."""
+        """Ids of branches that were neither opened nor ended; () if there is none."""
         return tuple(id for id, branch in self._branches.items() if not (branch.opened or branch.reason))
 
     @property
     def live(self) -> tuple[int, ...]:
-        """Ids of branches whose sequences run."""
+        """Ids of branches whose sequences run; () if none does."""
         return tuple(id for id, branch in self._branches.items() if branch.live)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of all branches' texts, in the plan's order."""
+        """Token ids of all branches' texts, in the plan's order; () before the first token."""
         return tuple(token for branch in self._branches.values() for token in branch.tokens)
 
     @property
     def bodies(self) -> str:
-        """The texts of all branches without headings, separated by blank lines. Empty texts are left out."""
+        """The texts of all branches without headings, separated by blank lines. Empty texts are left out; ""
+        if all are empty.
+        """
         return GAP.join(text for branch in self._branches.values() if (text := branch.answer.text))
 
     @property
@@ -308,7 +316,7 @@ class PlanBranches:
 
     @property
     def heading_tokens(self) -> int:
-        """Tokens of the headings that are in the merged answer."""
+        """Number of tokens of the headings that are in the merged answer; 0 before the first heading."""
         return sum(self._headings[id] for id in self.merge.headed)
 
     @property
@@ -319,7 +327,7 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch, or not with prose.
+        branch, or not with prose; both lists may be empty.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 
@@ -348,7 +356,7 @@ class PlanBranches:
 
     def ready(self) -> tuple[Point, ...]:
         """Return the points whose branches may start now, the most urgent first, and at most as many as may
-        still run in parallel.
+        still run in parallel; () if none may start.
         """
         places = self._max_parallel - len(self.live)
         if places <= 0 or not self.unopened:
@@ -361,6 +369,8 @@ class PlanBranches:
         """Mark the branch as opened and return it.
 
         id: the point's id.
+
+        Raises KeyError if the plan has no such point.
         """
         self._branches[id].opened = True
         return self._branches[id]
@@ -373,8 +383,8 @@ class PlanBranches:
         return tuple((self._branches[id].point, self._branches[id].answer.text) for id in point.needs)
 
     def write(self, id: int, pieces: Iterable[TextPiece]) -> str:
-        """Add text to a running branch and return the part that may be shown. Text after a stop string is
-        dropped.
+        """Add text to a running branch and return the part that may be shown; "" if all of it is held back.
+        Text after a stop string is dropped.
 
         id: the point's id.
         pieces: the next pieces of the branch, one per token.
@@ -384,7 +394,7 @@ class PlanBranches:
 
     def flush(self, id: int, reason: Reason) -> str:
         """Add the pieces that a branch still holds when it ends for this reason. Return the remaining text
-        that may be shown.
+        that may be shown; "" if there is none.
 
         id: the point's id.
         reason: why the branch ends.
@@ -393,10 +403,10 @@ class PlanBranches:
         return self._feed(branch, branch.release(reason)) + branch.answer.flush()
 
     def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
-        """Add pieces to a branch and return the part of their text that may be shown. Text after a stop
-        string is dropped.
+        """Add pieces to a branch and return the part of their text that may be shown; "" if all of it is held
+        back. Text after a stop string is dropped.
 
-        branch: the branch.
+        branch: a branch of this plan.
         pieces: pieces that are not held back.
         """
         shown: list[str] = []
@@ -409,7 +419,7 @@ class PlanBranches:
 
     def end(self, id: int, reason: Reason) -> tuple[int, ...]:
         """End a branch. If its text is not complete, branches that need it end with PARENT_FAILED; return
-        their ids.
+        their ids. Return () if it is complete, or if no branch needs it.
 
         id: the point's id.
         reason: why the branch ends.
@@ -423,8 +433,8 @@ class PlanBranches:
         return orphans
 
     def _orphans(self, id: int) -> tuple[int, ...]:
-        """Return the ids of branches that need `id`, directly or through others. One pass in id order is
-        enough, because a point only needs points with smaller ids.
+        """Return the ids of branches that need `id`, directly or through others; () if none does. One pass in
+        id order is enough, because a point only needs points with smaller ids.
 
         id: the id of a point whose branch has failed.
         """

@@ -24,17 +24,21 @@ _LONGEST_WORD = 16
 _TIMES = 4
 # Characters that end a clause without white space after them.
 _ENDS = frozenset("。！？，；：、")
+# The end of a sentence at the end of a text.
 _STOP = re.compile(r"(?:[.!?…][\"')\]*”’]*\s|[。！？])\Z")
+# The end of a clause at the end of a text.
 _PAUSE = re.compile(r"(?:[,;:][\"')\]*”’]*\s|[，；：、])\Z")
 # Quotes, bullets and the number of a list's item.
 _LEAD = re.compile(r"\W*(?:\d{1,3}[.):、．](?:\W|$)\W*)?")
+# Characters that are no letters or digits, which are not compared.
 _SIGN = re.compile(r"[\W_]+")
+# Begin and end a block of code.
 _FENCES = ("```", "~~~")
 
 
 @dataclass(frozen=True, slots=True)
 class LoopRule:
-    """When a text repeats itself so much that it is ended.
+    """When a sequence's text repeats itself so much that it is ended.
 
     sentences: how often a sentence may come anywhere in the text until it is a loop.
     cycles: how often a line, or a series of clauses, may come in a row until it is a loop.
@@ -55,8 +59,8 @@ DIRECT_LOOPS = LoopRule(sentences=5, cycles=4, words=False)
 
 
 class StopStrings:
-    """Cuts text at stop strings. Text may be fed in pieces of any size; the output never contains a stop
-    string, nor text after it.
+    """Cuts the text of one sequence at stop strings. Text may be fed in pieces of any size; the output never
+    contains a stop string, nor text after it.
 
     The stop string that is complete first ends the text, so that the result does not depend on the pieces.
     Among stop strings that are complete at the same character, the longest wins. Stop strings in `shown` stay
@@ -69,7 +73,7 @@ class StopStrings:
         """Create a cutter that has read nothing.
 
         stops: the stop strings; empty ones are ignored. Without any, text passes unchanged.
-        shown: those of the stop strings that stay in the output.
+        shown: those of the stop strings that stay in the output; empty if none does.
         """
         self._stops = tuple(stop for stop in stops if stop)
         self._shown = shown
@@ -79,7 +83,8 @@ class StopStrings:
         self.hit: str | None = None
 
     def feed(self, text: str) -> str:
-        """Return the text that is now safe to show. Once a stop string was hit, return "".
+        """Return the text that is now safe to show; "" if all of it is held back, or once a stop string was
+        hit. Without stop strings, the text is returned unchanged.
 
         text: the next text of the sequence.
         """
@@ -98,7 +103,7 @@ class StopStrings:
         return text[:safe]
 
     def flush(self) -> str:
-        """Return the text that was held back, as no more text comes."""
+        """Return the text that was held back, as no more text comes; "" if none was."""
         held = self._held
         self._held = ""
         return held
@@ -116,8 +121,8 @@ class StopStrings:
 
 
 class LoopWatch:
-    """Cuts text where it begins to repeat itself. Text may be fed in pieces of any size; the output contains
-    no loop, nor text after it, and does not depend on the pieces.
+    """Cuts the text of one sequence where it begins to repeat itself. Text may be fed in pieces of any size;
+    the output contains no loop, nor text after it, and does not depend on the pieces.
 
     Texts are compared by letters, without bullets, numbers, case and punctuation. A loop is a long enough
     sentence that comes as often as the rule says; clauses that come in a row as often as it says; or, if the
@@ -161,8 +166,8 @@ class LoopWatch:
         self.repeats = False
 
     def feed(self, text: str) -> str:
-        """Return the text that is now safe to show. Once the text repeats itself, `repeats` is True, and the
-        result is "".
+        """Return the text that is now safe to show; "" if all of it is held back. Once the text repeats
+        itself, `repeats` is True, and the result is "".
 
         text: the next text of the sequence.
         """
@@ -183,8 +188,8 @@ class LoopWatch:
         return "".join(shown) + ("" if self.repeats or self._may_repeat() else self._release())
 
     def flush(self) -> str:
-        """Return the text that was held back, as no more text comes. The beginning of a further repetition is
-        left out.
+        """Return the text that was held back, as no more text comes; "" if none was, or once the text repeats
+        itself. The beginning of a further repetition is left out.
         """
         if self.repeats:
             return ""
@@ -193,7 +198,7 @@ class LoopWatch:
         return self._cut(self._parts) if looped else self._release()
 
     def _is_ended(self) -> bool:
-        """Return True if the unfinished clause ends here."""
+        """Return True if the unfinished clause ends here; a clause without letters does not end."""
         end = max(len(self._clause) - 6, 0)
         found = _STOP.search(self._clause, end) or _PAUSE.search(self._clause, end)
         return bool(found and self._letters())
@@ -233,11 +238,15 @@ class LoopWatch:
         )
 
     def _is_begun(self, sentence: str, times: int) -> bool:
-        """Return True if a sentence that has come at least `times` times begins with these letters."""
+        """Return True if a sentence that has come often enough begins with these letters.
+
+        sentence: the letters of an unfinished sentence; "" is the beginning of every sentence.
+        times: how often the sentence must have come at least.
+        """
         return any(count >= times and one.startswith(sentence) for one, count in self._sentences.items())
 
     def _end(self) -> str:
-        """Finish the clause. Return the text that can be released."""
+        """Finish the clause. Return the text that can be released; "" if all of it is held back."""
         letters = self._letters()
         clause = self._clause
         began = self._begins
@@ -323,7 +332,7 @@ class LoopWatch:
         return "".join(text for _, text in self._pending)
 
     def _release(self) -> str:
-        """Return all held-back text and the unfinished clause."""
+        """Return all held-back text and the unfinished clause; "" if there is none."""
         text = "".join(text for _, text in self._pending) + self._clause[self._out :]
         self._pending = []
         self._out = len(self._clause)

@@ -51,9 +51,10 @@ NEAR = 0.2
 
 @dataclass(slots=True)
 class TurnSums:
-    """Sums over past turns, in which the newest turns have the largest weight.
+    """Sums over a ring's past turns (the time from one result of a sequence to its next), in which the newest
+    turns have the largest weight.
 
-    turns: the sum of the weights.
+    turns: the sum of the weights; 0.0 before the first turn.
     seconds: the weighted seconds of the turns.
     tokens: the weighted number of tokens that a turn added to each sequence.
     computing: the seconds of compute that the stages' curve gives for one turn.
@@ -65,7 +66,7 @@ class TurnSums:
     computing: float = 0.0
 
     def add(self, seconds: float, tokens: float) -> None:
-        """Add one turn. An outlier counts as MAX_OUTLIER times the mean.
+        """Add one turn. An outlier counts as MAX_OUTLIER times the mean; the first turn counts as it is.
 
         seconds: how long the turn took.
         tokens: how many tokens it added to each sequence, on average.
@@ -78,7 +79,7 @@ class TurnSums:
 
 
 class RingStepTimes:
-    """Measured turns by the number of sequences that take part in them.
+    """The measured turns of one ring, by the number of sequences that take part in them.
 
     A turn is the time from one result of a sequence to its next one, with the tokens that the sequence gains.
     Steps that also carry prompts are measured separately. `curve` gives seconds of compute by tokens in the
@@ -90,9 +91,9 @@ class RingStepTimes:
     def __init__(self, curve: Curve = (), kept: Mapping[str, Sequence[float]] | None = None) -> None:
         """Create the measurements of a ring.
 
-        kept: the measurements of another ring of the same model. They are scaled by the ratio of both rings'
-            curves.
         curve: seconds of compute of one step by tokens in its batch; empty if the stages have not measured.
+        kept: the measurements of another ring of the same model, as the method `kept` returned them; None for
+            none. They are scaled by the ratio of both rings' curves.
         """
         self._curve = CostCurve(curve)
         self._sums = {int(count): self._restored(int(count), *told) for count, told in (kept or {}).items()}
@@ -107,10 +108,13 @@ class RingStepTimes:
         self, count: int, turns: float, seconds: float, tokens: float, computing: float
     ) -> TurnSums:
         """Return another ring's sums for this ring: with at most the weight RESTORED, and scaled by the
-        curves.
+        curves. Without a curve the seconds stay as they were.
 
         count: the number of sequences that took part in the turns.
-        turns, seconds, tokens, computing: the fields of the other ring's `TurnSums`.
+        turns: the weight of the other ring's turns, greater than 0.
+        seconds: the weighted seconds of its turns.
+        tokens: the weighted number of tokens that a turn added to each sequence.
+        computing: the seconds of compute that its curve gives for one turn; 0.0 without a curve.
         """
         here = self._curve.at(count)
         share = min(1.0, RESTORED / turns)
@@ -118,14 +122,17 @@ class RingStepTimes:
         return TurnSums(turns * share, seconds * share * slower, tokens * share, here or computing)
 
     def kept(self) -> dict[str, list[float]]:
-        """Return the measurements for `__init__` of a later ring."""
+        """Return the measurements for `__init__` of a later ring, by the number of sequences as text; {}
+        before any turn was measured.
+        """
         return {
             str(count): [one.turns, one.seconds, one.tokens, one.computing]
             for count, one in self._sums.items()
         }
 
     def on_result(self, result: Result, now: float) -> None:
-        """Measure one result that arrived at `now`.
+        """Measure one result. It measures no turn if it is the first one of its sequences, or only computes
+        prompts.
 
         The result ends a turn unless a prompt was computed since the sequences' last result, which would have
         made the turn longer. Sequences whose last result is older than the first one's last result take no
@@ -182,7 +189,8 @@ class RingStepTimes:
         return self._curve.at(rows) * slower if rows > 0 else 0.0
 
     def _nearest(self, count: int) -> int | None:
-        """Return the measured number of sequences that is nearest to `count`, or None.
+        """Return the measured number of sequences that is nearest to `count`, or None if no turn was
+        measured.
 
         count: how many sequences take part.
         """
@@ -192,11 +200,11 @@ class RingStepTimes:
 
 
 class Ended(NamedTuple):
-    """A past direct answer.
+    """A past direct answer, from whose length later answers are forecast.
 
     kind: the kind of its question.
     steps: the steps that it took.
-    tokens: its tokens.
+    tokens: how many tokens it has.
     cut: True if a limit ended it, so that it would have been longer.
     """
 
@@ -206,11 +214,12 @@ class Ended(NamedTuple):
     cut: bool
 
 
+# Names of the attributes of `AnswerLengths` that are kept.
 LENGTHS = ("direct", "plan", "points", "branch")
 
 
 class AnswerLengths:
-    """Lengths of one model's past answers.
+    """Lengths of one model's past answers, from which those of later answers are forecast.
 
     `direct` holds direct answers, `plan` tokens of plans, `points` the numbers of points of plans, and
     `branch` tokens of branches. A branch that a limit cut is stored as 0 tokens, because its full length is
@@ -223,7 +232,7 @@ class AnswerLengths:
     def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
         """Start with the lengths of an earlier process.
 
-        kept: what `kept` has returned there, as JSON values; None for no lengths.
+        kept: what the method `kept` has returned there, as JSON values; None for no lengths.
         """
         known = kept or {}
         direct = (
@@ -236,12 +245,14 @@ class AnswerLengths:
         )
 
     def kept(self) -> dict[str, list[Any]]:
-        """Return the lengths for `__init__` of a later process, for JSON."""
+        """Return the lengths for `__init__` of a later process, as JSON values; the lists are empty before
+        any answer.
+        """
         return {name: list(getattr(self, name)) for name in LENGTHS}
 
     def on_event(self, event: Event) -> None:
-        """Learn from one client event. Text that was cancelled or failed says nothing about lengths and is
-        ignored.
+        """Learn from one client event; other events are ignored. Text that was cancelled or failed says
+        nothing about lengths and is ignored too.
 
         event: an event of any request of this model.
         """
@@ -256,13 +267,17 @@ class AnswerLengths:
                 pass
 
     def steps(self, kind: str, limit: int) -> list[float]:
-        """Return how many steps past direct answers took, as samples for an answer of at most `limit` tokens.
+        """Return how many steps past direct answers took, as samples for an answer of a certain length; [] if
+        no answer says anything about it.
 
         Answers to the same kind of question are used if there are any. Otherwise a question whose form tells
         that its answer is short gets the usual length of such answers (SHORT_ANSWERS). For any other kind the
         answers to questions that are not short are used, if there are at least OTHERS; not for code and for
         questions that are usually planned, whose lengths are others. An answer that a limit cut is assumed to
         run into the new limit too, so its steps are scaled by limit / tokens.
+
+        kind: the kind of the question, as the router's rules name it.
+        limit: the most tokens that the answer may have.
         """
         alike = [one for one in self.direct if one.kind == kind]
         if not alike and kind in SHORT_ANSWERS:
@@ -291,13 +306,13 @@ class AnswerLengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a forecast depends on.
+    """What a forecast depends on: the sizes of one request, and what else runs.
 
-    prompt: tokens that must be prefilled before the first token.
+    prompt: number of tokens that must be prefilled before the first token.
     limits: the request's limits.
-    suffix: tokens that must be prefilled for each branch; None if that is not known yet.
-    others: sequences of other requests that take turns at the same time.
-    kind: the kind of the question, as the router's rules name it.
+    suffix: number of tokens that must be prefilled for each branch; None if that is not known yet.
+    others: number of sequences of other requests that take turns at the same time.
+    kind: the kind of the question, as the router's rules name it; "" if it is unknown.
     """
 
     prompt: int
@@ -330,7 +345,7 @@ class Forecaster:
         self._suffix = int(known["suffix"])
 
     def kept(self) -> dict[str, Any]:
-        """Return what a later process can start with, for JSON."""
+        """Return the measurements that a later process can start with, as JSON values."""
         misses = {way: list(shares) for way, shares in self.misses.items()}
         known = {"steps": self.steps.kept(), "lengths": self.lengths.kept()}
         return known | {"misses": misses, "suffix": self._suffix}
@@ -400,7 +415,7 @@ class Forecaster:
 
         workload: the sizes of the request.
         points: the points of the plan, with their needs.
-        plan: tokens that the plan took.
+        plan: number of tokens that the plan took; 0.0 if they do not count.
         """
         limits = workload.limits
         lengths = self.lengths.branches(len(points))
@@ -493,7 +508,8 @@ def likeliest(lengths: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Outlook:
-    """The forecasts of one request. The argument `passed` is the number of seconds since the request arrived.
+    """The forecasts of one request, and what is learned from its end. The argument `passed` is the number of
+    seconds since the request arrived.
 
     costs: the ring's forecaster.
     workload: what the request's forecasts depend on.
@@ -501,6 +517,7 @@ class Outlook:
 
     costs: Forecaster
     workload: Workload
+    # The forecast seconds since the arrival, by what was forecast.
     _told: dict[str, float] = field(default_factory=dict[str, float])
 
     def of_both(self, passed: float) -> Forecast | None:
@@ -523,18 +540,19 @@ class Outlook:
 
         points: the points of the plan, with their needs.
         passed: seconds since the request arrived.
-        plan: tokens that the plan took.
+        plan: number of tokens that the plan took; 0.0 if they do not count.
         """
         told = self._tell("branches", self.costs.branches(self.workload, points, plan), passed)
         return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])
 
     def on_end(self, planned: bool, seconds: float, steps: int, tokens: int, cut: bool) -> None:
-        """Learn from the end of the request.
+        """Learn from the end of the request: the length of a direct answer, and the errors of the forecasts
+        that were made.
 
         planned: True if the answer had branches.
         seconds: seconds from its arrival to its end.
-        steps: steps of the ring that it took.
-        tokens: tokens of the answer.
+        steps: number of steps of the ring that it took.
+        tokens: number of tokens of the answer.
         cut: True if its token limit ended it.
         """
         kind = self.workload.kind
@@ -549,8 +567,13 @@ class Outlook:
         self, about: str, seconds: float | None, passed: float
     ) -> tuple[float | None, float | None, float | None]:
         """Remember a forecast, and return its seconds since the arrival with the lower and upper ends of its
-        range. Return None for all three if the range is unknown or wider than WIDEST. The forecast is
-        remembered all the same, so that the range of later forecasts follows from its error.
+        range. Return None for all three if there is no forecast, or if its range is unknown or wider than
+        WIDEST. The forecast is remembered all the same, so that the range of later forecasts follows from its
+        error.
+
+        about: "direct", "planned" or "branches": what the forecast is of.
+        seconds: the forecast in seconds from now, or None if nothing is known.
+        passed: seconds since the request arrived.
         """
         if seconds is None:
             return None, None, None

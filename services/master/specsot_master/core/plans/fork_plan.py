@@ -43,18 +43,21 @@ from specsot_master.core.plans.router import BY_ITSELF, Decision
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 from specsot_master.core.stats import OutputTokens, RequestTally
 
+# Tags of ThreadWeaver.
 OUTLINES = "<Outlines>"
 OUTLINES_END = "</Outlines>"
 THREAD = "<Thread>"
 THREAD_END = "</Thread>"
 TAGS = (OUTLINES, OUTLINES_END, THREAD, THREAD_END, "<Outline>", "</Outline>", "<Parallel>", "</Parallel>")
+# One outline with its number and its words.
 _OUTLINE = re.compile(r"<Outline>\s*([0-9]+(?:\.[0-9]+)*)\s*:([^<]*)")
+# The text that follows a block in the answer.
 _BLOCK_END = "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The outline of one thread.
+    """The outline of one thread, which a forking model writes before the thread itself.
 
     number: the number as the model wrote it, such as "1" or "2.1".
     title: the rest of the outline on one line, cut to the length of a title.
@@ -66,7 +69,7 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class ForkTags:
-    """The fork and join tags as tokens of one model.
+    """The fork and join tags of one model, as its tokens.
 
     outlines_end: the token of the tag that ends the outlines.
     thread_end: the token of the tag that ends a thread.
@@ -81,11 +84,11 @@ class ForkTags:
 
     @property
     def block_end(self) -> tuple[int, ...]:
-        """The tokens that follow a block in the answer."""
+        """The token ids that follow a block of threads in the answer."""
         return self.encode(_BLOCK_END)
 
     def head(self, outline: Outline, first: bool = True) -> tuple[int, ...]:
-        """Return the tokens that a thread's prompt ends with, and that precede the thread in the answer.
+        """Return the token ids that a thread's prompt ends with, and that precede the thread in the answer.
 
         outline: the outline of the thread.
         first: True for the first thread of a block, whose head begins a new line in the answer.
@@ -137,7 +140,7 @@ def may_fork(ask: Ask) -> bool:
 
 
 def _title(words: str) -> str:
-    """Return the words on one line, cut to MAX_TITLE_BYTES bytes.
+    """Return the words on one line, cut to MAX_TITLE_BYTES bytes; "" for white space.
 
     words: the text of an outline, which may have several lines.
     """
@@ -145,7 +148,9 @@ def _title(words: str) -> str:
     return line.encode()[:MAX_TITLE_BYTES].decode(errors="ignore")
 
 
+# How every request is decided whose model forks by itself.
 FORKED = Decision("auto", BY_ITSELF)
+# Why such a request is answered by a single sequence, in words.
 ALONE = "what is asked for needs one sequence"
 # Blocks. Bounds the blocks of one answer; after them the answer is continued by a single sequence. Precedent:
 # ThreadWeaver ends after 32 steps, two per block.
@@ -154,7 +159,7 @@ MAX_BLOCKS = 16
 
 @dataclass(slots=True)
 class Stretch:
-    """A segment of the answer: what one sequence writes.
+    """A segment of a forking model's answer: what one sequence writes, outside of a block or as a thread.
 
     answer: the segment's text.
     budget: the most tokens that the sequence may decode.
@@ -163,10 +168,11 @@ class Stretch:
     spans: which token wrote which characters.
     opened: True once the sequence was opened.
     headed: True once the thread's head is in the answer.
-    tag: the stop token that ended the sequence, or None.
-    reason: why the sequence ended, or None.
+    tag: the token that ended the sequence, or None if no token did.
+    reason: why the sequence ended, or None while it runs or waits.
     ending: the closing tag after the text in the answer; empty if the sequence did not end by its own tag.
-    waiting: text that follows the answer so far only once earlier threads are finished.
+    waiting: text of this segment that follows the answer so far only once earlier threads are finished; empty
+        if there is none.
     logprobs: the logprobs of the tokens of `waiting`.
     """
 
@@ -185,12 +191,12 @@ class Stretch:
 
     @property
     def live(self) -> bool:
-        """True while the sequence runs."""
+        """True while the sequence runs; False before it is opened, and once it has ended."""
         return self.opened and self.reason is None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of the text, without the one that ended it."""
+        """Token ids of the text, without the one that ended it; () before the first one."""
         return self.spans.within(0, self.answer.released if self.answer.stopped else None)
 
     @property
@@ -206,7 +212,8 @@ class Stretch:
         return len(self.spans) + (self.tag is not None)
 
     def read(self, pieces: Iterable[TextPiece]) -> str:
-        """Add pieces and return the text that may be shown. Text after a stop string is dropped.
+        """Add pieces and return the text that may be shown; "" if all of it is held back. Text after a stop
+        string is dropped.
 
         pieces: the next pieces of the sequence, one per token.
         """
@@ -221,7 +228,7 @@ class Stretch:
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Return the logprobs of tokens whose text was released, each token once; at the segment's end, those
-        of all remaining tokens.
+        of all remaining tokens. Return () if there are none, or if the client asked for none.
         """
         whole = self.reason is not None and not self.answer.stopped
         return self.spans.take_logprobs(0, None if whole else self.answer.released)
@@ -235,6 +242,7 @@ class ForkPlan:
     of the answer.
     """
 
+    # The time limit that `RequestPlan` may have; a request with one never forks.
     deadline: None = None
 
     def __init__(self, ask: Ask, request: str, seed: int, model: str, now: float, tags: ForkTags) -> None:
@@ -279,7 +287,12 @@ class ForkPlan:
 
     def start(self, prompt_tokens: int, now: float, found: int = 0, plans: bool = True) -> list[Command]:
         """Return the commands of an admitted request: the Started event, and the opening of the first
-        sequence. `plans` has no effect, as forks are never speculative.
+        sequence.
+
+        prompt_tokens: number of tokens of the prompt.
+        now: the time of admission, in seconds of the engine's clock.
+        found: how many first tokens of the prompt the ring's prefix cache had; 0 for none.
+        plans: has no effect, as forks are never speculative.
         """
         self._tally.prompt_tokens = prompt_tokens
         self._tally.cached_tokens = min(found, prompt_tokens)
@@ -324,11 +337,16 @@ class ForkPlan:
         return self._end(ordinal, stretch, REASON_OF_END[end], now) if stretch else []
 
     def pass_openings(self, now: float) -> list[Command]:
-        """Return nothing: threads may begin alike."""
+        """Return nothing: threads may begin alike.
+
+        now: unused.
+        """
         return []
 
     def ready(self) -> tuple[Point, ...]:
-        """Return the threads that may be opened now, at most as many as may still run in parallel."""
+        """Return the threads that may be opened now, at most as many as may still run in parallel; () if none
+        may, or after the end.
+        """
         if self.finished:
             return ()
         live = sum(one.live for one in self._block.values())
@@ -353,9 +371,11 @@ class ForkPlan:
         return [order, self._tell(BranchStarted(point.id, point.title, order.budget))]
 
     def head_of(self, thread: int) -> tuple[int, ...]:
-        """Return the tokens that a thread's prompt has after the request's prompt and the context.
+        """Return the token ids that a thread's prompt has after the request's prompt and the context.
 
         thread: the id of a thread of the current block.
+
+        Raises KeyError for an unknown thread.
         """
         return self._tags.head(self._outlines[thread])
 
@@ -398,7 +418,7 @@ class ForkPlan:
         """Return events for new text of a segment; an empty list if there is none.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
-        stretch: the segment.
+        stretch: the segment that this sequence writes.
         text: its new text that may be shown.
         step: how many tokens the present step added.
         """
@@ -413,8 +433,9 @@ class ForkPlan:
         return [self._tell(BranchText(ordinal, offset, text, step, logprobs)), *self._merge()]
 
     def _merge(self) -> list[Command]:
-        """Return the event for what the answer gains from the current block. Threads are merged in order,
-        each with its head, its text and its closing tag; the first unfinished thread streams live.
+        """Return the event for what the answer gains from the current block, or an empty list if it gains
+        nothing. Threads are merged in order, each with its head, its text and its closing tag; the first
+        unfinished thread streams live.
         """
         text = ""
         logprobs = tuple[TokenLogprobs, ...]()
@@ -434,9 +455,9 @@ class ForkPlan:
         return self._merged_events(text, logprobs)
 
     def _take(self, stretch: Stretch) -> tuple[str, tuple[TokenLogprobs, ...]]:
-        """Return the waiting text of a segment and its logprobs, and clear both.
+        """Return the waiting text of a segment and its logprobs, and clear both; ("", ()) if nothing waits.
 
-        stretch: the segment.
+        stretch: a segment of the answer.
         """
         taken = "".join(stretch.waiting), tuple(stretch.logprobs)
         stretch.waiting = []
@@ -460,9 +481,10 @@ class ForkPlan:
         return [self._tell(MergedText(offset, text, logprobs, step))]
 
     def _spell(self, tokens: Sequence[int]) -> str:
-        """Return the text of tags. They are special tokens, which the client may have asked to leave out.
+        """Return the text of tags with the words around them. Tags are special tokens, which the client may
+        have asked to leave out; then only those words are returned.
 
-        tokens: the tokens of the tags.
+        tokens: the token ids of tags, and of the words around them; () returns "".
         """
         return self._tags.decode(tokens, self._ask.skip_special_tokens)
 
@@ -473,7 +495,7 @@ class ForkPlan:
         answer.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
-        stretch: the segment.
+        stretch: the segment that this sequence writes.
         reason: why it ends.
         now: the present time, in seconds of the engine's clock.
         """
@@ -484,10 +506,11 @@ class ForkPlan:
         return [*told, *(self._join(now) if over else ())]
 
     def _close(self, ordinal: int, stretch: Stretch, reason: Reason) -> list[Command]:
-        """Record the end of a segment and return the events for its remaining text.
+        """Record the end of a segment and return the events for its remaining text, and for a thread its
+        BranchFinished event.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
-        stretch: the segment.
+        stretch: the segment that this sequence writes.
         reason: why it ends.
         """
         text = stretch.answer.flush()
@@ -556,7 +579,9 @@ class ForkPlan:
         return [*self._merged_events(self._spell(self._tags.block_end)), *self._go_on(now)]
 
     def _take_block(self) -> tuple[Stretch, ...]:
-        """Add the threads of the current block to the context, remove the block, and return the threads."""
+        """Add the threads of the current block to the context, remove the block, and return the threads; ()
+        without a block.
+        """
         threads = tuple(self._block.values())
         self._block = {}
         for thread in threads:
@@ -579,7 +604,7 @@ class ForkPlan:
 
     @property
     def _rest(self) -> int:
-        """Tokens that the answer may still grow by."""
+        """Number of tokens that the answer may still grow by; 0 or less if it is full."""
         return self._ask.limits.new_tokens - len(self.context)
 
     def _finish(self, reason: Reason, now: float) -> list[Command]:
@@ -611,7 +636,7 @@ class ForkPlan:
 def _worst(reasons: Iterable[Reason | None]) -> Reason:
     """Return FAILED if a thread failed, else LENGTH if one reached its limit, else STOP.
 
-    reasons: why the threads ended.
+    reasons: why the threads ended; None for one that has not, which counts as STOP.
     """
     among = set(reasons)
     return next((one for one in (Reason.FAILED, Reason.LENGTH) if one in among), Reason.STOP)

@@ -22,7 +22,9 @@ _JOINTS = (
     "a|an|the|and|or|but|of|as|that|which|is|are|at|to|from|into|than|with|by|its|their|your|"
     "und|oder|der|die|das|ein|eine|von|mit|für|zu|y|o|de|del|la|el|los|las|un|una|que|para|por|con|en"
 )
+# The same words as a set.
 _JOINED = frozenset(_JOINTS.split("|"))
+# Finds a title that ends or begins with a word that cannot stand there.
 _OPEN = re.compile(rf"(?:^|\s)(?:{_JOINTS})$|(?i:^(?:and|or|but|which|und|oder|aber|y|o|pero|que)\s)")
 # Words between things that a question names side by side, in the languages of the prompts.
 _BESIDE = frozenset(
@@ -38,19 +40,23 @@ _ENDINGS: Mapping[Language, tuple[str, ...]] = {
     "de": ("ern", "en", "er", "em", "es", "e"),
     "es": ("o", "a", "e"),
 }
+# Characters that separate things in an enumeration.
 _COMMAS = frozenset(",;，、；")
 # Words. A comma belongs to an enumeration if the next comma or "and", or the comma before, is at most so far
 # away. Untuned.
 _ROW = 4
+# Figures after a comma at the end of a title, such as years.
 _FIGURES = re.compile(r"\s*,\s+\d[\d\s.–-]*\w{0,2}$")
 # Words joined by a comma without a space, which some models write to stay below the limit of words.
 _GLUED = re.compile(r"\w,[^\W\d]")
+# One word; in Han script every character is one.
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
+# One word, or a comma.
 _TOKEN = re.compile(rf"{_WORD.pattern}|[,;，、；]")
 
 
 class Stems:
-    """Texts in the form in which they are compared.
+    """Texts in the form in which they are compared: the question, the instructions, and titles.
 
     A text becomes a tuple of words without case, accents, endings, punctuation and articles; in Han script
     every character is a word. `question` holds the stems of the question with its commas, `joints` those of
@@ -73,8 +79,8 @@ class Stems:
         self.ours = {word for text in told for word in self.of(text)} - self.joints
 
     def _find_apart(self) -> set[int]:
-        """Return the indexes at which the question sets things side by side or asks for a further thing. A
-        comma does so within an enumeration only; elsewhere it ends a clause.
+        """Return the indexes at which the question sets things side by side or asks for a further thing;
+        empty if it names one thing. A comma does so within an enumeration only; elsewhere it ends a clause.
         """
         words, asking = (set(map(self._stem, some)) for some in (_BESIDE, _ASKING))
         places = [at for at, word in enumerate(self.question) if word in words or word in _COMMAS]
@@ -136,12 +142,12 @@ def plan_of(
     """Return the points of a plan that can be written. Return () if fewer than two are left, except for a
     plan in markers that had only one point from the start.
 
+    points: the points that the model has written, in order.
     cut: True if a limit ended the plan; the last title of a list is then incomplete and left out.
+    question: the text that the client asks.
     tokens: the tokens for all points of a list, which are divided equally; None if the points have lengths of
         their own.
-    told: the instructions in which the plan was asked for.
-    points: the points that the model has written, in order.
-    question: the text that the client asks.
+    told: the instructions in which the plan was asked for; empty for none.
     """
     listed = tokens is not None
     kept = keep_points(points[:-1] if cut and listed else points, question, told, bounded=listed)
@@ -179,8 +185,8 @@ def keep_points(
 
 
 def number_anew(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points with ids 1, 2, and so on. Needs refer to the new ids; needs of dropped points are
-    removed.
+    """Return the points with ids 1, 2, and so on; () for no points. Needs refer to the new ids; needs of
+    dropped points are removed.
 
         ids 2, 5 (needs 1 and 2) -> ids 1, 2 (needs 1)
 

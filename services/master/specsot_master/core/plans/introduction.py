@@ -23,8 +23,11 @@ _MARKUP = re.compile(r"#|>|\||```|~~~|[-*+•] |\d{1,3}(?:[.)] |[、．])")
 _MAYBE_MARKUP = re.compile(r"(?:`{1,2}|~{1,2}|[-*+•]|\d{1,3}[.)]?)\Z")
 # The end of a sentence. Not an abbreviation before a word in small letters, as in "e.g. this".
 _SENTENCE_END = re.compile(r"[.!?…][\"')\]*”’»]*(?=\s+[^\sa-zäöüáéíóúñ])|[。！？][”’」』]*")
+# The end of a sentence at the end of a paragraph.
 _WHOLE_END = re.compile(r"[.!?…。！？:：][\"')\]*”’»」』]*\Z")
+# A colon at the end of a sentence, which announces what follows.
 _COLON_END = re.compile(r"[:：][\"')\]*”’»」』]*\Z")
+# The beginning of a sentence that announces a list.
 _ANNOUNCING = re.compile(router_words.ANNOUNCING, re.IGNORECASE)
 # A number of things, such as "10 tips" or "five healthy breakfasts". A span of time is none.
 _COUNTED = re.compile(
@@ -37,7 +40,7 @@ _FEWEST_COUNTED = 3
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What is known of the introduction after some tokens of the direct answer.
+    """What is known of a planned answer's introduction after some tokens of the direct answer.
 
     visible: how many first characters of the direct answer may be shown already.
     complete: True once the introduction is known: the first `visible` characters.
@@ -49,11 +52,12 @@ class Introduction:
     usable: bool = True
 
 
+# Of a direct answer that no planned answer replaces.
 NO_INTRODUCTION: Final = Introduction(complete=True, usable=False)
 
 
 def find_introduction(text: str, tokens: int, ended: bool = False) -> Introduction:
-    """Return the introduction of a direct answer, as far as its first `tokens` tokens tell, with their text.
+    r"""Return the introduction of a direct answer, as far as its first tokens tell.
 
     The introduction is the first paragraph, at most its whole sentences within MAX_INTRODUCTION_TOKENS. It is
     cut before the first sentence that announces a list or a number of things. The first sentence is shown
@@ -63,10 +67,12 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
     An answer has no introduction if it begins with a list, a heading, code or a table, if its first sentence
     is too long, if its first line is no sentence, or if a single sentence is the whole answer.
 
-    ended: True if the direct answer has no further tokens.
-
         "TCP and UDP are protocols. Here are the"  -> 26 characters are visible, not complete
-        "TCP and UDP are protocols. Here are the differences:\\n\\n1." -> the same, and complete
+        "TCP and UDP are protocols. Here are the differences:\n\n1." -> the same, and complete
+
+    text: the text of the first tokens; "" before the first one.
+    tokens: how many tokens the direct answer has so far.
+    ended: True if the direct answer has no further tokens.
     """
     start = len(text) - len(text.lstrip())
     line, broken, _ = text[start:].partition("\n")
@@ -90,15 +96,22 @@ def find_introduction(text: str, tokens: int, ended: bool = False) -> Introducti
 
 
 def _read_first(line: str, start: int, over: bool) -> Introduction:
-    """Return what is known while not even the first sentence is whole: it is visible as it grows. `over` is
-    True if it cannot become whole any more.
+    """Return what is known while not even the first sentence is whole: it is visible as it grows. Return
+    NO_INTRODUCTION if it cannot become whole any more.
+
+    line: the first paragraph so far, without white space before it.
+    start: the position in the answer at which the paragraph begins, in characters.
+    over: True if the sentence cannot become whole any more: the paragraph or the answer has ended, or it is
+        too long.
     """
     return NO_INTRODUCTION if over else Introduction(start + len(line.rstrip()))
 
 
 def _sentences_of(line: str, closed: bool) -> list[tuple[int, int]]:
-    """Return the whole sentences of a paragraph as (first character, character after the last one).
+    """Return the whole sentences of a paragraph as (first character, character after the last one); [] if
+    none is whole.
 
+    line: the paragraph so far, without white space before it.
     closed: True if the paragraph is complete, so that its end may end a sentence.
     """
     found: list[tuple[int, int]] = []
@@ -113,12 +126,19 @@ def _sentences_of(line: str, closed: bool) -> list[tuple[int, int]]:
 
 
 def announces(sentence: str) -> bool:
-    """Return True if the sentence announces a list, or a number of things: "Here are 10 tips:"."""
+    """Return True if the sentence announces a list, or a number of things: "Here are 10 tips:".
+
+    sentence: the text of one sentence.
+    """
     return bool(_COLON_END.search(sentence) or _ANNOUNCING.match(sentence))
 
 
 def announced_count(introduction: str) -> int | None:
-    """Return how many points the introduction promises, or None: "Here are five healthy breakfasts:" -> 5."""
+    """Return how many points the introduction promises: "Here are five healthy breakfasts:" -> 5. Return None
+    if it does not end with a colon, names no number, or one below _FEWEST_COUNTED.
+
+    introduction: the text before the first point; "" for none.
+    """
     found = _COUNTED.search(introduction) if _COLON_END.search(introduction.rstrip()) else None
     if found is None:
         return None

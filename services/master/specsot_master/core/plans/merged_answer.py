@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from specsot.core.skeleton import Point
 from specsot.events import TokenLogprobs
 
+# The text between two paragraphs of an answer.
 GAP = "\n\n"
 
 
@@ -14,18 +15,18 @@ def heading_of(point: Point) -> str:
     """Return the heading that separates a point's text from the text before it. At the beginning of the
     answer the leading blank line is left out.
 
-    point: the point.
+    point: a point of the plan, with a title.
     """
     return f"{GAP}## {point.id}. {point.title}\n"
 
 
 class MergedAnswer:
-    """Merges branches that write in any order. The first unfinished branch streams live; text of later
-    branches waits until all branches before them are finished.
+    r"""Merges the texts of a plan's branches, which write in any order, into one answer. The first unfinished
+    branch streams live; text of later branches waits until all branches before them are finished.
 
         write(2, "B")  -> ""
-        write(1, "A")  -> "## 1. First\\nA"
-        finish(1)      -> "\\n\\n## 2. Second\\nB"
+        write(1, "A")  -> "## 1. First\nA"
+        finish(1)      -> "\n\n## 2. Second\nB"
 
     A branch without text gets no heading. `headed` lists the points whose headings were released.
     """
@@ -39,9 +40,11 @@ class MergedAnswer:
     ) -> None:
         """Create an answer that holds its introduction only.
 
+        points: the points whose texts are merged, in the order of the answer.
         titled: the ids of the points that get a heading.
-        introduction: the text before the first point, which was sent to the client already.
-        closing: the id of the point that is a paragraph of its own after the others, without a heading.
+        introduction: the text before the first point, which was sent to the client already; "" for none.
+        closing: the id of the point that is a paragraph of its own after the others, without a heading; None
+            for no such point.
         """
         self._points = tuple(points)
         self._titled_ids = frozenset(titled)
@@ -59,7 +62,7 @@ class MergedAnswer:
 
     @property
     def text(self) -> str:
-        """The merged answer so far, `length` characters."""
+        """The merged answer so far, `length` characters; the introduction alone before the first text."""
         return "".join(self._shown)
 
     def write(self, id: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> str:
@@ -76,24 +79,26 @@ class MergedAnswer:
 
     def finish(self, id: int, mark: str = "") -> str:
         """Mark a branch as finished. Return the new text of the merged answer, which may include text of
-        later branches.
+        later branches; "" if earlier branches are not finished.
 
         id: the point's id.
-        mark: what follows the branch's text, such as "…" for an interrupted sentence.
+        mark: what follows the branch's text, such as "…" for an interrupted sentence; "" for nothing.
         """
         self._waiting[id].append(mark)
         self._done.add(id)
         return self._advance()
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Return the logprobs of the tokens whose text was merged since the last call."""
+        """Return the logprobs of the tokens whose text was merged since the last call; () if there are
+        none.
+        """
         taken = self._logprobs
         self._logprobs = []
         return tuple(taken)
 
     def _advance(self) -> str:
         """Release the text of the first unfinished branch, and move on to the next one if the branch is
-        finished.
+        finished. Return the text that the answer gains; "" if it gains none.
         """
         out: list[str] = []
         while self._current < len(self._points):
@@ -109,7 +114,8 @@ class MergedAnswer:
         return delta
 
     def _take(self, point: Point) -> str:
-        """Return what a branch has written since the last call, with its heading before its first text.
+        """Return what a branch has written since the last call, with its heading before its first text; "" if
+        it has written nothing.
 
         point: the point of the branch.
         """

@@ -27,17 +27,20 @@ MAX_OPENING_TOKENS: Final = 24
 MAX_REWRITES: Final = 5
 # The beginnings of items without a number, and of headings. A number may also begin a sentence.
 _MARKUP = re.compile(r"\s*(?:[-*+•]\s|#)")
+# One character of Han script.
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
+# One word.
 _WORD = re.compile(r"\w+")
 
 
 def opening_of(text: str, whole: bool = False) -> str | None:
     """Return the first words of a text in the form in which they are compared, or None if more must follow.
 
-    whole: True if no more text follows.
-
         "Electric cars typically ha" -> "electric cars typically"
         "Electric cars" -> None, as the last word may be incomplete
+
+    text: the beginning of a branch's text.
+    whole: True if no more text follows; then fewer words are returned too, and "" for a text without words.
     """
     bare = "".join(_HAN.findall(text))
     if len(bare) >= OPENING_CHARACTERS:
@@ -49,13 +52,14 @@ def opening_of(text: str, whole: bool = False) -> str | None:
 
 @dataclass(slots=True)
 class BranchOpening:
-    """The beginning of one branch until it is settled.
+    """The beginning of one branch until it is settled, that is, known to differ from those of earlier
+    branches.
 
     settled: True once the branch may be shown, because its first words are its own.
-    waiting: the pieces that arrived so far.
+    waiting: the pieces that arrived so far and are not shown yet; empty once the opening is settled.
     end: how the branch's sequence ended, or None while it runs.
-    excluded: the first tokens that the branch must not begin with any more.
-    rewrites: how often the branch was opened again.
+    excluded: the ids of the first tokens that the branch must not begin with any more; empty for none.
+    rewrites: how often the branch was opened again; 0 at first.
     """
 
     settled: bool = False
@@ -77,7 +81,9 @@ class BranchOpening:
         return _MARKUP.match("".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])) is not None
 
     def discard(self) -> int:
-        """Exclude the first token, and forget all pieces. Return the number of their tokens."""
+        """Exclude the first token, and forget all pieces. Return the number of their tokens; 0 if there was
+        none.
+        """
         tokens = [piece.token for piece in self.waiting if piece.token is not None]
         self.waiting = []
         self.end = None
@@ -86,7 +92,7 @@ class BranchOpening:
         return len(tokens)
 
     def settle(self) -> list[TextPiece]:
-        """Settle the opening, and return the pieces that waited."""
+        """Settle the opening, and return the pieces that waited; [] if none did."""
         self.settled = True
         waiting = self.waiting
         self.waiting = []

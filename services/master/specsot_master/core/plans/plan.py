@@ -71,7 +71,7 @@ MIN_CLOSED_POINTS: Final = 4
 
 
 class RequestPlan:
-    """The plan of one request, from its admission to its last event.
+    """The plan of one request, from its admission to its last event: a state machine from events to commands.
 
     Ordinal 0 is the score, the skeleton, the direct answer or the polish turn; every other ordinal is a
     point's id. Every method returns commands in the order in which they must be executed. The client events
@@ -94,16 +94,21 @@ class RequestPlan:
         speculates: bool = False,
         answer_tokens: int | None = None,
     ) -> None:
-        """Create the plan of a request that arrived at `now`, in seconds.
+        """Create the plan of a request. Nothing is decided or opened before `start`.
 
+        ask: what the client asks for.
+        request: the request's id, for the Started event.
+        seed: the request's sampling seed, for the Started event.
+        model: the public name of the model, for the Started event; "" for no name.
+        now: when the request arrived, in seconds of the engine's clock.
         size: returns the number of tokens of a text that the model did not write (a heading).
         told: the instructions in the prompt of a model that plans in numbered lists; None for a model that
             plans in markers.
         decision: whether to plan; None to follow the request's mode.
         score: the router's score prompt if the model's score decides whether to plan, else None.
-        most: the most points of a list that fit the client's time limit, or None.
+        most: the most points of a list that fit the client's time limit, or None for no such limit.
         speculates: True if a planned answer is begun together with the direct answer.
-        answer_tokens: the length that a speculative planned answer aims at; None for no aim.
+        answer_tokens: the length in tokens that a speculative planned answer aims at; None for no aim.
         """
         self._ask = ask
         self._request = request
@@ -164,11 +169,12 @@ class RequestPlan:
 
     def start(self, prompt_tokens: int, now: float, found: int = 0, plans: bool = True) -> list[Command]:
         """Return the commands of an admitted request: the Started event, and the opening of the first
-        sequence.
+        sequence (or of two, if the plan is speculative).
 
-        prompt_tokens: tokens of the prompt that a direct answer has.
-        found: how many first tokens of the first prompt the ring had in its prefix cache.
-        plans: False if the ring has no room for a speculative plan.
+        prompt_tokens: number of tokens of the prompt that a direct answer has.
+        now: the time of admission, in seconds of the engine's clock.
+        found: how many first tokens of the first prompt the ring had in its prefix cache; 0 for none.
+        plans: False if the ring has no room for a speculative plan, so that the answer is direct.
         """
         if self._speculates and not plans:
             self._speculates = False
@@ -220,8 +226,8 @@ class RequestPlan:
         return [*told, *self._end_in_time(ordinal, now)] if over and not self.finished else told
 
     def _note(self, pieces: Sequence[TextPiece]) -> list[Command]:
-        """Return the events for what the pieces carry besides text. Prompt logprobs are split into events of
-        at most PROMPT_PART tokens, so that each fits a message.
+        """Return the events for what the pieces carry besides text; an empty list if they carry nothing else.
+        Prompt logprobs are split into events of at most PROMPT_PART tokens, so that each fits a message.
 
         pieces: at least one piece.
         """
@@ -259,8 +265,8 @@ class RequestPlan:
         return [*told, *self._end_branch(ordinal, REASON_OF_END[end], now)]
 
     def _end_in_time(self, ordinal: int, now: float) -> list[Command]:
-        """End this sequence because of the client's time limit. Branches that have not been opened
-        never are.
+        """End this sequence because of the client's time limit; return the commands that follow. Branches
+        that have not been opened never are.
 
         ordinal: the sequence that has no time left.
         now: the present time, in seconds of the engine's clock.
@@ -271,7 +277,9 @@ class RequestPlan:
         return [CloseSequence(ordinal), *(command for end in ends for command in end)]
 
     def ready(self) -> tuple[Point, ...]:
-        """Return the points whose branches may be opened now, the most urgent first."""
+        """Return the points whose branches may be opened now, the most urgent first; () if none may, without
+        a plan, or after the end.
+        """
         return self._branches.ready() if self._branches and not self.finished else ()
 
     def preview(self, point: Point) -> OpenBranch:
@@ -327,7 +335,10 @@ class RequestPlan:
         return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
 
     def _answer_only(self, decision: Decision) -> None:
-        """Decide, before anything was opened, that the answer is a direct one."""
+        """Decide, before anything was opened, that the answer is a direct one.
+
+        decision: a decision with the mode "direct", and its reason for the statistics.
+        """
         self._decision = decision
         self._mode = "direct"
         self._solo = self._make_solo()
@@ -391,7 +402,7 @@ class RequestPlan:
 
     @property
     def _shown_stops(self) -> tuple[str, ...]:
-        """The stop strings that stay in the text."""
+        """The stop strings that stay in the text; () if the client wants them left out."""
         return self._ask.stop if self._ask.include_stop_str_in_output else ()
 
     def _make_reader(self) -> PlanReader | ListReader:
@@ -404,7 +415,8 @@ class RequestPlan:
     # --- ordinal 0 ---
 
     def _write_solo(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
-        """Return the commands that follow from new text of ordinal 0.
+        """Return the commands that follow from new text of ordinal 0; an empty list if its text is over, or
+        for the router's score, which is only remembered.
 
         pieces: one piece per token.
         now: the present time, in seconds of the engine's clock.
@@ -428,7 +440,8 @@ class RequestPlan:
         return told
 
     def _end_solo(self, end: End, now: float) -> list[Command]:
-        """Return the commands that follow from the end of the sequence with ordinal 0.
+        """Return the commands that follow from the end of the sequence with ordinal 0; an empty list if its
+        text is over already.
 
         end: why the sequence ended.
         now: the present time, in seconds of the engine's clock.
@@ -453,7 +466,8 @@ class RequestPlan:
         return [*self._direct_events(0), *self._settle_solo(REASON_OF_END[end], now)]
 
     def _direct_events(self, step: int) -> list[Command]:
-        """Return events for the new text of ordinal 0: skeleton text, or text of the answer.
+        """Return events for the new text of ordinal 0: skeleton text, or text of the answer; an empty list if
+        there is none.
 
         step: how many tokens the present step added.
         """
@@ -500,10 +514,13 @@ class RequestPlan:
     def _branch_out(
         self, points: Sequence[Point], rest: int, cut: bool, now: float, introduction: str = ""
     ) -> list[Command]:
-        """Start the branches of these points.
+        """Start the branches of these points, and the closing if the plan has one. Return the Planned event;
+        `ready` then returns the first branches.
 
-        rest: tokens for all headings and branches together.
+        points: the points that the guards kept, at least one.
+        rest: number of tokens for all headings and branches together.
         cut: True if a limit has shortened the plan.
+        now: the present time, in seconds of the engine's clock.
         introduction: the text before the first point; "" if the plan was not speculative.
         """
         headings = {point.id: self._size(heading_of(point)) for point in points}
@@ -536,8 +553,12 @@ class RequestPlan:
     def _aim_of(
         self, points: Sequence[Point], headings: Mapping[int, int], closing: int | None
     ) -> int | None:
-        """Return how many tokens each point should have. None if the plan has no aim, or if the client wants
-        the model's end tokens ignored: then each branch writes all of its share.
+        """Return how many tokens each point should have. Return None if the plan has no aim, or if the client
+        wants the model's end tokens ignored: then each branch writes all of its share.
+
+        points: the points of the plan, without the closing.
+        headings: tokens of each point's heading, by point id.
+        closing: the id of the closing, or None if the plan has none.
         """
         if self._answer_tokens is None or self._ask.ignore_eos:
             return None
@@ -548,13 +569,19 @@ class RequestPlan:
 
     @property
     def _undecided(self) -> Speculation | None:
-        """The speculation, until it is decided."""
+        """The speculation until it is decided; None afterwards, and for a request whose plan is not
+        speculative.
+        """
         spec = self._speculation
         return spec if spec and not spec.decided else None
 
     def _speculate(self, pieces: Sequence[TextPiece], step: int, now: float) -> list[Command]:
-        """Handle new text of the direct answer, or its end, while the plan is not decided. Text after the
-        introduction is withheld.
+        """Handle new text of the direct answer, or its end, while the plan is not decided. Return the
+        commands that follow. Text after the introduction is withheld.
+
+        pieces: the next pieces of the direct answer; empty at its end.
+        step: how many tokens the present step added.
+        now: the present time, in seconds of the engine's clock.
         """
         spec = self._speculation
         assert spec is not None
@@ -568,7 +595,12 @@ class RequestPlan:
         return [*told, *self._take_verdict(spec, now)]
 
     def _write_skeleton(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
-        """Handle new text of a speculative plan."""
+        """Handle new text of a speculative plan. Return the commands that follow; an empty list if the plan
+        is complete or not needed any more.
+
+        pieces: the next pieces of the plan, one per token.
+        now: the present time, in seconds of the engine's clock.
+        """
         spec = self._undecided
         if spec is None or spec.points is not None:
             return []
@@ -580,8 +612,11 @@ class RequestPlan:
         return told
 
     def _end_skeleton(self, end: End, now: float) -> list[Command]:
-        """Handle the end of a speculative plan's sequence. If the sequence failed, the direct answer is
-        used.
+        """Handle the end of a speculative plan's sequence. Return the commands that follow; an empty list if
+        the plan is complete or not needed any more. If the sequence failed, the direct answer is used.
+
+        end: why the sequence ended.
+        now: the present time, in seconds of the engine's clock.
         """
         spec = self._undecided
         if spec is None or spec.points is not None:
@@ -594,13 +629,21 @@ class RequestPlan:
         return [*self._tell_skeleton(spec), *self._settle_skeleton(spec, REASON_OF_END[end], now)]
 
     def _tell_skeleton(self, spec: Speculation) -> list[Command]:
-        """Return the event for new text of a speculative plan."""
+        """Return the event for new text of a speculative plan; an empty list if there is none.
+
+        spec: the plan and the direct answer that are decoded at the same time.
+        """
         raw = spec.skeleton.take_raw()
         logprobs = spec.skeleton.take_raw_logprobs()
         return [self._tell(events.SkeletonText(raw, logprobs))] if raw or logprobs else []
 
     def _settle_skeleton(self, spec: Speculation, reason: events.Reason, now: float) -> list[Command]:
-        """Apply the guards to a speculative plan that is complete."""
+        """Apply the guards to a speculative plan that is complete, and return the commands that follow.
+
+        spec: the plan and the direct answer that are decoded at the same time.
+        reason: why the plan ended; LENGTH if a limit cut it.
+        now: the present time, in seconds of the engine's clock.
+        """
         spec.cut = reason is events.Reason.LENGTH
         points = spec.skeleton.points if spec.skeleton.planned else ()
         rest = self._ask.limits.new_tokens - self._before - spec.skeleton.written
@@ -608,7 +651,12 @@ class RequestPlan:
         return self._take_verdict(spec, now)
 
     def _take_verdict(self, spec: Speculation, now: float) -> list[Command]:
-        """Use the plan or the direct answer, if the tokens so far decide between them."""
+        """Use the plan or the direct answer, if the tokens so far decide between them. Return the commands
+        that follow; an empty list as long as they do not decide.
+
+        spec: the plan and the direct answer that are decoded at the same time.
+        now: the present time, in seconds of the engine's clock.
+        """
         match spec.verdict:
             case Verdict.PLAN:
                 return self._use_plan(spec, now)
@@ -619,7 +667,10 @@ class RequestPlan:
 
     def _use_plan(self, spec: Speculation, now: float) -> list[Command]:
         """End the direct answer after its introduction, and start the branches. If there are too few tokens
-        for two points, use the direct answer.
+        for two points, use the direct answer. Return the commands that follow.
+
+        spec: the plan, which is complete, and the direct answer, whose introduction is known.
+        now: the present time, in seconds of the engine's clock.
         """
         points = spec.promised_points[: self._rules.max_points]
         # A plan that has reached its own usual length is not incomplete for that.
@@ -636,7 +687,12 @@ class RequestPlan:
         return [*told, CloseSequence(0), *self._branch_out(points, rest, cut, now, spec.introduction_text)]
 
     def _use_direct(self, spec: Speculation, now: float) -> list[Command]:
-        """End the plan, release the withheld text of the direct answer, and let that answer continue."""
+        """End the plan, release the withheld text of the direct answer, and let that answer continue. Return
+        the commands that follow.
+
+        spec: the plan and the direct answer that are decoded at the same time.
+        now: the present time, in seconds of the engine's clock.
+        """
         spec.decided = True
         self._decision = Decision("direct", spec.reason or events.NO_PLAN)
         self._direct_text_sent = True
@@ -664,7 +720,8 @@ class RequestPlan:
     # --- branches ---
 
     def _write_branch(self, id: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
-        """Return the commands that follow from new text of a branch; an empty list if the branch is over.
+        """Return the commands that follow from new text of a branch; an empty list if the branch is over, or
+        while its first words are not settled.
 
         id: the point's id.
         pieces: one piece per token.
@@ -685,7 +742,10 @@ class RequestPlan:
 
     def pass_openings(self, now: float) -> list[Command]:
         """Show the branches whose first words are settled, and close those that are opened again. Must be
-        called after each step.
+        called after each step. Return the commands; an empty list without branches, or once every branch is
+        settled.
+
+        now: the present time, in seconds of the engine's clock.
         """
         branches = self._branches
         if branches is None or self.finished or branches.all_opened:
@@ -699,7 +759,8 @@ class RequestPlan:
         return told
 
     def _branch_events(self, id: int, text: str, step: int, over: bool = False) -> list[Command]:
-        """Return events for new text of a branch and for what the merged answer gains by it.
+        """Return events for new text of a branch and for what the merged answer gains by it; an empty list if
+        there is neither text nor logprobs.
 
         id: the point's id.
         text: the new text of the branch that may be shown.
@@ -715,8 +776,8 @@ class RequestPlan:
         return told + self._merged_events(self._branches.merge.write(id, text, logprobs))
 
     def _merged_events(self, delta: str) -> list[Command]:
-        """Return the event for new text of the merged answer, or nothing if a polish turn will rewrite that
-        text.
+        """Return the event for new text of the merged answer; an empty list if there is none, or if a polish
+        turn will rewrite that text.
 
         delta: the new text of the merged answer; may be empty.
         """

@@ -22,10 +22,10 @@ _SLOT_PROBE = (
 
 @dataclass(frozen=True, slots=True)
 class PromptTurn:
-    """A whole prompt in tokens.
+    """One whole prompt of a request in tokens, with the part that it shares with the others.
 
     tokens: all tokens of the prompt.
-    shared: how many first tokens are also the first ones of the request's common prefix.
+    shared: how many first tokens are also the first ones of the request's common prefix; 0 if it shares none.
     """
 
     tokens: tuple[int, ...]
@@ -33,19 +33,20 @@ class PromptTurn:
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The tokens after the shared ones."""
+        """The token ids after the shared ones, at least one."""
         return self.tokens[self.shared :]
 
 
 class Conversation(Protocol):
-    """The turns of one planned request.
+    """The prompts of one planned request, which all begin with the same tokens.
 
-    prefix: the tokens that all turns begin with.
-    skeleton: the turn that asks for the plan.
-    answer: the turn of a direct answer, which follows an unusable plan.
+    prefix: the token ids that all turns begin with.
+    skeleton: the prompt of the turn that asks for the plan.
+    answer: the prompt of a direct answer, which follows an unusable plan.
     told: the instructions that ask for a plan in a list, without the question; None for plans in other forms.
-    asked: tokens of the prompt that a direct answer to the same messages has.
-    behind: characters that must be tokenised for each branch, in addition to the branch's own words.
+    asked: number of tokens of the prompt that a direct answer to the same messages has.
+    behind: number of characters that must be tokenised for each branch, in addition to the branch's own
+        words.
     """
 
     prefix: tuple[int, ...]
@@ -63,9 +64,14 @@ class Conversation(Protocol):
         length: int,
         introduction: str = "",
     ) -> PromptTurn:
-        """Return the turn that writes `point` in about `length` tokens. `parents` are the points it needs,
-        with their texts. A point without a title stands for the closing of the answer. `introduction` is the
-        text before the first point.
+        """Return the prompt of the turn that writes one point. A point without a title stands for the closing
+        of the answer.
+
+        point: the point that the turn writes.
+        points: all points of the plan, without the closing.
+        parents: the points that `point` needs, each with its finished text; empty if it needs none.
+        length: about how many tokens the text shall have.
+        introduction: the text before the first point; "" for none.
         """
         ...
 
@@ -78,9 +84,10 @@ class Conversation(Protocol):
 
 
 def shared_length(left: Sequence[int], right: Sequence[int], known: int = 0) -> int:
-    """Return how many first tokens of two sequences are the same.
+    """Return how many first tokens of two sequences are the same; 0 if one is empty.
 
-    left, right: token ids.
+    left: the token ids of one sequence.
+    right: those of the other one.
     known: so many first tokens are known to be the same and are not compared.
     """
     end = min(len(left), len(right))
@@ -114,7 +121,7 @@ class TurnSlots:
 
     @property
     def before(self) -> str:
-        """The rendering before the first place."""
+        """The rendered text before the first place."""
         return self.parts[0]
 
     def fill(self, *words: str) -> str:
@@ -149,9 +156,10 @@ def find_slots(render: Callable[..., str], mark: Callable[[str], str], count: in
 
 
 def shared_text(left: str, right: str) -> int:
-    """Return how many first characters of two texts are the same, by binary search.
+    """Return how many first characters of two texts are the same, by binary search; 0 if one is empty.
 
-    left, right: the texts.
+    left: one text.
+    right: the other text.
     """
     low, high = 0, min(len(left), len(right))
     # Comparing slices is much faster than comparing single characters in Python.

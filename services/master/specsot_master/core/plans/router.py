@@ -39,11 +39,11 @@ KNOWN_QUESTIONS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a request is planned, and why.
+    """What the router decided: whether a request is planned, and why.
 
     mode: "direct", "sot" for a plan, or "auto" if the model decides: by its score if there is a threshold,
         else by what it writes.
-    reason: why, in a few words.
+    reason: why, in a few words, as the statistics of the request show it.
     threshold: the lowest score with which the answer is planned, or None if no score is taken.
     """
 
@@ -77,12 +77,13 @@ YES_OR_NO = "a yes-or-no question"
 
 @dataclass(frozen=True, slots=True)
 class ScorePrompt:
-    """A prompt after which one token is scored.
+    """The router's prompt after which one token is scored, to learn how the model would begin its answer.
 
-    tokens: the prompt.
-    several: tokens that continue toward several things.
-    one: tokens that continue toward one thing.
-    threshold: the lowest score with which the answer is planned.
+    tokens: the token ids of the prompt.
+    several: ids of tokens that continue toward several things.
+    one: ids of tokens that continue toward one thing.
+    threshold: the lowest score with which the answer is planned; 0.0 plans if several things are at least as
+        likely as one.
     """
 
     tokens: tuple[int, ...]
@@ -138,7 +139,7 @@ def _sum_of(chances: Mapping[int, float], tokens: Sequence[int]) -> float | None
 def judge(score: float | None, threshold: float) -> Decision:
     """Return the decision for a score; a direct answer without a score.
 
-    score: what `score_of` returned.
+    score: what `score_of` returned; None if the model gave no score.
     threshold: the lowest score with which the answer is planned.
     """
     if score is None:
@@ -163,10 +164,11 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
     The decision is "auto" if the score must decide, or if a model that was trained to plan may choose by
     itself because no rule demands a direct answer.
 
-    messages: the conversation; empty if the prompt is given in tokens.
-    taught: True if the model was trained to plan.
-    threshold: the score threshold that was measured for this model, or None.
     ask: what the client asks for.
+    messages: the conversation, oldest turn first; empty if the prompt is given in tokens.
+    taught: True if the model was trained to plan.
+    threshold: the score threshold that was measured for this model; None if none was, so that a question that
+        the rules leave open is answered directly.
     """
     if ask.mode != "auto":
         return Decision(ask.mode, ASKED_FOR)
@@ -201,7 +203,7 @@ def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
 
 
 def ends_loops(ask: Ask) -> bool:
-    """Return whether a direct answer ends where it repeats itself over and over.
+    """Return True if a direct answer ends where it repeats itself over and over.
 
     Text is not ended that may have to repeat itself: code, which the question asks for, what a form
     describes, what continues a prompt in tokens, and what the question wants repeated. Neither is text that
@@ -233,7 +235,12 @@ def decide_question(question: str, later: bool = False) -> Decision:
 # A search by all rules takes as long as a hundred tokens of the answer.
 @lru_cache(KNOWN_QUESTIONS)
 def _decide_short(text: str, later: bool) -> Decision:
-    """Decide by the words of a question of at most LONG_TEXT characters; see `decide_question`."""
+    """Decide by the words of a question of at most LONG_TEXT characters; see `decide_question`. The decision
+    is remembered.
+
+    text: the question, without white space around it.
+    later: True if the conversation already has an answer, so that the question may refer back to it.
+    """
     parts = tuple(_bare(part) for part in re.split(router_words.SPLIT, text) if part.strip())
     if not parts:
         return Decision("direct", NO_WORDS)
@@ -262,8 +269,8 @@ def _decide_short(text: str, later: bool) -> Decision:
 
 
 def points_asked(question: str) -> int | None:
-    """Return the number of things that a question asks for explicitly, or None: "List five European rivers."
-    -> 5.
+    """Return the number of things that a question asks for explicitly: "List five European rivers." -> 5.
+    Return None if it names no number.
 
     question: the text that the client asks.
     """
@@ -275,7 +282,8 @@ def points_asked(question: str) -> int | None:
 
 
 def _bare(part: str) -> str:
-    """Return the sentence without polite phrases: "Could you please tell me how ..." -> "how ...".
+    """Return the sentence in lower case without polite phrases: "Could you please tell me how ..." -> "how
+    ...".
 
     part: a sentence of the question.
     """
@@ -298,12 +306,12 @@ def compares(question: str) -> bool:
 
 
 def _is_code(text: str, parts: Sequence[str]) -> bool:
-    """Return whether code is given, or is what answers the question.
+    """Return True if code is given, or is what answers the question.
 
     A program language that is named asks for code, unless the question is about languages. Sentences that ask
     for advice in prose do not count ("How can I make a web page load faster?").
 
-    text: the question.
+    text: the question that the client asks.
     parts: its sentences, in lower case and without polite phrases.
     """
     if _holds(router_words.CODE_GIVEN, text):
@@ -319,7 +327,7 @@ def _is_maths(text: str) -> bool:
     """Return True if the text has figures with operators between them, or two quantities and a question for a
     third.
 
-    text: the question.
+    text: the question that the client asks.
     """
     return _holds(router_words.MATHS, text) or (
         len(_compiled(router_words.NUMBER).findall(text)) > 1 and _holds(router_words.QUANTITY, text)
@@ -341,7 +349,7 @@ def _form_in(text: str, parts: Sequence[str]) -> str | None:
     """Return the name of a form of one answer (such as a poem) that the text contains or that a sentence of
     it begins with; None if there is none.
 
-    text: the question.
+    text: the question that the client asks.
     parts: its sentences, in lower case and without polite phrases.
     """
     for name, (anywhere, first) in router_words.FORMS.items():
@@ -351,7 +359,7 @@ def _form_in(text: str, parts: Sequence[str]) -> str | None:
 
 
 def _last_form(part: str) -> str | None:
-    """Return the name of the form with which the last sentence begins, or None.
+    """Return the name of the form with which the last sentence begins, or None if it begins with none.
 
     part: the sentence, in lower case and without polite phrases.
     """
@@ -381,16 +389,27 @@ def _wants_one_cause(part: str) -> bool:
 
 
 def _holds(pattern: str, text: str) -> bool:
-    """Return True if the text contains the pattern, in any case."""
+    """Return True if the text contains the pattern, in any case.
+
+    pattern: a regular expression of `router_words`.
+    text: the question, or a sentence of it.
+    """
     return _compiled(pattern).search(text) is not None
 
 
 def _starts(pattern: str, text: str) -> bool:
-    """Return True if the text begins with the pattern, in any case."""
+    """Return True if the text begins with the pattern, in any case.
+
+    pattern: a regular expression of `router_words`.
+    text: the question, or a sentence of it.
+    """
     return _compiled(pattern).match(text) is not None
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Return the compiled pattern, which ignores case."""
+    """Return the compiled pattern, which ignores case. Each pattern is compiled once.
+
+    pattern: a regular expression of `router_words`.
+    """
     return re.compile(pattern, re.IGNORECASE)

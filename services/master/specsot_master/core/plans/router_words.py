@@ -26,7 +26,7 @@ REFERENCE = re.compile(r"\{([a-z_]+)\}")  # a quantifier such as {0,3} has no le
 
 
 def languages() -> list[dict[str, Any]]:
-    """Return the groups of every language, by the names of the files."""
+    """Return the groups of every language, one dict per file, in the order of the names of the files."""
     folder = files(__name__.rpartition(".")[0]) / "words"
     pages = sorted(
         (page for page in folder.iterdir() if page.name.endswith(".toml")), key=lambda page: page.name
@@ -35,7 +35,7 @@ def languages() -> list[dict[str, Any]]:
 
 
 def expression(group: str) -> str:
-    """Return one regular expression for a group of words.
+    """Return one regular expression, as text, for a group of words.
 
     group: the name of the group in the files of words.
 

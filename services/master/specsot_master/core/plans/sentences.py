@@ -13,10 +13,13 @@ TAIL_CHARACTERS: Final = 16
 
 
 def ends_sentence(text: str) -> bool:
-    """Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
+    r"""Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
     belong to a number or to a list. Neither does a line that announces what follows, or one of marks only.
+    Return False for a text without words.
 
-        "It is so." -> True;   "Use these:\\n" -> False;   "It is so.\\n**" -> False
+        "It is so." -> True;   "Use these:\n" -> False;   "It is so.\n**" -> False
+
+    text: the end of a text, TAIL_CHARACTERS or more characters if there are so many.
     """
     bare = text.rstrip(" \"'*”’)")
     line = text.rpartition("\n")[2]
@@ -28,7 +31,7 @@ def ends_sentence(text: str) -> bool:
 
 @dataclass(slots=True)
 class SentenceBuffer:
-    """Holds the pieces of one text back until they complete a sentence or a line.
+    """Holds back the pieces of one sequence's text until they complete a sentence or a line.
 
     held: the pieces of the unfinished sentence.
     whole: True while the text that was released ends with a whole sentence or line.
@@ -40,9 +43,13 @@ class SentenceBuffer:
     _tail: str = ""
 
     def add(self, piece: TextPiece, holds: bool = True) -> list[TextPiece]:
-        """Add one piece, and return the pieces that may be shown now. With `holds` unset, all of them may.
+        """Add one piece, and return the pieces that may be shown now; [] while their sentence is not
+        complete.
 
         "A b", ".", " C" one after the other -> [], ["A b", "."], []
+
+        piece: the next piece of the text.
+        holds: False to return all pieces at once, whether or not their sentence is complete.
         """
         self.held.append(piece)
         self._tail = (self._tail + piece.text)[-TAIL_CHARACTERS:]
@@ -53,7 +60,7 @@ class SentenceBuffer:
         return self.take()
 
     def take(self) -> list[TextPiece]:
-        """Return the pieces that are held, and hold them no longer."""
+        """Return the pieces that are held, and hold them no longer; [] if none is."""
         held = self.held
         self.held = []
         return held
@@ -61,7 +68,7 @@ class SentenceBuffer:
 
 @dataclass(slots=True)
 class NextHeading:
-    """Finds where the text of a point begins a heading, which would be the next point's. A line of code
+    """Finds where the text of one point begins a heading, which would be the next point's. A line of code
     between fences may begin with "#".
 
     found: True once a heading has begun.
@@ -70,13 +77,18 @@ class NextHeading:
 
     found: bool = False
     fenced: bool = False
+    # True once a piece was added: a heading at the very beginning of the text is not the next point's.
     _begun: bool = False
+    # The unfinished line.
     _line: str = ""
 
     def begins_with(self, piece: TextPiece) -> bool:
-        """Return True if this piece, which is one token, begins a heading. Otherwise add the piece.
+        r"""Return True if this piece begins a heading, or if one has begun before. Otherwise add the piece,
+        and return False.
 
-        "It is.", "\\n\\n", "##", " 2" one after the other -> False, False, True, True
+        "It is.", "\n\n", "##", " 2" one after the other -> False, False, True, True
+
+        piece: the next piece of the text, which is one token.
         """
         at_line = self._begun and not self.fenced and not self._line.strip()
         self.found = self.found or (at_line and piece.text.lstrip().startswith("#"))

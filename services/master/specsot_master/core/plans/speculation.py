@@ -27,16 +27,22 @@ NO_ROOM: Final = "the ring had no room for a plan"
 
 
 class Verdict(Enum):
-    """What was decided: use the plan, use the direct answer, or nothing yet."""
+    """What was decided between a plan and a direct answer: use the plan, use the direct answer, or nothing
+    yet.
+    """
 
+    # Use the plan.
     PLAN = "plan"
+    # Use the direct answer.
     DIRECT = "direct"
+    # Nothing is decided yet.
     OPEN = "open"
 
 
 @dataclass(slots=True)
 class Speculation:
-    """The plan and the introduction of one request until the decision.
+    """A plan and a direct answer that are decoded at the same time, with what is known of both until the
+    decision.
 
     skeleton: reads the plan's text.
     introduction: what is known of the direct answer's introduction.
@@ -52,12 +58,17 @@ class Speculation:
     cut: bool = False
     direct_ended: bool = False
     decided: bool = False
-    # The text and the number of the direct answer's first tokens, until the introduction is known.
+    # The text of the direct answer's first tokens, until the introduction is known.
     _text: str = ""
+    # The number of these tokens.
     _tokens: int = 0
 
     def read_direct(self, pieces: Iterable[TextPiece]) -> None:
-        """Add pieces of the direct answer, one token at a time, until its introduction is known."""
+        """Add pieces of the direct answer, one token at a time, until its introduction is known; later pieces
+        are ignored.
+
+        pieces: the next pieces of the direct answer.
+        """
         for piece in pieces:
             if self.introduction.complete:
                 return
@@ -66,19 +77,19 @@ class Speculation:
             self.introduction = find_introduction(self._text, self._tokens)
 
     def end_direct(self) -> None:
-        """Record that the direct answer has ended."""
+        """Record that the direct answer has ended, which makes its introduction known."""
         self.direct_ended = True
         if not self.introduction.complete:
             self.introduction = find_introduction(self._text, self._tokens, ended=True)
 
     @property
     def introduction_text(self) -> str:
-        """The introduction, once it is complete."""
+        """The introduction, once it is complete; before that, its visible beginning."""
         return self._text[: self.introduction.visible]
 
     @property
     def verdict(self) -> Verdict:
-        """What the tokens so far decide.
+        """What the tokens so far decide; OPEN as long as they do not decide.
 
         The direct answer is used if the plan has too few points, fewer than the introduction promises, or if
         the direct answer has no introduction.
@@ -93,12 +104,14 @@ class Speculation:
 
     @property
     def reason(self) -> str | None:
-        """Why the direct answer is used although the plan may be a good one; None if the plan is not."""
+        """Why the direct answer is used although the plan may be a good one: it has no introduction. None if
+        the plan itself is the reason, or nothing is decided.
+        """
         return NO_BEGINNING if self.introduction.complete and not self.introduction.usable else None
 
     @property
     def promised_points(self) -> tuple[Point, ...]:
-        """The plan's points, no more of them than the introduction promises."""
+        """The plan's points, no more of them than the introduction promises; () without a plan."""
         points = self.points or ()
         return points[: announced_count(self.introduction_text) or len(points)]
 
@@ -108,6 +121,8 @@ def may_speculate(ask: Ask) -> bool:
 
     It may not if the client asks for a plan, if the text is rewritten or bounded by the clock, or if the
     client wants the logprobs of the prompt, which belong to one sequence.
+
+    ask: what the client asks for.
     """
     alone = (ask.polish, ask.finish_within_s is not None, ask.prompt_logprobs is not None, ask.min_tokens)
     return ask.mode == "auto" and not any(alone)

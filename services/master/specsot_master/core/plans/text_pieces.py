@@ -13,12 +13,12 @@ class TextPiece:
     """A token and the text that the token completed. Not frozen, because a frozen object takes three times as
     long to make.
 
-    token: the token; None for a piece that only carries held-back text, prompt logprobs or a stop token.
+    token: the token's id; None for a piece that only carries held-back text, prompt logprobs or a stop token.
     text: the text; "" if the token ends in the middle of a character.
     logprobs: the logprobs of the token, or None if the client did not ask for them.
-    prompt: the logprobs of the prompt's tokens, with the first piece of a sequence only.
-    stop: the stop token that ended the sequence, with the last piece only. The token may also have a piece of
-        its own.
+    prompt: the logprobs of the prompt's tokens, with the first piece of a sequence only; else ().
+    stop: the id of the stop token that ended the sequence, with the last piece only; else None. The token may
+        also have a piece of its own.
     """
 
     token: int | None
@@ -59,11 +59,11 @@ class TokenSpans:
             self._logprobs.append(piece.logprobs)
 
     def __len__(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens that were added."""
         return len(self._tokens)
 
     def count(self, first: int) -> int:
-        """Return how many tokens wrote text at or after character `first`.
+        """Return how many tokens wrote text at or after character `first`; 0 if none did.
 
         first: a position in the raw text, in characters.
         """

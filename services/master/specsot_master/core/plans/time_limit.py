@@ -24,14 +24,15 @@ SLOWEST_TURN = 2.0
 
 
 def choose(decision: Decision, ask: Ask, costs: Forecaster, workload: Workload) -> Decision:
-    """Return the decision, or the opposite one if only that way ends within the client's time limit.
-
-    Raises InvalidRequest if not even a sentence can end in time, as far as anything was measured.
+    """Return the decision, or the opposite one if only that way ends within the client's time limit. Without
+    a time limit, or before anything was measured, the decision is returned unchanged.
 
     decision: what was decided without the time limit.
     ask: what the client asks for.
     costs: the measured costs.
     workload: the sizes of this request.
+
+    Raises InvalidRequest if not even a sentence can end in time, as far as anything was measured.
     """
     most = ask.finish_within_s
     if most is None:
@@ -90,13 +91,13 @@ def _sentence(costs: Forecaster, live: int) -> float:
 
 @dataclass(slots=True)
 class TimeLimit:
-    """The time limit of one request. Its texts are shown in whole sentences and lines, so that they can end
-    at any time: the sentence that is being written then is left out.
+    """The time limit of one request, and when each of its texts must end. Texts are shown in whole sentences
+    and lines, so that they can end at any time: the sentence that is being written then is left out.
 
     at: when the answer must be complete, in seconds of the clock that `now` is read from.
     whole: the seconds that the request had in all. The branches of an answer that is polished must end after
         half of them.
-    outlook: the request's forecasts, or None.
+    outlook: the request's forecasts, or None before they are known; the plan sets it.
     polishes: True if the client asked for a polished answer.
     passed: True once the limit has ended a text.
     """
@@ -114,7 +115,8 @@ class TimeLimit:
     _times: dict[int, float] = field(default_factory=dict[int, float])
 
     def fit(self, points: Sequence[Point], now: float) -> Sequence[Point]:
-        """Return as many of the first points as can be written in time, at least 2.
+        """Return as many of the first points as can be written in time, at least 2; all of them without
+        forecasts.
 
         points: the points of the plan, in order.
         now: the present time, in seconds.
@@ -128,7 +130,8 @@ class TimeLimit:
         return points
 
     def ends_plan(self, now: float) -> bool:
-        """Return True if the plan must end now so that two points can still have a sentence each.
+        """Return True if the plan must end now so that two points can still have a sentence each; False
+        without forecasts.
 
         now: the present time, in seconds.
         """
@@ -140,13 +143,13 @@ class TimeLimit:
     def take(
         self, ordinal: int, pieces: Sequence[TextPiece], now: float, live: int
     ) -> tuple[Sequence[TextPiece], bool]:
-        """Add pieces of a sequence. Return the pieces that end a sentence or line by now, and True if the
-        sequence must end.
+        """Add pieces of a sequence. Return the pieces that end a sentence or line by now, which may be none,
+        and True if the sequence must end.
 
-        live: how many sequences decode in parallel.
         ordinal: 0 for the answer, else the point's id.
         pieces: the next pieces of the sequence, one per token.
         now: the present time, in seconds.
+        live: how many sequences of this request decode in parallel.
         """
         left = self._end_of(branch=ordinal > 0) - now
         turn = self._turn(live)
@@ -162,7 +165,8 @@ class TimeLimit:
 
     def rest(self, ordinal: int, whole: bool) -> Sequence[TextPiece]:
         """Return the pieces after a sequence's last complete sentence that are shown at its end: all of them
-        if the sequence ended by itself, or if nothing else was shown yet; else none.
+        if the sequence ended by itself, or if nothing else was shown yet; else none. Return none for a
+        sequence that has written nothing.
 
         ordinal: 0 for the answer, else the point's id.
         whole: True if the sequence ended by itself.

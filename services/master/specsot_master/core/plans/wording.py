@@ -34,7 +34,7 @@ LANGUAGES: tuple[Language, ...] = get_args(Language)
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
-    """What a model is asked in one language.
+    """The sentences with which a model is asked for a plan and its points, in one language.
 
     `{points}` is `at_most` or `exactly`, in which `{count}` is the number of points. `{plan}` is the numbered
     list, `{id}` and `{title}` are those of one point. In `outline` and `turns`, everything that differs
@@ -45,12 +45,17 @@ class Sentences:
     plan: str
     # Takes the place of `plan` where the question compares things: the points are then aspects.
     aspects: str
+    # Stands for `{points}` if the list may have fewer points.
     at_most: str
+    # Stands for `{points}` if the question itself asks for so many points.
     exactly: str
-    # One sentence for each form; what asks for the text of a point.
+    # Asks for the text of a point in the form "question".
     question: str
+    # Asks for the text of a point in the form "outline".
     outline: str
+    # Asks for the text of a point in the form "turns".
     turns: str
+    # Asks for the text of a point in the form "article".
     article: str
     # Precedes what asks for the text of a point, if the answer has an introduction already.
     introduced: str
@@ -63,17 +68,20 @@ class Sentences:
         """Return the words that ask for a list of points.
 
         count: how many points, or the most points.
-        exact: the question itself asks for `count` points.
-        compares: the question compares things, so that the points are aspects.
+        exact: True if the question itself asks for `count` points.
+        compares: True if the question compares things, so that the points are aspects.
         """
         points = (self.exactly if exact else self.at_most).format(count=count)
         return (self.aspects if compares else self.plan).format(points=points)
 
     def ask_for_point(self, form: Form, point: Point, points: Sequence[Point], introduction: str = "") -> str:
-        """Return the words that ask for the text of `point`, of the plan `points`.
+        """Return the words that ask for the text of one point of a plan, or for the closing paragraph if the
+        point has no title.
 
-        A point without a title stands for the closing paragraph. introduction: the text before the first
-        point; "" if there is none.
+        form: how the model is asked for points.
+        point: the point that is to be written.
+        points: all points of the plan, which some forms list.
+        introduction: the text before the first point; "" if there is none.
         """
         words: str = getattr(self, form) if point.title else self.closing
         asked = words.format(plan=write_list(points), id=point.id, title=point.title).strip()
@@ -84,7 +92,7 @@ class Sentences:
 
 
 def write_list(points: Sequence[Point]) -> str:
-    """Return the numbered list of a plan, as the model writes it: "1. Light\\n2. Deep".
+    r"""Return the numbered list of a plan, as the model writes it: "1. Light\n2. Deep"; "" for no points.
 
     No white space is around it, which some templates take away.
 
@@ -256,11 +264,12 @@ class Wording:
 
 def read_wording(given: object) -> Wording:
     """Return the wording of a model's `specsot.json`: `{"form": ..., "sentences": {"en": {"outline": ...}}}`.
-
-    What the value leaves out is the default; "measured" is for readers. Raises ValueError, which names the
-    key, for unknown keys, forms and languages, and for a sentence whose places are missing or unknown.
+    What the value leaves out is the default; "measured" is for readers.
 
     given: the decoded JSON value.
+
+    Raises ValueError, which names the key, for unknown keys, forms and languages, and for a sentence whose
+    places are missing or unknown.
     """
     wanted = _object("wording", given, ("form", "answer_tokens", "sentences", "measured"))
     form = wanted.get("form", DEFAULT_FORM)
@@ -295,11 +304,14 @@ def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
 
 
 def _check_places(place: str, name: str, text: object) -> None:
-    """Raise ValueError unless a sentence is text with all required placeholders and no unknown ones.
+    """Check that a sentence is text with all required placeholders and no unknown ones; return nothing if it
+    is.
 
     place: where the sentence stands in the file, for errors.
     name: its name in `Sentences`.
     text: the decoded JSON value.
+
+    Raises ValueError, which names the sentence, if it is not.
     """
     if not isinstance(text, str):
         raise ValueError(f"{place} is a text, got {text!r}")
@@ -368,7 +380,7 @@ def append_words(question: str, words: str, paragraph: bool = False) -> str:
 
     question: the text that the client asks.
     words: what the master asks for, such as a plan.
-    paragraph: make the words a paragraph of their own in any case.
+    paragraph: True to make the words a paragraph of their own in any case.
     """
     sentence = question.rstrip().endswith((".", "?", "!", "。", "？", "！")) and "\n" not in question.strip()
     return question.rstrip() + (" " if sentence and not paragraph else "\n\n") + words

@@ -40,9 +40,10 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
     = 4. The second page of the prefix is shared only in part, so it is copied.
 
     length: the most tokens that the sequence may have, prompt included.
-    shared: tokens that the sequence forks from its prefix.
-    policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds. Shared pages
-        do not lower that bound, because under a window the sequence may come to own copies of them.
+    shared: number of tokens that the sequence forks from its prefix.
+    policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds; None for no
+        such bound. Shared pages do not lower that bound, because under a window the sequence may come to own
+        copies of them.
     ring: sizes and limits of the ring.
     """
     return capped_by_policy(
@@ -54,11 +55,11 @@ def capped_by_policy(policy: Policy | None, pages: int, ring: RingState) -> int:
     """Return `pages`, or the most pages that a sequence with this policy ever holds if that is less.
 
     policy: the sequence's KV policy (window or pruning); None holds every page.
-    pages: pages that the sequence would need without a policy.
+    pages: number of pages that the sequence would need without a policy.
     ring: sizes and limits of the ring.
     """
-    most = max_held_pages(policy, ring.rows, ring.page_rows)
-    return pages if most is None else min(pages, most)
+    max_pages = max_held_pages(policy, ring.rows, ring.page_rows)
+    return pages if max_pages is None else min(pages, max_pages)
 
 
 def shared_pages(num_shared: int, ring: RingState) -> int:
@@ -69,7 +70,7 @@ def shared_pages(num_shared: int, ring: RingState) -> int:
 
         page_rows 64: shared 128 -> 2 pages, with a drafter (128 - 1) // 64 = 1 page
 
-    num_shared: tokens that the sequence forks from its prefix; 0 if it forks nothing.
+    num_shared: number of tokens that the sequence forks from its prefix; 0 if it forks nothing.
     ring: sizes and limits of the ring.
     """
     return max(num_shared - ring.has_drafter, 0) // ring.page_rows
@@ -79,11 +80,11 @@ def shared_pages(num_shared: int, ring: RingState) -> int:
 class PlanSizes:
     """Prompt lengths of a planned request, in tokens.
 
-    prefix: tokens that all prompts of the request begin with.
-    skeleton: the prompt of the skeleton.
-    turn: the turn of a branch alone, without the plan and the texts of the points it needs.
-    answer: the prompt of the direct answer that may follow an unusable plan; 0 if the skeleton's sequence
-        itself may become the answer.
+    prefix: number of tokens that all prompts of the request begin with.
+    skeleton: number of tokens of the skeleton's prompt.
+    turn: number of tokens of a branch's turn alone, without the plan and the texts of the points it needs.
+    answer: number of tokens of the prompt of the direct answer that may follow an unusable plan; 0 if the
+        skeleton's sequence itself may become the answer.
     speculates: True if the skeleton and the direct answer are decoded at the same time.
     """
 
@@ -97,7 +98,7 @@ class PlanSizes:
 def grant_answer(prompt_length: int, ask: Ask, ring: RingState) -> int:
     """Return the KV pages that a direct answer needs at most.
 
-    prompt_length: tokens of the prompt.
+    prompt_length: number of tokens of the prompt.
     ask: what the client asks for; its limits and KV policy are used.
     ring: sizes and limits of the ring.
 
@@ -139,9 +140,10 @@ class PromptPrefix:
     tokens: the common beginning; empty if nothing is shared.
     needed: True if every sequence of the request forks the whole beginning.
     grants: returns, for the number of its tokens that are forked, the pages of what the request decodes.
-    plan: pages of a speculative plan, without which the request can be admitted too.
-    window: the attention window under which the beginning is computed. A windowed beginning is not shared
-        with other requests.
+    plan: number of KV pages of a speculative plan, without which the request can be admitted too; 0 without
+        such a plan.
+    window: the attention window under which the beginning is computed; None for all tokens. A windowed
+        beginning is not shared with other requests.
     """
 
     tokens: tuple[int, ...]
@@ -151,6 +153,7 @@ class PromptPrefix:
     plan: int = 0
 
 
+# For a request whose sequences share nothing and need no pages.
 NO_PREFIX = PromptPrefix((), False, lambda _: 0)
 
 
@@ -164,6 +167,8 @@ def answer_prefix(prompt_tokens: tuple[int, ...], ask: Ask, ring: RingState) -> 
     ring: sizes and limits of the ring.
 
     Raises InvalidRequest if the ring can never hold the request.
+
+    Raises what `grant_answer` raises.
     """
     grant_answer(len(prompt_tokens), ask, ring)
     length = len(prompt_tokens) + ask.limits.new_tokens
@@ -194,13 +199,13 @@ def plan_prefix(prefix_tokens: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOption:
-    """One way for a request to enter the ring.
+    """One way for a request to enter the ring: what it forks, and how many KV pages it takes.
 
-    route: the cached prefix that is forked, if any.
+    route: the cached prefix that is forked; its node is None to fork none.
     own: the beginning that is opened as a new prefix; empty to open none.
-    pages: pages of that new prefix.
-    grant: pages of what the request decodes.
-    slack: pages that must stay free after the request has entered.
+    pages: number of KV pages of that new prefix; 0 to open none.
+    grant: number of KV pages of what the request decodes.
+    slack: number of KV pages that must stay free after the request has entered; 0 for none.
     """
 
     route: PrefixMatch
@@ -211,7 +216,7 @@ class AdmissionOption:
 
     @property
     def shared(self) -> int:
-        """Tokens that the request's decoding sequences fork."""
+        """Number of tokens that the request's decoding sequences fork; 0 if they fork nothing."""
         return len(self.own) or self.route.length
 
 
@@ -231,8 +236,8 @@ def admission_options(
     may_keep: True if prefixes may be kept for later requests.
     """
     tokens = prompt_prefix.tokens
-    least = MIN_PREFIX_TOKENS if prompt_prefix.needed else MIN_SHARED_TOKENS
-    known = route.length >= min(least, max(len(tokens), 1))
+    min_shared = MIN_PREFIX_TOKENS if prompt_prefix.needed else MIN_SHARED_TOKENS
+    known = route.length >= min(min_shared, max(len(tokens), 1))
     routes = [route, PrefixMatch()] if known else [PrefixMatch()]
     if prompt_prefix.needed:
         scratch = _opened(prompt_prefix, PrefixMatch(), ring)
@@ -255,10 +260,10 @@ def _opened(prompt_prefix: PromptPrefix, route: PrefixMatch, ring: RingState) ->
     ring: sizes and limits of the ring.
     """
     length = len(prompt_prefix.tokens)
-    own = () if route.length == length else prompt_prefix.tokens
-    pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if own else 0
+    new_prefix = () if route.length == length else prompt_prefix.tokens
+    pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if new_prefix else 0
     return AdmissionOption(
-        route, own, capped_by_policy(prompt_prefix.window, pages, ring), prompt_prefix.grants(length)
+        route, new_prefix, capped_by_policy(prompt_prefix.window, pages, ring), prompt_prefix.grants(length)
     )
 
 
@@ -273,13 +278,15 @@ def position_limit(ask: Ask, ring: RingState) -> int:
 
 
 def _check_context(prompt_length: int, length: int, ask: Ask, ring: RingState) -> None:
-    """Raise InvalidRequest if the window does not fit the model, and ContextLengthExceeded if the sequence
-    may exceed the position limit.
+    """Check that a sequence fits the model; return nothing if it does.
 
-    prompt_length: tokens of the prompt, for the error's message.
+    prompt_length: number of tokens of the prompt, for the error's message.
     length: the most tokens that the sequence may have, prompt included.
     ask: what the client asks for; only its window matters.
     ring: sizes and limits of the ring.
+
+    Raises InvalidRequest if the window does not fit the model, and ContextLengthExceeded if the sequence may
+    exceed the position limit.
     """
     _check_window(ask.window, ring)
     if length > position_limit(ask, ring):
@@ -302,10 +309,12 @@ def _check_window(window: Window | None, ring: RingState) -> None:
 
 
 def _check_memory(pages: int, ring: RingState) -> int:
-    """Return `pages`. Raise TooLarge if the whole ring has fewer.
+    """Return `pages` unchanged if the whole ring has at least so many.
 
-    pages: KV pages that the request needs at most.
+    pages: number of KV pages that the request needs at most.
     ring: sizes and limits of the ring.
+
+    Raises TooLarge if the ring has fewer.
     """
     if pages > ring.pages:
         raise TooLarge(
@@ -318,10 +327,10 @@ def _check_memory(pages: int, ring: RingState) -> int:
 
 @dataclass(slots=True)
 class _RequestPages:
-    """The pages of one request.
+    """The KV pages that one request is charged.
 
     grant: its base grant, reserved even while unused.
-    used: pages that its sequences use.
+    used: number of pages that its sequences use; 0 at first.
     """
 
     grant: int
@@ -329,13 +338,13 @@ class _RequestPages:
 
     @property
     def charge(self) -> int:
-        """Pages that the request is charged."""
+        """Pages that the request is charged: what it uses, but at least its base grant."""
         return max(self.grant, self.used)
 
 
 class PageLedger:
-    """KV pages promised to requests and to prefixes. A request is charged what it uses, but at least its base
-    grant.
+    """Accounts for the KV pages of a ring that are promised to requests and to prefixes. A request is charged
+    what it uses, but at least its base grant.
 
         capacity 10: admit(r, 4)  -> free 6
         use_pages(r, 3)           -> free 6, within the grant
@@ -347,8 +356,8 @@ class PageLedger:
     def __init__(self, capacity: int) -> None:
         """Create a ledger in which all pages are free.
 
-        capacity: KV pages of the ring; the attribute of the same name holds it, and `free` the pages that are
-            not promised.
+        capacity: number of KV pages of the ring; the attribute of the same name holds it, and `free` the
+            pages that are not promised.
         """
         self.capacity = self.free = capacity
         self._pages_of_requests: dict[str, _RequestPages] = {}
@@ -356,14 +365,14 @@ class PageLedger:
     def reserve_prefix_pages(self, pages: int) -> None:
         """Set free pages aside for a prefix. The caller has checked that so many are free.
 
-        pages: KV pages of the prefix.
+        pages: number of KV pages of the prefix.
         """
         self.free -= pages
 
     def free_prefix_pages(self, pages: int) -> None:
-        """Return the pages of a prefix that was removed, so that they are free again.
+        """Make the pages of a prefix free again, because the prefix was removed.
 
-        pages: KV pages that were set aside for the prefix.
+        pages: number of KV pages that were set aside for the prefix.
         """
         self.free += pages
 
@@ -384,8 +393,10 @@ class PageLedger:
         the free pages. Return False, and change nothing, if not enough pages are available.
 
         request_id: the id of an admitted request.
-        pages: KV pages of the sequence.
-        reserved_only: use only the base grant, because other requests wait for free pages.
+        pages: number of KV pages of the sequence.
+        reserved_only: True to use only the base grant, because other requests wait for free pages.
+
+        Raises KeyError for a request that was not admitted.
         """
         account = self._pages_of_requests[request_id]
         more = self.shortfall(request_id, pages)
@@ -399,17 +410,19 @@ class PageLedger:
         suffices.
 
         request_id: the id of an admitted request.
-        pages: KV pages that it would use in addition.
+        pages: number of KV pages that it would use in addition.
+
+        Raises KeyError for a request that was not admitted.
         """
         account = self._pages_of_requests[request_id]
         return max(account.grant, account.used + pages) - account.charge
 
     def return_pages(self, request_id: str, pages: int) -> None:
-        """Return the pages of a sequence that is over. An unknown request is ignored: it returned everything
-        when it was removed.
+        """Return the pages of a sequence that is over, so that they are free again unless the request's base
+        grant still covers them. An unknown request is ignored: it returned everything when it was removed.
 
         request_id: the id of the request.
-        pages: KV pages that `use_pages` charged for the sequence.
+        pages: number of KV pages that `use_pages` charged for the sequence.
         """
         if account := self._pages_of_requests.get(request_id):
             self._change(account, account.grant, account.used - pages)
@@ -424,7 +437,7 @@ class PageLedger:
             self._change(account, 0, account.used)
 
     def remove(self, request_id: str) -> None:
-        """Return all pages of a request that is over. An unknown request is ignored.
+        """Free all pages of a request that is over. An unknown request is ignored.
 
         request_id: the id of the request.
         """

@@ -28,16 +28,16 @@ from specsot_master.core.ring.ring_state import RingConfig
 
 
 class EpochNumbers:
-    """Numbers of future epochs. Each is larger than all numbers before it and than any number that a member
-    has seen.
+    """The source of epoch numbers. Each is larger than all numbers before it and than any number that a
+    member has seen.
     """
 
-    def __init__(self, after: int = 0) -> None:
+    def __init__(self, newest_number: int = 0) -> None:
         """Begin after a number.
 
-        after: the largest number that must not be used any more; 0 to begin with 1.
+        newest_number: the largest number that must not be used any more; 0 to begin with 1.
         """
-        self._newest = after
+        self._newest = newest_number
 
     def __next__(self) -> int:
         """Return the next number."""
@@ -45,8 +45,8 @@ class EpochNumbers:
         return self._newest
 
     def pass_over(self, seen_number: int) -> None:
-        """Skip all numbers up to one that a member has seen. The master that used it may have had a clock
-        ahead of this one's.
+        """Skip all numbers up to one that a member has seen; a smaller one than the newest skips nothing. The
+        master that used it may have had a clock ahead of this one's.
 
         seen_number: the newest epoch number that the member knows; 0 if it knows none.
         """
@@ -54,7 +54,7 @@ class EpochNumbers:
 
 
 def check_joining(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Raise Refused if a member cannot belong to this ring. The message names both conflicting values.
+    """Check that a member can belong to this ring; return nothing if it can.
 
     A registered member that `joining` replaces is ignored: it has the same kind, name and address, and is the
     same process or an earlier one in its place.
@@ -62,6 +62,9 @@ def check_joining(joining: Registration, members: Sequence[Registration], config
     joining: what the new member says of itself.
     members: the registrations of the members that have joined.
     config: the options of the ring, with its model's fingerprint and number of layers.
+
+    Raises Refused if it cannot, or Occupied, which is a Refused, if a member that has joined is in its way.
+    The message names both conflicting values.
     """
     members = [member for member in members if not joining.follows(member)]
     _check_identity(joining, members, config)
@@ -91,7 +94,7 @@ def with_one_gpu(joining: Registration, members: Sequence[Registration]) -> Regi
     """Return the registration with one GPU: of the GPUs that the member could use, the one that the fewest
     other members have; among equals the first. A member without GPUs is returned as it is.
 
-    joining: what the new member says of itself.
+    joining: what the new member says of itself, with all GPUs that it could use.
     members: the registrations of the other members; the first GPU of each counts as taken.
     """
     taken = Counter(member.gpus[0] for member in members if member.gpus)
@@ -167,10 +170,9 @@ def count_pages(
     config: RingConfig,
 ) -> int:
     """Return the number of KV pages, the same for all members: what the stage or drafter with the least room
-    can hold.
+    can hold, at most the configured number.
 
-    The last stage also keeps, in the same memory, the features of committed tokens for the drafters. Raises
-    Refused if fewer than 2 pages fit.
+    The last stage also keeps, in the same memory, the features of committed tokens for the drafters.
 
         3 GiB, 16 KiB per layer and row, 24 layers, 256 rows a page -> 3 GiB / (24 * 16 KiB * 256) = 32 pages
 
@@ -178,6 +180,8 @@ def count_pages(
     stages: the layer ranges of the epoch, with the worker of each; the last one is the last stage.
     drafters: the registrations of the drafters that take part; may be empty.
     config: the options of the ring, which bound the pages.
+
+    Raises Refused if fewer than 2 pages fit.
     """
     granted = {member.name: member for member in members}
     row = {stage.name: granted[stage.name].row_bytes * len(stage.layers) for stage in stages}
@@ -188,8 +192,8 @@ def count_pages(
     page_rows = page_rows_of(members, stages, config)
     room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
     room += [one.kv_bytes // (one.row_bytes * page_rows) for one in drafters if one.row_bytes]
-    most = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
-    pages = min(*room, most)
+    page_limit = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
+    pages = min(*room, page_limit)
     if pages < 2:
         raise Refused(f"KV memory holds {pages} pages of {page_rows} rows; at least 2 are needed")
     return pages
@@ -210,7 +214,10 @@ def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], confi
 
 
 def count_drafters(members: Sequence[Registration]) -> int:
-    """Return the number of drafters among these members."""
+    """Return the number of drafters among these members; 0 if there are none.
+
+    members: the registrations of workers and drafters.
+    """
     return sum(member.kind == "drafter" for member in members)
 
 
@@ -227,10 +234,11 @@ def without_failed_drafters(
 
 
 def without_smallest_drafter(members: Sequence[Registration]) -> Sequence[Registration]:
-    """Return the members without the drafter that can hold the fewest positions. Raises ValueError if there
-    is no drafter.
+    """Return the members without the drafter that can hold the fewest positions.
 
-    members: the registrations of all members.
+    members: the registrations of all members, at least one of them a drafter.
+
+    Raises ValueError if there is no drafter.
     """
     drafters = [member for member in members if member.kind == "drafter"]
     smallest = min(drafters, key=lambda one: one.kv_bytes / max(one.row_bytes, 1))
@@ -244,8 +252,12 @@ def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape
     drafter: the registration of the ring's first drafter, or None without a drafter.
     config: the options of the ring.
     """
-    own = drafter.shape if drafter else None
-    return replace(own, fixed=own.fixed or config.shape.fixed) if own else config.shape
+    drafter_shape = drafter.shape if drafter else None
+    return (
+        replace(drafter_shape, fixed=drafter_shape.fixed or config.shape.fixed)
+        if drafter_shape
+        else config.shape
+    )
 
 
 def step_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:
@@ -265,11 +277,13 @@ def step_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curv
 
 
 def _check_identity(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Raise Refused or Occupied unless the member's name, protocol version, model and address suit this ring.
+    """Check that the member's name, protocol version, model and address suit this ring.
 
     joining: what the new member says of itself.
     members: the registrations of the other members.
     config: the options of the ring, with its model's fingerprint.
+
+    Raises Refused if the member cannot belong here, and Occupied if another member has its name or address.
     """
     if joining.name == MASTER:
         raise Refused(f"a {joining.kind} cannot be named {MASTER}")
@@ -291,12 +305,14 @@ def _check_identity(joining: Registration, members: Sequence[Registration], conf
 
 
 def _check_drafter(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Raise Refused if the ring uses no drafters, and Occupied if this one disagrees with another: the stages
-    treat several drafters as one, with one head, one tree shape and one set of drafter names.
+    """Check that a drafter suits the ring and its other drafters: the stages treat several drafters as one,
+    with one head, one tree shape and one set of drafter names.
 
     joining: what the new drafter says of itself.
     members: the registrations of the other members.
     config: the options of the ring.
+
+    Raises Refused if the ring uses no drafters, and Occupied if this one disagrees with another.
     """
     if not config.drafts:
         raise Refused("this ring runs without a drafter (--drafter none)")
@@ -314,10 +330,12 @@ def _check_drafter(joining: Registration, members: Sequence[Registration], confi
 
 
 def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> None:
-    """Raise Refused unless all workers use the same quantization.
+    """Check that all workers use the same quantization; the first worker may use any.
 
     joining: what the new worker says of itself.
     workers: the registrations of the other workers.
+
+    Raises Refused if this worker uses another one.
     """
     for worker in workers:
         if worker.quantization != joining.quantization:
@@ -326,12 +344,13 @@ def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> N
 
 
 def _check_range(joining: Registration, workers: Sequence[Registration], config: RingConfig) -> None:
-    """Raise Refused if the range of layers that the worker was started with lies outside the model, and
-    Occupied if it overlaps another worker's range. A worker without a range is accepted.
+    """Check the range of layers that a worker was started with. A worker without a range is accepted.
 
     joining: what the new worker says of itself.
     workers: the registrations of the other workers.
     config: the options of the ring, with the model's number of layers.
+
+    Raises Refused if the range lies outside the model, and Occupied if it overlaps another worker's range.
     """
     layers = joining.layers
     if layers is None:
@@ -348,8 +367,9 @@ class TapRecord:
     """Which slices of a draft head's `fc` weights the stages already have from earlier epochs. Over a slow
     link the slices take long to send, so they are sent once.
 
-    held: by stage name, the layers for whose taps the stage has the slices.
-    head: identifies the head, and the drafter process that sends its slices.
+    held: by stage name, the layers for whose taps the stage has the slices; empty before the first epoch with
+        a head.
+    head: identifies the head, and the drafter process that sends its slices; () before the first one.
     """
 
     held: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
@@ -393,7 +413,8 @@ class TapRecord:
         return reduced
 
     def record_ready(self, configuration: Configuration) -> None:
-        """Record that a member is ready: if it is a stage with taps, it has its slices.
+        """Record that a member is ready: if it is a stage of an epoch with a head, it has its slices. For any
+        other member nothing is recorded.
 
         configuration: the configuration that the member has followed.
         """
@@ -408,8 +429,9 @@ class Epoch:
     epoch's end.
 
     number: the epoch's number; 0 before the first one.
-    stages: the epoch's stages, in ring order.
-    failed: names of members that could not take part since a ring was last complete.
+    stages: the epoch's stages, in ring order; empty before the first epoch.
+    failed: names of members that could not take part since a ring was last complete; the fleet adds and
+        removes them.
     """
 
     number: int = 0
@@ -437,27 +459,29 @@ class Epoch:
 
     @property
     def not_ready(self) -> list[str]:
-        """Names of members that have not reported that they are ready."""
+        """Names of members that have not reported that they are ready; empty if all have, or if no epoch
+        runs.
+        """
         return [name for name in self._plan if name not in self._ready]
 
     @property
     def unfinished(self) -> list[str]:
-        """Names of members that are not ready and have not finished their own loading. Members that are not
-        ready but have finished wait for the others.
+        """Names of members that are not ready and have not finished their own loading; empty if all of them
+        only wait for others.
         """
         reports = [(name, self._progress.get(name)) for name in self.not_ready]
         return [name for name, one in reports if one is None or one.done < one.total]
 
     @property
     def progress_text(self) -> str:
-        """The progress of members that are not ready, in words."""
+        """The progress of members that are not ready, in words; "" if all are ready."""
         reports = [(name, self._progress.get(name)) for name in self.not_ready]
         return ", ".join(f"{name} {_in_words(one)}" for name, one in reports)
 
     @property
     def waiting_text(self) -> str:
         """The names of members that are not ready, with the progress of those that have reported it and are
-        still loading.
+        still loading; "" if all are ready.
         """
         reports = [(name, self._progress.get(name)) for name in self.not_ready]
         at_it = {name: f" ({_in_words(one)})" for name, one in reports if one and one.done < one.total}
@@ -478,7 +502,7 @@ class Epoch:
     @property
     def ring(self) -> Configuration | None:
         """A configuration that all members share, apart from the receiver's name and GPU. None while some
-        member is not ready.
+        member is not ready, or if no epoch runs.
         """
         return next(iter(self._plan.values())) if self._plan and not self.not_ready else None
 
@@ -489,7 +513,7 @@ class Epoch:
 
     @property
     def busy_names(self) -> Collection[str]:
-        """Names of members of the epoch, and of drafters that are joining it."""
+        """Names of members of the epoch, and of drafters that are joining it; empty if no epoch runs."""
         return [*self._plan, *self._joining]
 
     @property
@@ -548,10 +572,10 @@ class Epoch:
         configuration = self._joining.pop(name, None)
         if configuration is None or self.ring is None:
             return {}
-        (own,) = (place for place in configuration.drafters if place.name == name)
+        (own_place,) = (place for place in configuration.drafters if place.name == name)
         self._plan[name] = configuration
-        self._set_drafters((*self.ring.drafters, own))
-        return {configuration.stages[-1].name: Rejoined(self.number, own.address, name)}
+        self._set_drafters((*self.ring.drafters, own_place))
+        return {configuration.stages[-1].name: Rejoined(self.number, own_place.address, name)}
 
     def remove_drafter(self, name: str) -> Mapping[str, DrafterLost] | None:
         """Continue the running epoch without a drafter. Return the message for the last stage, by the stage's
@@ -653,5 +677,7 @@ def _copy_speed(member: Registration, members: Collection[Registration]) -> int:
     member: the registration of the member.
     members: the registrations of all members.
     """
-    here = (one for one in members if one.host and (one.host, one.device) == (member.host, member.device))
-    return max((one.copy_speed for one in here), default=member.copy_speed)
+    same_memory = (
+        one for one in members if one.host and (one.host, one.device) == (member.host, member.device)
+    )
+    return max((one.copy_speed for one in same_memory), default=member.copy_speed)

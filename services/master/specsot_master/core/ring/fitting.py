@@ -35,7 +35,8 @@ def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
 
 
 def fits(request: RequestState, ring: RingState) -> bool:
-    """Return True if the ring can hold the request with everything that it has written.
+    """Return True if the ring can hold the request with everything that it has written; False if it is too
+    large or the ring cannot serve it at all.
 
     request: a request that may have sequences from an earlier ring.
     ring: sizes and limits of the ring, which need not run.
@@ -81,6 +82,8 @@ def _measure(request: RequestState, ring: RingState) -> PromptPrefix:
 def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, ring: RingState) -> None:
     """Raise TooLarge if the branch, together with its prefix, can never fit into the ring.
 
+    Return nothing if it can.
+
     request: the request that opens the branch.
     turn: the prompt of the branch.
     budget: the most tokens that the branch may decode.
@@ -93,21 +96,23 @@ def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, ring
 def _check(
     request: RequestState, turn: PromptTurn, limit: int, num_shared: int, prefix_pages: int, ring: RingState
 ) -> None:
-    """Raise TooLarge if one sequence can never fit into the ring.
+    """Check that one sequence can fit into the ring; return nothing if it can.
 
     request: the request of the sequence; its KV policy is used.
     turn: the prompt of the sequence.
     limit: the most tokens that the sequence may decode.
-    num_shared: tokens of its prompt that it forks.
-    prefix_pages: KV pages of the prefixes that it forks.
+    num_shared: number of tokens of its prompt that it forks.
+    prefix_pages: number of KV pages of the prefixes that it forks.
     ring: sizes and limits of the ring.
+
+    Raises TooLarge if it never can.
     """
     length = len(turn.tokens) + limit
     pages = own_pages(length, num_shared, ring, request.ask.policy) + prefix_pages
-    most = position_limit(request.ask, ring)
-    if length > most or pages > ring.pages:
+    max_positions = position_limit(request.ask, ring)
+    if length > max_positions or pages > ring.pages:
         raise TooLarge(
             f"a branch of this plan needs {length} positions in {pages} KV pages; the model has "
-            f"{most}, the ring {ring.pages} pages",
+            f"{max_positions}, the ring {ring.pages} pages",
             field="max_new_tokens",
         )

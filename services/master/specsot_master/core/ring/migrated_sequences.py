@@ -10,7 +10,8 @@ from specsot_master.core.sequence import ActiveSequence
 
 
 class MigratedSequences:
-    """The sequences whose KV was offered for migration, and how many rows of each were migrated.
+    """The sequences whose KV was offered for migration to the next epoch, and how many rows of each were
+    migrated.
 
     A sequence is recognised by the object itself, not only by its id: another ring's factory gives out the
     same ids.
@@ -39,9 +40,10 @@ class MigratedSequences:
 
     def begin(self, num_rows: Mapping[int, int]) -> list[int]:
         """Begin an epoch that has KV of earlier sequences. Return the ids of those that have ended meanwhile,
-        whose rows can be freed.
+        whose rows can be freed; empty if none has.
 
-        num_rows: by sequence id of the previous epoch, how many first KV rows every stage has.
+        num_rows: by sequence id of the previous epoch, how many first KV rows every stage has; empty if
+            nothing was migrated.
         """
         self._rows = num_rows
         return [id for id in num_rows if id not in self._offered]
@@ -98,7 +100,9 @@ class MigratedSequences:
 
 def _plain(sequence: ActiveSequence) -> bool:
     """Return True if the sequence has output, runs, and attends to all tokens before each token (no window,
-    no pruning). Only the KV of such sequences can be migrated.
+    no pruning, no windows of single heads). Only the KV of such sequences can be migrated.
+
+    sequence: a sequence of the running epoch.
     """
     opening = sequence.log.opening
     log = sequence.log

@@ -28,11 +28,11 @@ CPU_PAGE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The expected speed of one sequence without drafts, which advances one token per step.
+    """The expected speed of a ring for one sequence without drafts, which advances one token per step.
 
     names: a name and layer range for each stage, for display.
-    stages: seconds of compute of each stage per step.
-    hops: seconds of all hops between stages per step together.
+    stages: seconds of compute of each stage per step; 0.0 for a worker that has measured nothing.
+    hops: seconds of all hops between stages per step together; 0.0 within one host.
     """
 
     names: tuple[str, ...]
@@ -41,12 +41,14 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second, or None if no stage was measured."""
+        """Tokens per second of one sequence, or None if no stage was measured."""
         step = sum(self.stages) + self.hops
         return 1 / step if sum(self.stages) else None
 
     def __str__(self) -> str:
-        """Describe the ring: "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s plainly"."""
+        """Describe the ring: "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s plainly"; only its
+        names if no stage was measured.
+        """
         if self.tokens_per_second is None:
             return ", ".join(self.names)
         parts = [f"{name} {in_ms(seconds)}" for name, seconds in zip(self.names, self.stages)]
@@ -81,6 +83,8 @@ def head_cost_in_layers(worker: Registration) -> float:
 def _number_in(worker: Registration) -> float:
     """Return the number at the end of a worker's name, so that "worker-0" is the first stage; infinity if
     there is none, so that such workers come after all numbered ones.
+
+    worker: the worker's registration.
     """
     found = re.search(r"-(\d+)$", worker.name)
     return int(found[1]) if found else math.inf
@@ -121,7 +125,7 @@ def _seconds(stage: Stage, member: Registration, is_last: bool) -> float:
 
 def _hops(workers: Sequence[Registration]) -> float:
     """Return the seconds of all hops of one step: from each stage to the next, and from the last back to the
-    first.
+    first; 0 for a single stage.
 
     A hop within a host takes no time. Between hosts it takes at most the mean of both members' round trips to
     the master, as the path between them could lead over the master.
@@ -139,18 +143,19 @@ SPEED_NOISE_FACTOR = 1.25
 # Fraction. A further stage must reduce the slowest stage's time to this share of what it was. Untuned.
 MAX_STAGE_TIME_RATIO = 0.9
 
+# Stands for the sizes of weights that a worker has not reported.
 NO_WEIGHTS = WeightBytes(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCost:
-    """One worker as a place for layers.
+    """One worker as a place for layers: what a stage on it costs, and how many layers it has room for.
 
     worker: the worker's registration.
     layer_cost: the cost of one layer per step, in seconds, or the same unit for all workers if they were not
         measured.
-    head_layers: the cost of the lm_head, in layers.
-    free_bytes: bytes for weights; infinite if the worker's memory is unknown.
+    head_layers: the cost of the lm_head, in layers; 0.0 if it is unknown or does not count.
+    free_bytes: bytes for weights, in addition to the KV pages; infinite if the worker's memory is unknown.
     """
 
     worker: Registration
@@ -167,7 +172,7 @@ class WorkerCost:
         return self.layer_cost * (num_layers + self.head_layers * is_last)
 
     def max_layers(self, is_first: bool = False, is_last: bool = False) -> float:
-        """Return how many layers fit into the worker's room, at least minus a few if not even the embedding
+        """Return how many layers fit into the worker's room; 0 or a negative number if not even the embedding
         or the lm_head fits; infinity if the room is unknown.
 
         is_first: True for the first stage, which has the embedding.
@@ -180,12 +185,12 @@ class WorkerCost:
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """A division of all layers between workers.
+    """A division of all layers of the model between workers, with its cost.
 
     workers: the workers in ring order.
-    counts: the number of layers of each.
-    slowest_stage_cost: the cost of the slowest stage.
-    step_cost: the cost of a step, which is the sum over all stages.
+    counts: the number of layers of each worker, in the same order.
+    slowest_stage_cost: the cost of the slowest stage, in the unit of `WorkerCost.layer_cost`.
+    step_cost: the cost of a step, which is the sum over all stages, in the same unit.
     """
 
     workers: tuple[WorkerCost, ...]
@@ -195,7 +200,7 @@ class LayerSplit:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages with their ranges. Counts (3, 5) give the ranges 0:3 and 3:8."""
+        """The stages with their ranges, in ring order. Counts (3, 5) give the ranges 0:3 and 3:8."""
         edges = pairwise(accumulate(self.counts, initial=0))
         return tuple(
             Stage(site.worker.name, site.worker.address, Range(*edge))
@@ -255,7 +260,8 @@ def fits(
 
 
 def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[WorkerCost]:
-    """Return the cost and the room of each worker while all of them run, in the same order.
+    """Return the cost and the room of each worker while all of them run, in the same order; empty without
+    workers.
 
     Workers of one host compete for its cores while they measure, so the quickest measurement is used for all
     of them. Memory that they share is taken from the report with the most free memory, and divided. If all
@@ -289,7 +295,7 @@ def split_layers(sites: Sequence[WorkerCost], num_layers: int) -> LayerSplit | N
 
 
 def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
-    """Yield orders of the workers in the ring.
+    """Yield orders of the workers in the ring, at least one.
 
     Workers of one host are neighbours, and hosts come in the order in which they joined. Further orders have
     every other pair of first and last stage, which need the most room because of the embedding and the
@@ -318,14 +324,14 @@ def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
     num_layers: the number of the model's layers, at least one per worker.
     """
     end = len(sites) - 1
-    most = [site.max_layers(number == 0, number == end) for number, site in enumerate(sites)]
-    if min(most) < 1:
+    max_counts = [site.max_layers(number == 0, number == end) for number, site in enumerate(sites)]
+    if min(max_counts) < 1:
         return None
     counts = [1] * len(sites)
     queue = [(site.cost(2, number == end), number) for number, site in enumerate(sites)]
     heapify(queue)
     for _ in range(num_layers - len(sites)):
-        while queue and counts[queue[0][1]] >= most[queue[0][1]]:
+        while queue and counts[queue[0][1]] >= max_counts[queue[0][1]]:
             heappop(queue)
         if not queue:
             return None
@@ -342,7 +348,7 @@ def _measured(worker: Registration, workers: Sequence[Registration], num_tokens:
 
     worker: the worker's registration.
     workers: the registrations of all workers, this one included.
-    num_tokens: tokens in the batch of the step.
+    num_tokens: number of tokens in the batch of the step.
     """
     peers = [one for one in workers if _host(one) == _host(worker) and bool(one.gpus) == bool(worker.gpus)]
     return min(CostCurve(one.curve).at(num_tokens) for one in peers)
@@ -363,6 +369,8 @@ def _room(worker: Registration, workers: Sequence[Registration]) -> float:
 def _host(worker: Registration) -> str:
     """Return the worker's host; its own name if the host is unknown, so that it shares a host with no other
     worker.
+
+    worker: the worker's registration.
     """
     return worker.host or worker.name
 
@@ -370,6 +378,8 @@ def _host(worker: Registration) -> str:
 def _memory(worker: Registration) -> str:
     """Return what identifies the memory of a worker: its first GPU, or its host. Workers with the same value
     share their memory.
+
+    worker: the worker's registration.
     """
     return worker.gpus[0] if worker.gpus else _host(worker)
 
@@ -395,6 +405,7 @@ def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
     )
 
 
+# The layer ranges of an epoch in ring order, with the worker of each; empty for no epoch.
 Stages = tuple[Stage, ...]
 
 
@@ -414,8 +425,8 @@ def next_stages(
     members: the registrations of all members; drafters are ignored.
     config: the options of the ring.
     previous: the stages of the ring that was formed last; empty if none was.
-    wait_for_lost: if True and no worker can inherit a lost range, wait for the lost workers; if False, divide
-        all layers between the workers that are present.
+    wait_for_lost: True to wait for the lost workers if no present one can inherit a lost range; False to
+        divide all layers between the workers that are present.
     failed_names: names of workers that could not take part in the last attempt. They are used only if the
         ring cannot be formed without them.
 
@@ -462,7 +473,7 @@ def could_form(
 def better_stages(
     members: Sequence[Registration], config: RingConfig, present: Stages, busy_names: Collection[str]
 ) -> Stages | None:
-    """Return the stages of a ring that is better than the present one, or None.
+    """Return the stages of a ring that is better than the present one, or None if no better one is possible.
 
     A ring is better if it has more workers, where fewer than configured had to be used, or if it gains a
     drafter that joined late; then the stages may be the present ones.
@@ -497,8 +508,8 @@ def rebalanced_stages(members: Sequence[Registration], config: RingConfig) -> St
         if isinstance(drawn, str):
             raise Unavailable(f"the ring lacks {drawn}")
         return drawn
-    least = min(config.workers, len(workers))
-    return choose_stages(workers, config, least, config.max_stages or config.model_layers)
+    min_workers = min(config.workers, len(workers))
+    return choose_stages(workers, config, min_workers, config.max_stages or config.model_layers)
 
 
 # Ratio. A faster ring must write so many times as many tokens per second, or requests are not interrupted for
@@ -525,17 +536,17 @@ def faster_stages(
     workers = [member for member in members if member.kind == "worker"]
     if all(one.name in busy_names for one in workers) or not all(one.curve for one in workers):
         return None
-    most = max(config.workers, config.max_stages or 0)
+    stage_limit = max(config.workers, config.max_stages or 0)
     try:
-        wanted = rebalanced_stages(members, replace(config, max_stages=most))
+        new_stages = rebalanced_stages(members, replace(config, max_stages=stage_limit))
     except (Refused, Unavailable):
         return None
     # More stages than allowed are returned only if fewer have no room for the model.
-    if len(wanted) > max(most, len(present)):
+    if len(new_stages) > max(stage_limit, len(present)):
         return None
     sites = {site.worker.name: site for site in worker_costs(workers, config)}
-    before, after = (tokens_per_second(stages, sites, num_requests) for stages in (present, wanted))
-    return wanted if after >= before * MIN_GAIN else None
+    before, after = (tokens_per_second(stages, sites, num_requests) for stages in (present, new_stages))
+    return new_stages if after >= before * MIN_GAIN else None
 
 
 def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], num_requests: int) -> float:
@@ -616,12 +627,12 @@ def _inherit(
     previous: the stages of the ring that was formed last.
     config: the options of the ring.
     """
-    here = {worker.name: worker for worker in workers}
-    kept = [here[stage.name] for stage in previous if stage.name in here]
-    spare = [worker for worker in workers if worker not in kept]
-    holes = [stage.layers for stage in previous if stage.name not in here]
-    heirs = iter(_fill(holes, spare, kept, previous, config))
-    return [here[stage.name] if stage.name in here else next(heirs) for stage in previous]
+    present = {worker.name: worker for worker in workers}
+    remaining = [present[stage.name] for stage in previous if stage.name in present]
+    spare = [worker for worker in workers if worker not in remaining]
+    holes = [stage.layers for stage in previous if stage.name not in present]
+    heirs = iter(_fill(holes, spare, remaining, previous, config))
+    return [present[stage.name] if stage.name in present else next(heirs) for stage in previous]
 
 
 def _fill(

@@ -18,14 +18,14 @@ from specsot_master.core.plans.prompts import shared_length
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """One prefix in the ring.
+    """One prefix whose KV is in the ring, for requests to fork.
 
     sequence: the id of the prefix's sequence.
     tokens: all tokens of the prefix, those of its parent included.
-    pages: pages that are charged for it.
+    pages: number of KV pages that are charged for it, without the full pages that it shares with its parent.
     drafted: True if the drafter has KV of the prefix too.
-    parent: the prefix that it is forked from, or None.
-    at: how many first tokens it shares with its parent.
+    parent: the prefix that it is forked from, or None if it was prefilled alone.
+    at: how many first tokens it shares with its parent; 0 without a parent.
     pins: the number of requests that need it now.
     used: a counter of when it was last needed; higher is later.
     suspect: True if its KV may contain values that are not finite, so that it must not be forked any more.
@@ -49,8 +49,9 @@ class PrefixNode:
 
     @property
     def keepable(self) -> bool:
-        """True if the prefix is worth its pages although no request needs it. A prefix that is not computed
-        yet would only keep other requests waiting for the rest of its prefill.
+        """True if the prefix is worth its pages although no request needs it; False while it is not computed,
+        if it is suspect, or if only one request may fork it. A prefix that is not computed yet would only
+        keep other requests waiting for the rest of its prefill.
         """
         return self.computed and not (self.suspect or self.own)
 
@@ -73,7 +74,7 @@ class PrefixMatch:
 
 
 class PrefixTree:
-    """All prefixes of one epoch."""
+    """All prefixes of one epoch whose KV is in the ring."""
 
     def __init__(self) -> None:
         """Create a tree without prefixes."""
@@ -82,17 +83,17 @@ class PrefixTree:
         self._ticks = 0
 
     def __len__(self) -> int:
-        """Number of prefixes."""
+        """Return the number of prefixes."""
         return len(self._by_id)
 
     @property
     def pages(self) -> int:
-        """Pages that are charged for all prefixes."""
+        """KV pages that are charged for all prefixes."""
         return sum(node.pages for node in self._nodes())
 
     @property
     def sequences(self) -> tuple[int, ...]:
-        """Sequence ids of all prefixes."""
+        """Sequence ids of all prefixes, in the order in which they were added; empty if there are none."""
         return tuple(self._by_id)
 
     def find(self, sequence: int) -> PrefixNode | None:
@@ -108,7 +109,7 @@ class PrefixTree:
         considered.
 
         tokens: token ids of the prompt.
-        drafted: whether the prefix must (True) or must not (False) have KV in the drafter.
+        drafted: True if the prefix must have KV in the drafter, False if it must have none.
         """
         best = PrefixMatch()
         among = list(self._roots)
@@ -151,7 +152,7 @@ class PrefixTree:
 
     def written_after(self, fork: Fork | None) -> None:
         """Record that a sequence has decoded. If it forks a whole prefix, that prefix is computed, and may be
-        kept.
+        kept; a fork of a part, or of an unknown prefix, records nothing.
 
         fork: the fork that the sequence began with; None if it forked nothing.
         """
@@ -214,26 +215,30 @@ class PrefixTree:
             one.suspect = True
 
     def clear(self) -> None:
-        """Remove all prefixes."""
+        """Remove all prefixes, because the epoch has ended."""
         self._roots.clear()
         self._by_id.clear()
 
     def _nodes(self) -> list[PrefixNode]:
-        """Return a copy of all prefixes, as another thread reads the figures while prefixes are added and
-        removed.
+        """Return a copy of all prefixes, in the order in which they were added, as another thread reads the
+        figures while prefixes are added and removed; [] if there are none.
         """
         return list(self._by_id.values())
 
     def _remove(self, node: PrefixNode) -> None:
-        """Remove one prefix from its parent and from the index. Raises ValueError or KeyError if it is not in
-        the tree.
+        """Remove one prefix from its parent and from the index.
+
+        node: a prefix of this tree, without children.
+
+        Raises ValueError or KeyError if it is not in the tree.
         """
         (node.parent.children if node.parent else self._roots).remove(node)
         del self._by_id[node.sequence]
 
 
 def ancestors(node: PrefixNode) -> Iterator[PrefixNode]:
-    """Yield the prefix itself, then its parent, and so on up to the root.
+    """Yield the prefix itself, then its parent, and so on up to the root; only the prefix itself if it has no
+    parent.
 
     node: the prefix to begin with.
     """

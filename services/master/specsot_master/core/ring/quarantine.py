@@ -33,14 +33,15 @@ MAX_BREAKS_ALONE = 8
 
 @dataclass(slots=True, eq=False)
 class BreakHistory:
-    """The breaks of rings that one request was in.
+    """The breaks of rings that one request was in, by which the quarantine finds the request that causes
+    them.
 
     blame: the number of breaks, each halved by every BLAME_HALF_LIFE_TOKENS tokens that the request wrote.
     guilt: the number of breaks since it was last cleared, while it was on trial alone in the ring, each
         halved by every PROOF_TOKENS tokens.
     breaks: the number of all breaks.
     alone: the number of breaks while it was on trial alone in the ring.
-    written: tokens that it wrote since the last break.
+    written: number of tokens that it wrote since the last break, or since its arrival.
     """
 
     blame: float = 0.0
@@ -61,12 +62,14 @@ class BreakHistory:
 
     @property
     def proof(self) -> int:
-        """Tokens that clear the request on trial. Every break beyond MAX_BREAKS doubles the number."""
+        """The number of written tokens that clear the request on trial. Every break beyond MAX_BREAKS doubles
+        it, up to MAX_PROOF_TOKENS.
+        """
         return min(PROOF_TOKENS << min(max(self.breaks - MAX_BREAKS, 0), 8), MAX_PROOF_TOKENS)
 
     @property
     def summary(self) -> str:
-        """The reason that the client receives if the request is given up."""
+        """The reason, in words, that the client receives if the request is given up."""
         return f"{self.breaks} rings broke while this request ran, {self.alone} of them with it alone in them"
 
     def on_break(self, on_trial_alone: bool) -> None:
@@ -83,8 +86,8 @@ class BreakHistory:
 
 
 class Quarantine:
-    """Decides which requests may be in the ring. While some are on trial, only those and the cleared ones
-    may.
+    """Decides which requests may be in the ring after rings have broken. While some are on trial, only those
+    and the cleared ones may.
     """
 
     def __init__(self) -> None:
@@ -103,7 +106,9 @@ class Quarantine:
         return not self._trial or history in self._trial or history in self._cleared
 
     def has_changed(self) -> bool:
-        """Return True if other requests than before may enter since the last call of this method."""
+        """Return True if other requests than before may enter since the last call of this method; a second
+        call in a row returns False.
+        """
         moved = self._moved
         self._moved = False
         return moved
@@ -177,7 +182,9 @@ class Quarantine:
             self._moved = True
 
     def _take_half(self) -> None:
-        """Put the first half of the pending requests on trial, rounded up."""
+        """Put the first half of the pending requests on trial, rounded up; if none is pending, no request is
+        on trial.
+        """
         half = (len(self._pending) + 1) // 2
         self._trial = self._pending[:half]
         self._pending = self._pending[half:]

@@ -20,7 +20,7 @@ class Claim:
     held: places that the client's requests already have.
     own: places that the request itself already has.
     arrival: the request's position in the order of arrival.
-    priority: the request's priority; higher is more urgent.
+    priority: the request's priority; higher is more urgent, 0 is usual.
     waited: seconds since the request arrived; 0.0 where waiting does not count.
     """
 
@@ -51,7 +51,10 @@ def pick_fairest(claims: Iterable[Claim], aging_seconds: float | None = None) ->
     highest = max((claim.priority for claim in listed), default=0)
 
     def turn(claim: Claim) -> tuple[int, int, int, int]:
-        """Return the sort key of a claim; the claim with the smallest key gets the place."""
+        """Return the sort key of a claim; the claim with the smallest key gets the place.
+
+        claim: one of `listed`.
+        """
         risen = int(claim.waited // aging_seconds) if aging_seconds else 0
         return -min(claim.priority + risen, highest), claim.held, claim.own, claim.arrival
 
@@ -60,7 +63,7 @@ def pick_fairest(claims: Iterable[Claim], aging_seconds: float | None = None) ->
 
 def pick_displaced(waiting_claims: Iterable[Claim], newcomer: Claim) -> Claim | None:
     """Return the waiting claim that must leave a full queue for the newcomer, or None if the newcomer is
-    refused.
+    refused, as it is if no claim may be displaced.
 
     The queue belongs to the client with the most places in it. If the newcomer's client would have fewer
     places even after it joined, that client loses a claim: the one with the lowest priority, and among equals
@@ -74,10 +77,10 @@ def pick_displaced(waiting_claims: Iterable[Claim], newcomer: Claim) -> Claim | 
     """
     listed = list(waiting_claims)
     places = Counter(claim.client for claim in listed)
-    most = max(places.values(), default=0)
-    if places[newcomer.client] + 1 >= most:
+    max_places = max(places.values(), default=0)
+    if places[newcomer.client] + 1 >= max_places:
         return None
-    crowd = [claim for claim in listed if places[claim.client] == most]
+    crowd = [claim for claim in listed if places[claim.client] == max_places]
     return max(crowd, key=lambda claim: (-claim.priority, claim.arrival))
 
 
@@ -86,7 +89,9 @@ class QueueFull(Exception):
 
 
 class RequestQueue:
-    """The requests of one ring by id: those that wait, and those that are in the ring ("live")."""
+    """The requests of one ring by id: those that wait, and those that are in the ring ("live"); decides which
+    request enters next.
+    """
 
     def __init__(self, config: EngineConfig, quarantine: Quarantine) -> None:
         """Create an empty queue.
@@ -100,7 +105,10 @@ class RequestQueue:
         self._live: dict[str, RequestState] = {}
 
     def find(self, request_id: str) -> RequestState | None:
-        """Return the waiting or live request with this id, or None."""
+        """Return the waiting or live request with this id, or None.
+
+        request_id: the id under which the request was opened.
+        """
         return self._live.get(request_id) or self._waiting.get(request_id)
 
     def has(self, request: RequestState) -> bool:
@@ -119,7 +127,7 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests."""
+        """Number of waiting requests, the stranded ones included."""
         return len(self._waiting)
 
     @property
@@ -129,18 +137,20 @@ class RequestQueue:
 
     @property
     def all_requests(self) -> list[RequestState]:
-        """All requests: the live ones, then the waiting ones."""
+        """All requests: the live ones, then the waiting ones; [] if there are none."""
         return [*self._live.values(), *self._waiting.values()]
 
     @property
     def interrupted(self) -> list[RequestState]:
-        """Live requests with a sequence that still has to be opened again after the last ring broke."""
+        """Live requests with a sequence that still has to be opened again after the last ring broke; empty if
+        none has.
+        """
         return [request for request in self._live.values() if request.has_lost]
 
     @property
     def suspects(self) -> list[BreakHistory]:
         """The break histories of requests with a sequence in the ring, the newest request first: the request
-        that came last is the likeliest cause of a break.
+        that came last is the likeliest cause of a break. Empty if no request has a sequence in the ring.
         """
         inside = [request for request in self._live.values() if request.inside]
         return [one.breaks for one in sorted(inside, key=lambda one: -one.arrival)]
@@ -163,11 +173,14 @@ class RequestQueue:
 
     @property
     def stranded(self) -> list[RequestState]:
-        """Waiting requests that are too large for the current ring."""
+        """Waiting requests that are too large for the current ring; empty if there are none."""
         return [request for request in self._waiting.values() if request.misfit]
 
     def wait(self, request: RequestState) -> None:
-        """Add a request to the waiting ones. It must not be in the queue already."""
+        """Add a request to the waiting ones, as the last one.
+
+        request: the request; it must not be in the queue already.
+        """
         self._waiting[request.id] = request
 
     def next_to_admit(self, now: float) -> RequestState | None:
@@ -191,7 +204,12 @@ class RequestQueue:
         return self._waiting[claim.request] if claim else None
 
     def admit(self, request: RequestState) -> None:
-        """Move a waiting request to the live ones. Raises KeyError if the request does not wait."""
+        """Move a waiting request to the live ones.
+
+        request: the request that enters the ring.
+
+        Raises KeyError if the request does not wait.
+        """
         self._live[request.id] = self._waiting.pop(request.id)
 
     def next_to_branch(self, skipped_ids: set[str]) -> RequestState | None:
@@ -218,7 +236,7 @@ class RequestQueue:
 
     def suspend(self) -> list[RequestState]:
         """Make all live requests wait for the next ring, before those that already waited. Return all of
-        them.
+        them; empty if there are none.
         """
         self._waiting = {**self._live, **self._waiting}
         self._live = {}

@@ -15,18 +15,20 @@ from specsot.service.option_table import POSITIVE, SECONDS, Tier, option
 
 @dataclass(frozen=True, slots=True)
 class RingState:
-    """The state of a complete ring.
+    """The state of a complete ring: its sizes and limits, as the engine needs them.
 
     epoch: the number of the ring's epoch.
-    pages: KV pages that every stage has.
+    pages: number of KV pages that every stage has.
     page_rows: KV slots per page.
     slots: KV slots that a live sequence needs beyond its committed tokens, for draft nodes.
     max_positions: the model's context, in tokens.
     has_drafter: True if a drafter takes part.
-    drafters: the drafters that a client may name; the first one is the default.
+    drafters: the drafters that a client may name; the first one is the default, and empty without a drafter.
     rows: the most tokens in one frame.
-    curve: seconds of compute of one step by tokens in its batch, as the stages measured them.
-    kept: by the id of a sequence of the previous epoch, how many of its first KV rows every stage still has.
+    curve: seconds of compute of one step by tokens in its batch, as the stages measured them, as (tokens,
+        seconds) in ascending order; empty if they measured nothing in common.
+    kept: by the id of a sequence of the previous epoch, how many of its first KV rows every stage still has;
+        empty if nothing was migrated.
     """
 
     epoch: int
@@ -43,10 +45,11 @@ class RingState:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a request.
+    """The client of a request: who asks, and for how long it waits.
 
     request: the id that the client chose, or None to draw one.
-    client: the client's name; places are shared fairly between clients.
+    client: the client's name, by which places are shared fairly between clients; "" for a caller without a
+        name.
     timeout: seconds that the request may take, waiting included; None for no limit.
     owner: the only caller that may resume and cancel the request; "" for anybody who knows the request's id.
     """
@@ -57,20 +60,25 @@ class Caller:
     owner: str = ""
 
 
+# A caller without a name, a time limit or an owner.
 ANYBODY = Caller()
 
 
 class Ring(Protocol):
-    """Stage 0 as the engine sees it. Results come back through `Engine.handle`."""
+    """Stage 0 and the state of its ring, as the engine sees them. Results come back through
+    `Engine.handle`.
+    """
 
     def state(self) -> RingState | None:
         """Return the state of the ring, or None while the ring is not complete."""
         ...
 
     async def order(self, order: Order) -> None:
-        """Send an order to stage 0. Orders arrive in the order of the calls. Raises Unavailable.
+        """Send an order to stage 0. Orders arrive in the order of the calls.
 
         order: an instruction for the sequencer, such as opening or closing a sequence.
+
+        Raises Unavailable if no ring is complete.
         """
         ...
 
@@ -80,10 +88,11 @@ class Ring(Protocol):
 
 
 def require_ring(ring: Ring) -> RingState:
-    """Return the state of the complete ring. Raises Unavailable, which says what is missing, if the ring is
-    not complete.
+    """Return the state of the complete ring.
 
     ring: stage 0 as the engine sees it.
+
+    Raises Unavailable, which says what is missing, if the ring is not complete.
     """
     state = ring.state()
     if state is None:
@@ -95,17 +104,29 @@ def require_ring(ring: Ring) -> RingState:
 class EngineConfig:
     """How the master treats requests.
 
-    model: the public name of the model; a request may leave it out.
-    vocabulary: the number of tokens in the vocabulary.
-    heads: the measured attention window of every head, or None.
-    importance: the measured importance of every KV head, or None.
+    model: the public name of the model; a request may leave it out. Set from the model's directory; "" before
+        that.
+    vocabulary: the number of token ids that the model has. Set from the model's directory.
+    heads: the measured attention window of every head, or None if it was not measured.
+    importance: the measured importance of every KV head, or None if it was not measured.
     recurrent: True if some layers read every preceding token, so that windows and pruning are refused.
-    lease: positions granted per lease.
+    lease: positions granted per lease: how far a sequence may decode before the master renews.
     aging: seconds of waiting that raise a request's priority by one, up to the highest one that waits.
     retry_after: seconds after which a refused client may try again, until a rate of departures is known.
+    live: the most requests in the ring at once.
+    queue: the most requests that wait; further ones are refused.
+    plan_style: how the model plans; "auto" decides by the files of the model's directory.
+    prefix_cache: True to cache the KV of prompt prefixes in the ring.
+    unread: events that a client may leave unread before its request pauses.
+    unread_for: seconds after which a client that reads nothing is disconnected.
+    keep_for: seconds for which a resumable request is kept without a reader.
+    keep: the most finished resumable requests that are kept.
+    repair_for: seconds for which requests wait when their ring breaks, or has become too small for them.
     """
 
+    # The heading of these options in the help text.
     HEADING: ClassVar[str] = "Requests"
+    # Options without a tier of their own are listed only in the full help.
     TIER: ClassVar[Tier] = "expert"
 
     model: str = ""
@@ -156,9 +177,27 @@ class RingOptions:
 
     shape: the bounds of draft trees, unless the drafter has bounds of its own.
     conduct: how requests are treated. Its model and vocabulary are read from the model's directory.
+    name: the public name of the model; "" for that of its directory.
+    workers: how many workers share the layers, unless they were started with layers of their own.
+    replicas: how many complete rings there are.
+    max_stages: the most workers that share the layers after a rebalance; None for all that help.
+    placement: "measured" shares the layers by measured speed, "even" evenly.
+    take_over_after: seconds that a lost worker has to come back before the others share its layers.
+    drafter: "none" for no drafter; any other name uses the drafter that joins the ring.
+    page_rows: KV slots per page; None for GPU_PAGE_ROWS where a GPU computes, else CPU_PAGE_ROWS.
+    rows: the most tokens in one frame.
+    max_in_flight: the most frames under way in a ring; None for 1 over one stage, else stages + 1.
+    layout: how the branches of a request are laid out in a frame.
+    draft_timeout: seconds that stage 0 waits for a draft tree.
+    transport: how members are connected.
+    comm_mode: whether results and features go directly to the members that need them, or from neighbour to
+        neighbour.
+    hop_dtype: the data type of the hidden rows that stages send each other.
     """
 
+    # The heading of these options in the help text.
     HEADING: ClassVar[str] = "Ring"
+    # Options without a tier of their own are listed only in the full help.
     TIER: ClassVar[Tier] = "expert"
 
     name: str = option(
@@ -228,7 +267,7 @@ class RingOptions:
 
     @property
     def drafts(self) -> bool:
-        """True if the ring uses a drafter."""
+        """True if the ring uses a drafter, whichever it is."""
         return self.drafter != "none"
 
 
@@ -236,7 +275,7 @@ class RingOptions:
 class RingConfig(RingOptions):
     """The options of one ring, with what is known of its model.
 
-    fingerprint: the fingerprint of the model, which all members must share.
+    fingerprint: the fingerprint of the model, which all members must share; "" only as a default.
     model_layers: the number of the model's layers.
     max_pages: the most KV pages that are used, however much memory there is. If `page_rows` is None they
         count pages of CPU_PAGE_ROWS rows.

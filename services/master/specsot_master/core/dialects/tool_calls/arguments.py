@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, cast
 
+# A decoded JSON object.
 Json = dict[str, Any]
 
 # The key of an object that holds what a model wrote where an object of arguments was due, such as a list.
@@ -20,7 +21,9 @@ WRAPPED: Final = "arguments"
 MAX_NUMBER: Final = 300  # Characters. A longer number becomes a string: many readers refuse it. Untuned.
 MAX_DEPTH: Final = 200  # Containers inside each other. Deeper ones are not opened. Untuned; clients recurse.
 
+# A number as JSON writes it.
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+# The constants of Python and of JSON, as JSON writes them.
 _WORDS: Final = {
     "True": "true",
     "False": "false",
@@ -29,16 +32,22 @@ _WORDS: Final = {
     "false": "false",
     "null": "null",
 }
+# A Unicode escape within a string, such as \u00e9.
 _UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
+# The beginning of a Windows path.
 _DRIVE = re.compile(r"[A-Za-z]:")
+# The characters that JSON counts as white space.
 _JSON_WHITE: Final = " \t\r\n"
+# The bracket that closes a container, by the bracket that opens it.
 _CLOSERS: Final = {"{": "}", "[": "]"}
 
+# What the rewriter expects next: a value, a key, the colon after a key, or what follows a complete item.
 Expected = Literal["value", "key", "colon", "next"]
 
 
 class JsonRewriter:
-    """Rewrites the text of one JSON value as strict JSON. The text may be fed in pieces of any size.
+    """Rewrites the text of one JSON value, as a model wrote it, as strict JSON. The text may be fed in pieces
+    of any size.
 
     Text that is strict JSON comes back unchanged. Outside strings, one of `stops` ends the value, as the end
     of the text does, and everything open is closed. Inside a string a stop is a part of the string if the
@@ -51,8 +60,9 @@ class JsonRewriter:
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
         """Create a rewriter.
 
-        stops: markers that cannot be a part of the value, such as "</tool_call>".
-        quote: a further string delimiter, such as Gemma's '<|"|>'. Strings inside it have no escapes.
+        stops: markers that cannot be a part of the value, such as "</tool_call>"; empty for none.
+        quote: a further string delimiter, such as Gemma's '<|"|>'; "" for none. Strings inside it have no
+            escapes.
         """
         self.done = False
         self.is_cut = False
@@ -79,7 +89,7 @@ class JsonRewriter:
 
     @property
     def rest(self) -> str:
-        """The text after the value, once it is done."""
+        """The text after the value, once it is done; before that, the text that is not read yet."""
         return self._text[self._at :]
 
     def feed(self, text: str, last: bool = False) -> str:
@@ -102,7 +112,9 @@ class JsonRewriter:
         return written
 
     def _step(self) -> bool:
-        """Read one token. Return False if that takes more text, or if the value is done."""
+        """Read one token or a part of a string. Return False if that takes more text, or if the value is
+        done; True if another call may read more.
+        """
         if self._quote:
             return self._read_string()
         if self._at >= len(self._text):
@@ -154,22 +166,25 @@ class JsonRewriter:
 
     # Between strings.
 
-    def _read_white(self, one: str) -> None:
-        """Read one character of white space. Characters that JSON does not count as white space are
-        dropped.
+    def _read_white(self, character: str) -> None:
+        """Read one character of white space. Within a container it is written at once, or kept until the next
+        item if a comma is pending or a key is due; outside of all containers it is dropped. Characters that
+        JSON does not count as white space are always dropped.
 
-        one: the character.
+        character: the character in question.
         """
         self._at += 1
-        if one not in _JSON_WHITE:
+        if character not in _JSON_WHITE:
             return
         if self._pending or self._expected == "key":
-            self._pending += one
+            self._pending += character
         elif self._stack:
-            self._out.append(one)
+            self._out.append(character)
 
     def _begin_item(self) -> None:
-        """Write what has to precede a key or a value that begins here."""
+        """Write what has to precede a key or a value that begins here: a pending or missing comma, a missing
+        colon, or nothing.
+        """
         if self._expected == "next":
             self._out.append(self._pending or ", ")
             self._expected = "key" if self._stack[-1] == "{" else "value"
@@ -181,7 +196,9 @@ class JsonRewriter:
         self._pending = ""
 
     def _end_item(self) -> None:
-        """Record that a key or a value is complete."""
+        """Record that a key or a value is complete. A value outside of all containers completes the whole
+        text (`done`).
+        """
         if self._expected == "key":
             self._expected = "colon"
         elif self._stack:
@@ -189,10 +206,10 @@ class JsonRewriter:
         else:
             self.done = True
 
-    def _open(self, one: str) -> None:
+    def _open(self, character: str) -> None:
         """Open an object or a list. A bracket where a key is due, and one beyond MAX_DEPTH, is dropped.
 
-        one: the bracket, "{" or "[".
+        character: the bracket, "{" or "[".
         """
         self._at += 1
         if self._expected == "key" or len(self._stack) >= MAX_DEPTH:
@@ -200,18 +217,18 @@ class JsonRewriter:
         if self._expected == "next" and self._stack[-1] == "{":
             return  # No container is a key.
         self._begin_item()
-        self._out.append(one)
-        self._stack.append(one)
-        self._expected = "key" if one == "{" else "value"
+        self._out.append(character)
+        self._stack.append(character)
+        self._expected = "key" if character == "{" else "value"
 
-    def _close(self, one: str) -> None:
+    def _close(self, character: str) -> None:
         """Close the innermost container of a kind and everything open inside it. A bracket that closes
         nothing is dropped.
 
-        one: the bracket, "}" or "]".
+        character: the bracket, "}" or "]".
         """
         self._at += 1
-        opener = "{" if one == "}" else "["
+        opener = "{" if character == "}" else "["
         if opener not in self._stack:
             return  # This bracket closes no open container, so it is dropped.
         while self._close_one() != opener:
@@ -219,7 +236,7 @@ class JsonRewriter:
 
     def _close_one(self) -> str:
         """Close the innermost container, add a missing value, and return the bracket that opened the
-        container.
+        container: "{" or "[".
         """
         if self._expected == "colon":
             self._out.append(": null")
@@ -235,8 +252,8 @@ class JsonRewriter:
         return opener
 
     def _read_comma(self) -> None:
-        """Read a comma, and add a missing value before it. The comma is only written if another item
-        follows.
+        """Read a comma, and add a missing value before it. The comma is only written if another item follows;
+        a comma where none is due is dropped.
         """
         self._at += 1
         if self._expected in ("colon", "value") and self._stack and self._stack[-1] == "{":
@@ -253,7 +270,9 @@ class JsonRewriter:
             self._expected = "value"
 
     def _read_word(self) -> bool:
-        """Read a number, a constant, or text without quotes, up to the character that ends it."""
+        """Read a number, a constant, or text without quotes, up to the character that ends it. Return False,
+        with nothing read, if the word may continue in later text; else True.
+        """
         end = self._at + 1
         while end < len(self._text) and self._is_in_word(self._text[end]):
             end += 1
@@ -267,17 +286,23 @@ class JsonRewriter:
         self._end_item()
         return True
 
-    def _is_in_word(self, one: str) -> bool:
+    def _is_in_word(self, character: str) -> bool:
         """Return True if a word without quotes can contain a character.
 
-        one: the character.
+        character: the character in question.
         """
-        return _is_token(one) and one not in "{}[]:,\"'" and not any(one == stop[0] for stop in self._stops)
+        return (
+            _is_token(character)
+            and character not in "{}[]:,\"'"
+            and not any(character == stop[0] for stop in self._stops)
+        )
 
     # Strings.
 
     def _read_string(self) -> bool:
-        """Read a part of the open string. Return False if that takes more text."""
+        """Read a part of the open string. Return False if that takes more text or if the value ends here,
+        True if another call may read more.
+        """
         if self._at >= len(self._text):
             return False
         plain = self._plain.match(self._text, self._at)
@@ -324,7 +349,9 @@ class JsonRewriter:
         self._tail = ""
 
     def _read_escape(self) -> bool:
-        """Keep the escapes that JSON knows. Any other backslash stands for itself, as in C:\\users."""
+        r"""Read a backslash in a string. Escapes that JSON knows are kept; any other backslash stands for
+        itself, as in C:\users. Return False, with nothing read, if more text decides; else True.
+        """
         ahead = self._text[self._at : self._at + 12]
         if len(ahead) < 2 and not self._last:
             return False
@@ -351,7 +378,7 @@ class JsonRewriter:
 
     def _read_unicode_escape(self, ahead: str) -> bool:
         """Keep a Unicode escape. Half of a surrogate pair is no character, so its six characters become text.
-        Return False if more text decides.
+        Return False, with nothing read, if more text decides; else True.
 
         ahead: the text from the backslash on, up to 12 characters.
         """
@@ -376,7 +403,7 @@ class JsonRewriter:
 
     def _read_quote(self) -> bool:
         """End the string at this quote if what follows can follow a string; otherwise the quote is a part of
-        the text.
+        the text. Return False, with nothing read, if more text decides; else True.
         """
         after = self._at + len(self._quote)
         if self._expected == "key" or self._quote not in "\"'":
@@ -400,7 +427,7 @@ class JsonRewriter:
         return True
 
     def _end_string(self, after: int) -> bool:
-        """Close the open string. Return True.
+        """Close the open string, which completes a key or a value. Return True, as text may follow.
 
         after: the position at which the text continues, in characters.
         """
@@ -411,8 +438,8 @@ class JsonRewriter:
         return True
 
     def _read_stop_in_string(self, stop: str) -> bool:
-        """Decide by the next quote whether a stop is text or the string lacks its closing quote. Return False
-        if that takes more text, or if the value ends here.
+        """Decide by the next quote whether a stop is text or the string lacks its closing quote. Return True
+        if it is text; return False if that takes more text, or if the value ends here.
 
         {"a": "write </tool_call> here"}: the quote ends a string, since a brace follows: text.
         {"a": "x}}</tool_call><tool_call>{"name": ...: the quote begins a string: the first is not closed.
@@ -432,7 +459,7 @@ class JsonRewriter:
         return False
 
     def _finish(self) -> None:
-        """End the value here: close everything that is open."""
+        """End the value here: close everything that is open; a value that never began becomes null."""
         if self._quote:
             if sum(map(self._tail.count, "}]")) < len(self._stack):
                 self._out.append(_escaped(self._tail))
@@ -448,28 +475,35 @@ class JsonRewriter:
 
 @lru_cache(maxsize=64)
 def _unmarked_text(special: frozenset[str]) -> re.Pattern[str]:
-    """Return the pattern of text that can be copied into a string unchanged.
+    """Return the pattern of text that can be copied into a string unchanged, without a closing bracket, white
+    space or a backslash.
 
     special: the first characters of stops and quotes, which the text must not contain.
     """
     return re.compile(rf"[^\\\s}}\]\x00-\x1f\x7f\ud800-\udfff{re.escape(''.join(sorted(special)))}]+")
 
 
-def _is_token(one: str) -> bool:
+def _is_token(character: str) -> bool:
     """Return True if a character is neither white space nor a control character.
 
-    one: the character.
+    character: the character in question.
     """
-    return not one.isspace() and one > "\x1f"
+    return not character.isspace() and character > "\x1f"
 
 
 def _escaped(text: str) -> str:
-    """Return text as it is written within a JSON string."""
+    """Return text as it is written within a JSON string, without the quotes; "" for "".
+
+    text: the characters of the string.
+    """
     return json.dumps(_without_surrogates(text), ensure_ascii=False)[1:-1] if text else ""
 
 
 def _string(text: str) -> str:
-    """Return text as a JSON string."""
+    """Return text as a JSON string, with its quotes; '""' for "".
+
+    text: the characters of the string.
+    """
     return f'"{_escaped(text)}"'
 
 
@@ -486,7 +520,7 @@ def _scalar(word: str) -> str:
 
 
 class ArgumentStream:
-    """The arguments of one call as they arrive: each `feed` returns what they add to a JSON object.
+    """Reads the arguments of one call as they arrive: each `feed` returns what they add to a JSON object.
 
     The object is valid once `done` is True. Arguments that are an object are passed on while they are read.
     Anything else, such as null, is read to its end and converted to an object by `arguments_of`.
@@ -495,7 +529,7 @@ class ArgumentStream:
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
         """Create a reader.
 
-        stops: markers that cannot be a part of the arguments, such as "</tool_call>".
+        stops: markers that cannot be a part of the arguments, such as "</tool_call>"; empty for none.
         quote: a further string delimiter; "" for none.
         """
         self._rewriter = JsonRewriter(stops, quote)
@@ -515,7 +549,7 @@ class ArgumentStream:
 
     @property
     def rest(self) -> str:
-        """The text after the arguments, once they are done."""
+        """The text after the arguments, once they are done; before that, the text that is not read yet."""
         return self._rewriter.rest
 
     def feed(self, text: str, last: bool = False) -> str:
@@ -538,7 +572,8 @@ class ArgumentStream:
 
 
 def rewritten(text: str) -> tuple[str, str]:
-    """Return the JSON value with which a text begins, as strict JSON, and the text after it.
+    """Return the JSON value with which a text begins, as strict JSON, and the text after it: ("null", "") for
+    an empty text.
 
     text: a complete text, as a model has written it.
     """
@@ -587,10 +622,17 @@ def read_arguments(text: str) -> Json:
 
 
 def _without_surrogates(text: str) -> str:
-    """Return the text with lone surrogates escaped, as they cannot be encoded in UTF-8."""
+    """Return the text with lone surrogates escaped, as they cannot be encoded in UTF-8; a text without any is
+    returned unchanged.
+
+    text: any text.
+    """
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_json(arguments: Json) -> str:
-    """Return arguments as JSON text."""
+    """Return arguments as JSON text, in which characters beyond ASCII stand for themselves.
+
+    arguments: the arguments as an object; {} becomes "{}".
+    """
     return json.dumps(arguments, ensure_ascii=False)

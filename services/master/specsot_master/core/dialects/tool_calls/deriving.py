@@ -33,13 +33,19 @@ from specsot_master.core.dialects.tool_calls.forms import (
 from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HARMONY_MARK
 from specsot_master.core.dialects.tool_calls.reading import ToolReader
 
-# Names that no template contains. Ids have nine letters and digits, as Mistral's templates want them.
+# Names of the made-up functions. No template contains them.
 NAMES: Final = ("qxlookup", "qxupdate")
+# Names of their arguments.
 KEYS: Final = ("kxalpha", "kxbeta")
+# Values of these arguments.
 VALUES: Final = ("vxone", "vxtwo")
+# Ids of calls. They have nine letters and digits, as Mistral's templates want them.
 IDS: Final = ("callx0001", "callx0002", "callx0003")
+# The text of the user's turn.
 QUESTION: Final = "uxquestion"
+# The text of an answer, before its calls if it has any.
 CONTENT: Final = "cxcontent"
+# What a function returned.
 RESULT: Final = "rxresult"
 MAX_CLOSERS: Final = (
     4  # Marks after a call that may close it; what follows belongs to the next turn. Untuned.
@@ -48,23 +54,27 @@ MAX_CLOSERS: Final = (
 # Llama 3 writes this mark before calls, though its template shows it for built-in functions only.
 PYTHON_TAG: Final = "<|python_tag|>"
 
+# Stands for the ordinal of a call in rendered text.
 _ORDINAL: Final = "\x00"  # Stands for the ordinal of a call.
+# Stands for the id of a call in rendered text.
 _ID: Final = "\x01"  # Stands for its id.
+# The hole of marks for which each of these two characters stands.
 _HOLES: Final[Mapping[str, Mark]] = {_ORDINAL: Hole.NUMBER, _ID: Hole.WORD}
+# One mark: a hole, a tag, a word in brackets, a bracket, or a run of other characters without white space.
 _MARK = re.compile(r"[\x00\x01]|<[^<>\x00\x01]*>?|\[[A-Z_/]+\]|\[|[^\s<\[\x00\x01]+")
+# Hermes' words, with which a prompt asks for calls.
 _INSTRUCTION = re.compile(r"<tool_call>\s*\{+\s*\"name\"")
+# The beginning of a call's arguments as Python writes them.
 _PYTHON_CALL = re.compile(r"\(\s*" + KEYS[0] + r"\s*=")
 
 
 class Render(Protocol):
-    """Renders a conversation and the functions it offers. If `answer` is True, the text ends where the
-    model's answer begins. Raises InvalidRequest.
-    """
+    """A function that renders a conversation, and the functions it offers, by a chat template."""
 
     def __call__(
         self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
     ) -> str:
-        """Return the rendered text.
+        """Return the rendered text of a conversation.
 
         turns: the turns in OpenAI's format, with `tool_calls` in them.
         functions: the functions that are offered, in OpenAI's format.
@@ -158,6 +168,8 @@ def example_call(render: Render, form: CallForm) -> str:
 
     render: renders a conversation by the template.
     form: how the template writes calls.
+
+    Raises InvalidRequest if the template refuses the call.
     """
     write = cut_answers(render, form.arguments_as_text)
     return write([("function-name", {"argument-name": "argument-value"})])
@@ -177,11 +189,11 @@ def cut_answers(
 
 
 class _Absent(Exception):
-    """Raised if a template does not render what was looked for."""
+    """Raised if a template does not render what was looked for in its text."""
 
 
 class _Probe:
-    """Renders calls, and cuts out of the text what the model itself would have written."""
+    """Renders answers that make calls, and cuts out of the text what the model itself would have written."""
 
     def __init__(self, render: Render, as_text: bool) -> None:
         """Render conversations without calls, to know how answers begin and end.
@@ -209,7 +221,11 @@ class _Probe:
         return isinstance(mark, str) and self._end.startswith(mark)
 
     def without_turn_end(self, text: str) -> str:
-        """Return the text without the end of a turn, if answers without calls end with the same."""
+        """Return the text without the end of a turn, if answers without calls end with the same; else
+        unchanged.
+
+        text: the end of a rendered answer with calls.
+        """
         return text.removesuffix(self._end) if self._end else text
 
     def answer(self, calls: Sequence[tuple[str, Json]], content: str = "") -> str:
@@ -242,7 +258,8 @@ class _Probe:
         return as_json(arguments) if self._as_text else arguments
 
     def _without_header(self, text: str, content: str) -> str:
-        """Return the text without what precedes the model's own words.
+        """Return the text without what precedes the model's own words. If the header is not found, what the
+        text has in common with other answers is cut off, up to the last whole mark.
 
         text: the rendered conversation after the question.
         content: the text before the calls; "" for none.
@@ -258,7 +275,8 @@ class _Probe:
         return text[common:]
 
     def _without_end(self, text: str) -> str:
-        """Return the text up to the first mark with which answers end, if no call follows that mark.
+        """Return the text up to the first mark with which answers end, if no call follows that mark; the
+        whole text if there is no such mark.
 
         text: the rendered answer, from the model's own words on.
         """
@@ -269,7 +287,7 @@ class _Probe:
 
 
 def _after(text: str, mark: str) -> str:
-    """Return the text after the last occurrence of a mark.
+    """Return the text after the last occurrence of a mark; "" if the text ends with it.
 
     text: the rendered conversation.
     mark: the text to look for.
@@ -282,29 +300,36 @@ def _after(text: str, mark: str) -> str:
     return text[place + len(mark) :]
 
 
-def _common(one: str, other: str) -> int:
-    """Return how many first characters of two texts are the same.
+def _common(left: str, right: str) -> int:
+    """Return how many first characters of two texts are the same; 0 if one is empty.
 
-    one, other: the texts.
+    left: the first text.
+    right: the second text.
     """
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right)))
 
 
 def _functions() -> list[Json]:
-    """Return the made-up functions."""
+    """Return the made-up functions in OpenAI's format; each has two arguments of text, one object and one
+    integer, of which none is required.
+    """
     types = {**dict.fromkeys(KEYS, "string"), "other": "object", "count": "integer"}
     properties = {key: {"type": kind, "description": "a value"} for key, kind in types.items()}
     parameters = {"type": "object", "properties": properties, "required": []}
     return [{"name": name, "description": "a function", "parameters": parameters} for name in NAMES]
 
 
+# The arguments of a rendered call: two, which are text.
 TWO: Final[Json] = dict(zip(KEYS, VALUES))
 
 
 def _form_of(probe: _Probe) -> CallForm | None:
-    """Return the form of calls that a template shows, or None.
+    """Return the form of calls that a template shows, or None if it shows none, or if answers end with the
+    mark that would begin a call.
 
     probe: renders calls by the template.
+
+    Raises InvalidRequest if the template refuses a call, and _Absent if it does not render the question.
     """
     text = min(_first_calls(probe), key=lambda text: len(text.partition(NAMES[0])[0].strip()))
     text = text.replace(IDS[0], _ID)
@@ -320,7 +345,7 @@ def _form_of(probe: _Probe) -> CallForm | None:
 
 def _first_calls(probe: _Probe) -> Iterator[str]:
     """Yield one call as rendered alone, and as rendered after text, which a template may write in other
-    places.
+    places. The second is left out if the template does not show it.
 
     probe: renders calls by the template.
     """
@@ -352,10 +377,10 @@ def _marks(text: str) -> Marks:
 
 
 def _closers(text: str, skip: int = 0) -> tuple[str, ...]:
-    """Return the marks after a call, each once and at most MAX_CLOSERS.
+    """Return the marks after a call, each once and at most MAX_CLOSERS; () for a text without marks.
 
     text: what follows the arguments.
-    skip: so many first marks are left out, because they belong to the last argument.
+    skip: how many first marks are left out, because they belong to the last argument; 0 for none.
     """
     found = (one.rstrip() for one in _MARK.findall(text)[skip:])
     return tuple(dict.fromkeys(one for one in found if one not in _HOLES))[:MAX_CLOSERS]
@@ -363,10 +388,10 @@ def _closers(text: str, skip: int = 0) -> tuple[str, ...]:
 
 def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
     """Yield every place at which a JSON object or list begins, the place at which it ends, and its value;
-    nested ones too.
+    nested ones too. Nothing is yielded for a text without any.
 
     text: any text.
-    start: the position at which the search begins, in characters.
+    start: the position at which the search begins, in characters; 0 for the beginning.
     """
     for found in re.finditer(r"[{\[]", text[start:]):
         at = start + found.start()
@@ -521,8 +546,14 @@ def _parameter_form(text: str, second: str, probe: _Probe) -> CallForm | None:
 
 
 def _texts_of(form: CallForm, probe: _Probe) -> CallTexts | None:
-    """Return the exact text of calls in a form, or None if it is an "object", which needs none, or if the
-    texts of one call and of two calls do not agree.
+    """Return the exact text of calls in a form, or None if the form is an "object", which needs none. What
+    differs between one call and two calls belongs to `between` and `end`.
+
+    form: how the template writes calls.
+    probe: renders calls by the template.
+
+    Raises _Absent if the arguments are not found in the rendered text, and InvalidRequest if the template
+    refuses a call.
     """
     if form.layout == "object":
         return None
@@ -544,7 +575,10 @@ def _texts_of(form: CallForm, probe: _Probe) -> CallTexts | None:
 
 
 def _two_calls(probe: _Probe) -> str:
-    """Return the text of two calls, or "" if the template renders one call at most."""
+    """Return the text of two calls, in which ids are marked as holes; "" if the template refuses two calls.
+
+    probe: renders calls by the template.
+    """
     try:
         text = probe.answer([(NAMES[0], TWO), (NAMES[1], TWO)])
     except InvalidRequest:
@@ -553,15 +587,20 @@ def _two_calls(probe: _Probe) -> str:
 
 
 def _literal(text: str) -> Marks:
-    """Return a text as marks that keep its white space.
+    r"""Return a text as marks that keep its white space; () for "".
 
     "f\x00 g" -> ("f", Hole.NUMBER, " g")
+
+    text: the text, with the characters of _HOLES for ordinals and ids.
     """
     return tuple(_HOLES.get(part, part) for part in re.split(r"([\x00\x01])", text) if part)
 
 
 def _whole_marks(text: str) -> str:
-    """Return the text without a mark at its end that has no end: "</f>\n<" -> "</f>\n"."""
+    r"""Return the text without a mark at its end that has no end: "</f>\n<" -> "</f>\n".
+
+    text: a part of a rendered call; it is returned unchanged if its last mark is whole.
+    """
     for opening, closing in ("<>", "[]"):
         if text.rfind(opening) > text.rfind(closing):
             text = text[: text.rfind(opening)]
@@ -569,9 +608,14 @@ def _whole_marks(text: str) -> str:
 
 
 def _split_arguments(form: CallForm, rest: str, probe: _Probe) -> tuple[str, ArgumentTexts | None, str]:
-    """Return the text from a call's name to its arguments, how they are written, and the text after them.
+    """Return the text from a call's name to its arguments, how the arguments are written, and the text after
+    them. The second is None for arguments that are an object of JSON.
 
-    rest: the text after the name of a call with the arguments TWO. Raises _Absent if they are not found.
+    form: how the template writes calls; not an "object".
+    rest: the text after the name of a call with the arguments TWO.
+    probe: renders further calls by the template, to learn how values are written that are no text.
+
+    Raises _Absent if the arguments are not found.
     """
     if form.layout == "named" and not form.quote:
         found = next(((at, end) for at, end, value in _objects(rest) if value == TWO), None)
@@ -604,12 +648,13 @@ def _split_arguments(form: CallForm, rest: str, probe: _Probe) -> tuple[str, Arg
     )
 
 
+# Values of every JSON type but text.
 OTHERS: Final[tuple[Any, ...]] = (3, True, None, {"a": 1}, [1])
 
 
 def _middles_by_type(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, ...]]:
-    """Return the marks between key and value for text, and those for other types. Both are empty if the marks
-    do not distinguish text from other types.
+    """Return the marks between key and value for text, and the different marks for other types. Both are
+    empty if the marks do not distinguish text from other types.
 
     probe: renders calls by the template.
     middle: the marks between key and value if the value is text.
@@ -619,7 +664,11 @@ def _middles_by_type(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, 
 
 
 def _other_middles(probe: _Probe) -> Iterator[str]:
-    """Yield the text between key and value for values that are no text."""
+    """Yield the text between key and value for values that are no text, one per value of OTHERS. A value that
+    the template refuses or does not show is left out.
+
+    probe: renders calls by the template.
+    """
     for value in OTHERS:
         try:
             text = probe.answer([(NAMES[0], {KEYS[0]: value, KEYS[1]: VALUES[1]})])
@@ -633,26 +682,31 @@ def _other_middles(probe: _Probe) -> Iterator[str]:
 def _shown(value: Any) -> str:
     """Return the beginning of a value as a template writes it.
 
-    value: a JSON value that is not text.
+    value: a JSON value that is not text; of an object or a list only the bracket is returned.
     """
     return json.dumps(value)[0] if isinstance(value, (dict, list)) else json.dumps(value)
 
 
-# Calls that a derived form has to read back.
+# Calls that a derived form has to read back, as (name, arguments): white space, braces and quotes in text,
+# line breaks, no arguments, and nested values.
 CHECKS: Final[tuple[tuple[tuple[str, Json], ...], ...]] = (
     ((NAMES[0], {KEYS[0]: "vx one", KEYS[1]: "{vx} two's"}),),
     ((NAMES[0], {KEYS[0]: "vx\none\n\ntwo"}),),
     ((NAMES[1], {}),),
     ((NAMES[1], {"other": {"a": [1, "b", {"c": None}]}, "count": 3}),),
 )
+# An answer of two calls, which a derived form has to read back too.
 TWO_CALLS: Final = ((NAMES[0], TWO), (NAMES[1], {KEYS[1]: VALUES[1]}))
 
 
 def _reads_back(form: CallForm, probe: _Probe) -> bool:
-    """Return True if a form reads every rendered call as the call that was rendered.
+    """Return True if a form reads every rendered call as the call that was rendered. A template that renders
+    one call at most need not show two.
 
     form: the form in question.
     probe: renders calls by the template.
+
+    Raises InvalidRequest if the template refuses one of the CHECKS.
     """
     if not all(_read(form, probe.answer(calls)) == list(calls) for calls in CHECKS):
         return False
@@ -665,7 +719,8 @@ def _reads_back(form: CallForm, probe: _Probe) -> bool:
 
 
 def _read(form: CallForm, text: str) -> list[tuple[str, Any]] | None:
-    """Return the calls in a text as (name, arguments), or None if the text has other content.
+    """Return the calls in a text as (name, arguments), an empty list if it has none, or None if the text has
+    other content.
 
     form: how calls are written.
     text: the text of an answer.

@@ -28,7 +28,9 @@ from specsot_master.core.dialects.tool_calls.arguments import Json
 from specsot_master.core.dialects.tool_calls.forms import ArgumentTexts, CallForm, CallTexts, Hole, Marks
 from specsot_master.core.dialects.tool_calls.schemas import every_schema, moved, resolved, types_of
 
+# Names of functions, and of arguments with marks of their own, that can be written in any form.
 _NAME = re.compile(r"[\w.\-]+")
+# Names of arguments that a call in Python, or in braces, can have.
 _KEY = re.compile(r"\w+")
 # What the model writes in the holes of marks. Mistral's templates take ids of nine letters and digits.
 _HOLES: Final[Mapping[Hole, str]] = {Hole.NUMBER: "[0-9]{1,2}", Hole.WORD: "[A-Za-z0-9]{9}"}
@@ -36,6 +38,7 @@ _HOLES: Final[Mapping[Hole, str]] = {Hole.NUMBER: "[0-9]{1,2}", Hole.WORD: "[A-Z
 _ANNOTATIONS: Final = frozenset(
     ("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "title")
 )
+# Keywords of a function's schema that this file takes into account.
 _OF_PARAMETERS: Final = _ANNOTATIONS | {
     "$defs",
     "additionalProperties",
@@ -53,10 +56,11 @@ class _NotInForm(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """An answer that consists of calls.
+    """An answer that is forced to consist of tool calls.
 
-    head: The text with which the prompt ends: the beginning of the first call, as far as it is determined.
-    parts: What the model writes after it.
+    head: The text with which the prompt ends: the beginning of the first call, as far as it is the same for
+        all allowed answers; "" if nothing is.
+    parts: What the model writes after `head`, in order.
     """
 
     head: str
@@ -66,11 +70,15 @@ class ForcedCalls:
 def forced_calls(
     form: CallForm, functions: Mapping[str, Json], max_calls: int, ends: Sequence[str] = ()
 ) -> ForcedCalls | None:
-    """Return what an answer of 1 to `max_calls` calls consists of, or None if the form has no exact texts, or
-    if it cannot express the schema of a function. Then calls have to be forced as plain JSON.
+    """Return what an answer of 1 to `max_calls` calls consists of. Return None if the form has no exact
+    texts, or if it cannot express the schema of a function; then calls have to be forced as plain JSON.
 
-    functions: the schemas of the arguments, by the names of the functions. ends: the texts of tokens that end
-    an answer, which the model itself writes after the calls.
+    form: how the model writes calls.
+    functions: the schemas of the arguments, by the names of the functions; at least one.
+    max_calls: the most calls that the answer may make, at least 1. A form that writes one call at most allows
+        one.
+    ends: the texts of tokens that end an answer, which the model itself writes after the calls; empty for
+        none.
     """
     texts = form.texts
     if texts is None:
@@ -91,11 +99,19 @@ def forced_calls(
 
 
 def _parts(marks: Marks) -> tuple[Part, ...]:
+    """Return marks as parts of a form: texts as they are, and for each hole a pattern of what may fill it.
+
+    marks: the marks, in order; () returns ().
+    """
     return tuple(Pattern(_HOLES[mark]) if isinstance(mark, Hole) else mark for mark in marks)
 
 
 def _until_any(marks: Marks, ends: Sequence[str]) -> Marks:
-    """Return the marks up to the first of these texts."""
+    """Return the marks up to the first occurrence of one of these texts; all marks if none of them occurs.
+
+    marks: the marks after the last call.
+    ends: the texts of tokens that end an answer; "" among them is ignored.
+    """
     found: list[str | Hole] = []
     for mark in marks:
         places = [mark.find(end) for end in ends if end and end in mark] if isinstance(mark, str) else []
@@ -106,7 +122,15 @@ def _until_any(marks: Marks, ends: Sequence[str]) -> Marks:
 
 
 def _call(form: CallForm, texts: CallTexts, name: str, parameters: Json) -> tuple[Part, ...]:
-    """Return a call of one function, from its name to the closing marks. Raises _NotInForm."""
+    """Return a call of one function, from its name to the closing marks.
+
+    form: how the model writes calls.
+    texts: the exact texts of the form.
+    name: the name of the function.
+    parameters: the schema of the function's arguments.
+
+    Raises _NotInForm if the name or the arguments cannot be written in the form.
+    """
     if not _NAME.fullmatch(name):
         raise _NotInForm
     if texts.arguments is None:
@@ -117,7 +141,15 @@ def _call(form: CallForm, texts: CallTexts, name: str, parameters: Json) -> tupl
 
 
 def _arguments(form: CallForm, texts: ArgumentTexts, parameters: Json) -> Members:
-    """Return the arguments in the order of the schema. Raises _NotInForm."""
+    """Return the arguments in the order of the schema; those that are not required may be left out.
+
+    form: how the model writes calls.
+    texts: the exact texts around one argument.
+    parameters: the schema of the function's arguments.
+
+    Raises _NotInForm if the schema allows arguments that it does not name, has keywords that are not taken
+    into account, or names an argument that the form cannot write.
+    """
     properties = parameters.get("properties", {})
     required = parameters.get("required", [])
     if not (isinstance(properties, dict) and isinstance(required, list)):
@@ -135,7 +167,15 @@ def _arguments(form: CallForm, texts: ArgumentTexts, parameters: Json) -> Member
 
 
 def _argument(form: CallForm, texts: ArgumentTexts, parameters: Json, name: str) -> tuple[Part, ...]:
-    """Return one argument. Text is written as it is, and everything else as JSON. Raises _NotInForm."""
+    """Return one argument with its marks. Text is written as it is, and everything else as JSON.
+
+    form: how the model writes calls.
+    texts: the exact texts around one argument.
+    parameters: the schema of all arguments of the function.
+    name: the name of this argument.
+
+    Raises _NotInForm if the schema allows no value, or text that the form cannot tell from other values.
+    """
     schema = cast(Json, parameters["properties"])[name]
     if schema is False:
         raise _NotInForm
@@ -162,7 +202,12 @@ def _argument(form: CallForm, texts: ArgumentTexts, parameters: Json, name: str)
 
 
 def _excluded(form: CallForm, texts: ArgumentTexts) -> tuple[str, ...]:
-    """Return the marks that end a text when it is read, and therefore cannot be a part of it."""
+    """Return the marks that end a text when it is read, and therefore cannot be a part of it; each once,
+    possibly none.
+
+    form: how the model writes calls.
+    texts: the exact texts around one argument.
+    """
     if form.parameter is None:
         return tuple(dict.fromkeys((texts.quote or "", *form.stops)))
     starts = [form.openers[n] for n in form.starts[:1]]
@@ -171,7 +216,15 @@ def _excluded(form: CallForm, texts: ArgumentTexts) -> tuple[str, ...]:
 
 
 def _text(schema: Json, end: str, excluded: tuple[str, ...]) -> tuple[Part, ...]:
-    """Return text of a schema, with its end. Raises _NotInForm for patterns and formats."""
+    """Return the text that a schema allows, with its end.
+
+    schema: the schema of a text, without references.
+    end: the text after the value.
+    excluded: marks that the text must not contain.
+
+    Raises _NotInForm for patterns and formats, for lengths that are no numbers, and for listed values that
+    contain a mark.
+    """
     keywords = set(schema) - _ANNOTATIONS - {"type"}
     if keywords and keywords <= {"enum", "const"}:
         values = [schema["const"]] if "const" in schema else cast("list[Any]", schema["enum"])
@@ -195,7 +248,12 @@ def _text(schema: Json, end: str, excluded: tuple[str, ...]) -> tuple[Part, ...]
 
 
 def _is_unrestricted(schema: Any, root: Json) -> bool:
-    """Return True if a schema allows all values of its types, and text is among them or it names no types."""
+    """Return True if a schema restricts nothing but the types of a value, or is a choice between such
+    schemas; False for anything else, and for the schema False.
+
+    schema: the schema of one argument: an object, or True or False.
+    root: the schema of all arguments, to which references lead.
+    """
     if not isinstance(schema, dict):
         return schema is True
     found = resolved(cast(Json, schema), root)
@@ -211,7 +269,11 @@ def _is_unrestricted(schema: Any, root: Json) -> bool:
 
 
 def _allows_any_text(schema: Any, root: Json) -> bool:
-    """Return True if a schema certainly allows every text."""
+    """Return True if a schema certainly allows every text; False if it may refuse one.
+
+    schema: the schema of one argument: an object, or True.
+    root: the schema of all arguments, to which references lead.
+    """
     if _is_unrestricted(schema, root):
         return True
     found = resolved(schema, root)
@@ -225,8 +287,12 @@ def _allows_any_text(schema: Any, root: Json) -> bool:
 
 
 def _self_contained(schema: Any, parameters: Json, name: str) -> Json | bool:
-    """Return the schema of one argument. If it has references, it is placed into a document of its own that
-    holds all parameters.
+    """Return the schema of one argument, unchanged if it has no references. Otherwise it is placed into a
+    document of its own that holds all parameters.
+
+    schema: the schema of the argument: an object, or True or False.
+    parameters: the schema of all arguments, to which references lead.
+    name: the name of the argument.
     """
     if not isinstance(schema, dict):
         return bool(schema)

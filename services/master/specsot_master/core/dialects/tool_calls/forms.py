@@ -9,18 +9,22 @@ from typing import Final, Literal
 
 
 class Hole(Enum):
-    """A place among marks at which every call has another text."""
+    """A place among the marks of a call at which every call has another text."""
 
+    # The ordinal of the call; the value lists the characters that may fill the place.
     NUMBER = "0123456789"  # The ordinal of the call.
+    # The id of the call; the value lists the characters that may fill the place.
     WORD = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."  # The id of the call.
 
 
+# A text that calls contain, or a place at which every call has another text.
 Mark = str | Hole
+# Marks in the order in which they are written, with any white space before each.
 Marks = tuple[Mark, ...]
 
 
 class Unfinished(Exception):
-    """Raised if more text must arrive to decide whether marks match."""
+    """Raised if more text of an answer must arrive to decide whether marks match."""
 
 
 def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
@@ -70,32 +74,44 @@ Layout = Literal["object", "named", "parameters", "python"]
 
 @dataclass(frozen=True, slots=True)
 class ParameterForm:
-    """One argument: begin KEY middle VALUE end, as in `<parameter=KEY>VALUE</parameter>`."""
+    """How a model writes one argument of a call: begin KEY middle VALUE end, as in
+    `<parameter=KEY>VALUE</parameter>`.
+    """
 
+    # The marks before the key.
     begin: Marks
+    # The marks between key and value, if the value is text.
     middle: Marks
+    # The marks after the value.
     end: Marks
-    # White space that the template writes between the marks and the value.
+    # White space that the template writes between the middle and the value; "" for none.
     before_value: str = ""
+    # White space that the template writes between the value and the end; "" for none.
     after_value: str = ""
-    # The marks between key and value if the value is text, and otherwise; empty if the template does not say.
+    # The marks between key and value if the value is text; empty if the template's marks do not depend on the
+    # type.
     text_middle: Marks = ()
+    # The different marks between key and value if the value is no text; empty if the template's marks do not
+    # depend on the type.
     other_middles: tuple[Marks, ...] = ()
 
     @property
     def middles(self) -> tuple[Marks, ...]:
-        """The marks that may stand between key and value."""
+        """The marks that may stand between key and value, at least one sequence of them."""
         return (self.text_middle, *self.other_middles) if self.text_middle else (self.middle,)
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentTexts:
-    """The exact text of arguments: begin KEY middle VALUE end, with `between` between two of them.
+    """The exact text around the arguments of a call: begin KEY middle VALUE end, with `between` between two
+    of them.
 
-    begin, middle, end, between: Of `<param name="a">3</param>`, the begin is `<param name="`, the middle `">`
-        and the end `</param>`; nothing is between two such arguments.
+    begin: The text before a key. Of `<param name="a">3</param>` it is `<param name="`.
+    middle: The text between key and value, in the example `">`.
+    end: The text after the value, in the example `</param>`.
+    between: The text between two arguments, in the example "".
     other_middle: The middle if the value is no text; None if it is the same.
-    quote: What is written around text that is no JSON; None if text is written as JSON.
+    quote: What is written around text that is no JSON; "" for nothing, None if text is written as JSON.
     """
 
     begin: str
@@ -108,13 +124,14 @@ class ArgumentTexts:
 
 @dataclass(frozen=True, slots=True)
 class CallTexts:
-    """The exact text of calls: before NAME opening ARGUMENTS closing (between NAME ...) end.
+    """The exact text around the calls of an answer: before NAME opening ARGUMENTS closing (between NAME ...)
+    end.
 
     before: The text before the first name.
-    opening: From a name to its arguments.
-    closing: After the arguments, as far as the text is the same for every call.
-    between: From there to the name of the next call; None if the template writes one call at most.
-    end: After the closing of the last call.
+    opening: The text from a name to its arguments.
+    closing: The text after the arguments, as far as it is the same for every call.
+    between: The text from there to the name of the next call; None if the template writes one call at most.
+    end: The text after the closing of the last call, without the end of the turn.
     arguments: How the arguments are written; None for an object of JSON.
     """
 
@@ -128,18 +145,25 @@ class CallTexts:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """One call: openers NAME middle ARGUMENTS closers, or for layout "object", openers OBJECT closers.
+    """How a model writes one call: openers NAME middle ARGUMENTS closers, or for layout "object", openers
+    OBJECT closers.
 
-    openers: `<tool_call>`, `<function=` of Qwen3-Coder. A call begins at any of them that cannot be prose;
-        so openers of a whole section, and those that a model forgets, need no rules of their own.
-    closers: marks after the arguments; the model may write them in any number.
-    quote: a string delimiter besides those of JSON.
+    layout: how the arguments are written; see `Layout`.
+    openers: the marks before a call, such as `<tool_call>`, or `<function=` of Qwen3-Coder. A call begins at
+        any of them that cannot be prose; so openers of a whole section, and those that a model forgets, need
+        no rules of their own.
+    middle: the marks between name and arguments; empty for an "object".
+    closers: marks after the arguments, empty for none; the model may write them in any number.
+    parameter: how one argument is written, for the layout "parameters"; else None.
+    quote: a string delimiter besides those of JSON; "" for none.
     head: what a prompt ends with if an "object" is forced: the text before its name and from there to its
-        arguments. Empty if that text is not the same for every call.
+        arguments. Both are "" if that text is not the same for every call.
     texts: the exact text of calls of the other layouts; None if it is unknown. See `forcing`.
-    object_head: likewise if the model chooses the function: the text before its "object", or before a list
-        of them if `is_list`. Empty if such a call is not JSON in marks.
-    name_key, arguments_key: the members of an "object".
+    object_head: what a prompt ends with if the model chooses the function: the text before its "object", or
+        before a list of them if `is_list`. "" if such a call is not JSON in marks.
+    is_list: True if the calls of an answer are members of one JSON list.
+    name_key: the member of an "object" that holds the function's name.
+    arguments_key: the member of an "object" that holds the arguments.
     """
 
     layout: Layout
@@ -154,16 +178,21 @@ class CallForm:
     is_list: bool = False
     name_key: str = "name"
     arguments_key: str = "arguments"
+    # True if the template wants the arguments of past calls as the text of JSON, and not as an object.
     arguments_as_text: bool = False  # The template wants the arguments of past calls as the text of JSON.
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Indexes of the openers with which a call may begin in the middle of text."""
+        """Indexes of the openers with which a call may begin in the middle of text; empty if none of them is
+        distinctive.
+        """
         return tuple(n for n, one in enumerate(self.openers) if isinstance(one, str) and is_distinctive(one))
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Marks that end arguments, because no JSON contains them outside of a string."""
+        """Marks that end arguments, because no JSON contains them outside of a string; each once, possibly
+        none.
+        """
         starts = (self.openers[n] for n in self.starts)
         found = (*(one for one in self.closers if is_distinctive(one)), *starts)
         return tuple(dict.fromkeys(one for one in found if isinstance(one, str)))
@@ -180,7 +209,7 @@ class CallForm:
 
     def forced_head(self, name: str) -> str:
         """Return the text with which a prompt ends if this function must be called: a call up to its
-        arguments.
+        arguments. A form without such a text gets the beginning of a JSON object.
 
         name: the name of the function.
         """
@@ -188,6 +217,7 @@ class CallForm:
         return f"{before}{name}{after}" if before or after else _JSON_HEAD.format(json.dumps(name))
 
 
+# The beginning of a forced call as plain JSON, with a place for the name.
 _JSON_HEAD: Final = '{{"name": {}, "arguments": '
 MIN_DISTINCTIVE: Final = 3  # Characters of a mark that prose does not contain by chance. Untuned.
 

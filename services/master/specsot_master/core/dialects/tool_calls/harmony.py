@@ -15,7 +15,9 @@ from specsot_master.core.dialects.tool_calls.arguments import ArgumentStream
 from specsot_master.core.dialects.tool_calls.forms import CallForm
 from specsot_master.core.dialects.tool_calls.reading import CallDelta
 
+# The mark with which the header of a message begins.
 HARMONY_MARK = "<|channel|>"
+# The form of gpt-oss's calls. `HarmonyReader` reads them; the form only serves to force calls.
 HARMONY = CallForm(
     "named",
     openers=(HARMONY_MARK,),
@@ -23,7 +25,9 @@ HARMONY = CallForm(
 )
 # Where a message ends: a mark, or the header of the next message.
 _MESSAGE_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|(?:start|channel)\|>)")
+# The beginning of a mark at the end of a text, which later text may complete.
 _MARK_BEGUN = re.compile(r"<(?:\|(?:[a-z]+\|?)?)?\Z")
+# The function or the other tool to which a message is addressed.
 _RECIPIENT = re.compile(r"\bto=(?P<functions>functions\.)?(?P<name>[\w.-]+)")
 
 
@@ -37,16 +41,16 @@ class HarmonyReader:
             -> CallDelta(0, "f", '{"a": 1}')
     """
 
-    def __init__(self, known: Collection[str], only_one: bool = False) -> None:
+    def __init__(self, function_names: Collection[str], only_one: bool = False) -> None:
         """Create a reader.
 
-        known: the names of the offered functions, which the model may call without "functions.".
+        function_names: the names of the offered functions, which the model may call without "functions.".
         only_one: True if the reader ends after the first call, see `ToolReader`.
         """
         self.calls = 0
         self._only_one = only_one
         self.thought = ""  # Of the text that was fed last.
-        self._known = known
+        self._known = function_names
         self._held = ""
         self._kind: Literal["header", "content", "thought", "call"] = "header"  # Of the message that is read.
         self._seen: set[str] = set()  # The kinds of messages so far.
@@ -55,7 +59,8 @@ class HarmonyReader:
         self._out: list[CallDelta] = []
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """Add text. Return what is certain now: new content, and what is new of each call.
+        """Add text. Return what is certain now: new content, and what is new of each call; ("", ()) if
+        nothing is.
 
         text: the next text of the answer.
         last: True if no more text comes.
@@ -78,7 +83,7 @@ class HarmonyReader:
         return self._only_one and self.calls > 0 and self._kind != "call"
 
     def _step(self, last: bool) -> bool:
-        """Read the next part of a message. Return False if that takes more text.
+        """Read the next part of a message. Return False if that takes more text, or if the answer has ended.
 
         last: True if no more text comes.
         """
@@ -90,8 +95,8 @@ class HarmonyReader:
         if found := _MESSAGE_END.search(self._held):
             cut, size = found.span()
         else:
-            begun = None if last else _MARK_BEGUN.search(self._held)
-            cut = size = begun.start() if begun else len(self._held)
+            mark_beginning = None if last else _MARK_BEGUN.search(self._held)
+            cut = size = mark_beginning.start() if mark_beginning else len(self._held)
         self._write(self._held[:cut])
         self._held = self._held[size:]
         if found:
@@ -100,7 +105,8 @@ class HarmonyReader:
         return found is not None
 
     def _read_header(self, last: bool) -> bool:
-        """Read the header of a message. Return False if it is incomplete.
+        """Read the header of a message; a text without one is content. Return False if the header is
+        incomplete, and drop it if no more text comes.
 
         last: True if no more text comes.
         """
@@ -134,12 +140,15 @@ class HarmonyReader:
         self._seen.add(self._kind)
 
     def _end_message(self) -> None:
-        """Finish the message; the arguments of a call are closed."""
+        """Finish the message: the arguments of a call are closed if they are incomplete; nothing happens for
+        other messages.
+        """
         if self._kind == "call" and not self._stream.done:
             self._write("", last=True)
 
     def _write(self, text: str, last: bool = False) -> None:
-        """Add text to the message's call, thought or content.
+        """Add text to the message's call, thought or content. Text after a call's complete arguments is
+        dropped.
 
         text: the next text of the message.
         last: True if the message ends.

@@ -9,7 +9,7 @@ from typing import Any
 def tools_in_words(functions: list[dict[str, Any]], example: str | None = None) -> str:
     """Return the instructions that offer functions.
 
-    functions: the offered functions, in OpenAI's format.
+    functions: the offered functions, in OpenAI's format; each is listed as a line of JSON.
     example: a call as the model's template writes it; None asks for calls in the form of Hermes' models.
     """
     signatures = "\n".join(
@@ -33,5 +33,5 @@ def calls_in_words(calls: list[dict[str, Any]]) -> str:
 
     calls: calls in OpenAI's format, whose `arguments` are JSON values, not text.
     """
-    told = (json.dumps(one["function"], ensure_ascii=False) for one in calls)
-    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in told)
+    encoded_calls = (json.dumps(one["function"], ensure_ascii=False) for one in calls)
+    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in encoded_calls)

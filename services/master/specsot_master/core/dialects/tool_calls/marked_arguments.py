@@ -19,16 +19,21 @@ from specsot_master.core.dialects.tool_calls.forms import (
 from specsot_master.core.dialects.tool_calls.schemas import types_of, value_of_text
 
 MAX_KEY: Final = 256  # Characters of the name of an argument. Untuned.
+# What some models write before and after a value, as in XML.
 _CDATA: Final = ("<![CDATA[", "]]>")
+# The name of an argument in Python, with the sign after it and a value.
 _KEY = re.compile(r"(\w+)\s*=\s*(?=\S)")
 # What may be the beginning of a number or a constant.
 _WORD_BEGUN = re.compile(r"\s*[-+.\w]*\s*")
+# Characters. The longest escape in a string of JSON, such as \u00e9.
 MAX_ESCAPE: Final = 6  # Characters of an escape in a string of JSON.
+# What may be the beginning of the name of an argument in Python.
 _KEY_BEGUN = re.compile(r"\w+\s*(?:=\s*)?")
 
 
 class MemberStream(ABC):
-    """Base class of readers that turn the arguments of one call into members of a JSON object as they arrive.
+    """Base class of readers that turn the arguments of one call into members of a JSON object as they arrive,
+    with the interface of ArgumentStream.
 
     The interface is that of ArgumentStream: `done` is True once the arguments are complete.
     """
@@ -43,7 +48,7 @@ class MemberStream(ABC):
 
     @property
     def rest(self) -> str:
-        """The text after the arguments, once they are done."""
+        """The text after the arguments, once they are done; before that, the text that is not read yet."""
         return self._held
 
     def feed(self, text: str, last: bool = False) -> str:
@@ -65,13 +70,15 @@ class MemberStream(ABC):
 
     @abstractmethod
     def _step(self) -> bool:
-        """Read one argument or the end. Return False, or raise Unfinished, if that takes more text."""
+        """Read one argument or the end. Return True if another call may read more; return False, or raise
+        Unfinished, if that takes more text or the arguments are done.
+        """
 
     def _add_member(self, key: str, value: Any) -> None:
         """Write one member of the object.
 
         key: the name of the argument.
-        value: its value.
+        value: its value, which JSON can express.
         """
         self._out.append(f"{', ' if self._members else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         self._out.append(json.dumps(value, ensure_ascii=False))
@@ -85,7 +92,7 @@ class MemberStream(ABC):
 
 
 class ParameterStream(MemberStream):
-    """Reads arguments with marks of their own.
+    """Reads the arguments of a call in which each argument has marks of its own.
 
     '<parameter=a>3</parameter></function>' -> '{"a": 3}' if the schema says that `a` is an integer
     """
@@ -103,7 +110,11 @@ class ParameterStream(MemberStream):
         self._schema = schema
 
     def _step(self) -> bool:
-        """Read one argument, or the end of the arguments."""
+        """Read one argument, or the end of the arguments if no argument begins here. Return True if another
+        call may read more, False at the end.
+
+        Raises Unfinished, with nothing read, if more text decides.
+        """
         form = self._parameter
         begin = match(form.begin, self._held, 0, self._last)
         found = None if begin is None else self._key_at(begin, form)
@@ -120,10 +131,13 @@ class ParameterStream(MemberStream):
         return True
 
     def _after_white(self, at: int, white: str) -> int:
-        """Return the position after the white space that the template writes there, if it is present.
+        """Return the position after the white space that the template writes there, or `at` if it is not
+        present.
 
         at: a position in the held text, in characters.
         white: the white space; "" returns `at`.
+
+        Raises Unfinished if more text decides.
         """
         if not white:
             return at
@@ -132,11 +146,13 @@ class ParameterStream(MemberStream):
         return at + len(white) if self._held.startswith(white, at) else at
 
     def _key_at(self, begin: int, form: ParameterForm) -> tuple[str, int, Marks] | None:
-        """Return the key, the position of the value, and the marks between them; None if no argument begins
-        here.
+        """Return the key, the position of the value, and the marks between them. Return None if no argument
+        begins here: the key would be longer than MAX_KEY or have several lines, or no marks follow it.
 
         begin: the position after the marks that begin an argument.
         form: the marks of an argument.
+
+        Raises Unfinished if more text decides.
         """
         first = [marks[0] for marks in form.middles]
         places = [self._held.find(mark, begin) for mark in first if isinstance(mark, str)]
@@ -155,7 +171,12 @@ class ParameterStream(MemberStream):
         return None
 
     def _is_json(self, key: str, marks: Marks) -> bool:
-        """Return True if the marks or the schema say that a value is no text."""
+        """Return True if the marks or the schema say that a value is no text; False if it may be text, or if
+        the schema does not name the argument.
+
+        key: the name of the argument.
+        marks: the marks between key and value, as the model wrote them.
+        """
         if self._parameter.text_middle:
             return marks != self._parameter.text_middle
         properties = self._schema.get("properties")
@@ -163,8 +184,14 @@ class ParameterStream(MemberStream):
         return bool(types) and "string" not in types
 
     def _end_of_json(self, at: int, form: ParameterForm) -> tuple[int, int] | None:
-        """Return where a value of strict JSON ends, and where the mark after it ends, or None if the value is
-        no such JSON. Marks in the strings of the value are text. Raises Unfinished if more text decides.
+        """Return where a value of strict JSON ends, and where the marks after it end. Return None if the
+        value is no object or list of such JSON, or if those marks do not follow it. Marks in the strings of
+        the value are text.
+
+        at: the position at which the value begins, in characters of the held text.
+        form: the marks of an argument.
+
+        Raises Unfinished if more text decides.
         """
         begin = skip_white(self._held, at)
         if begin == len(self._held) and not self._last:
@@ -185,11 +212,13 @@ class ParameterStream(MemberStream):
         return (end, after) if after is not None and self._may_follow_value(after, form) else None
 
     def _end_of_value(self, at: int, form: ParameterForm) -> tuple[int, int]:
-        """Return where a value ends, and where the mark after it ends. A mark within a value, as in HTML, is
-        text.
+        """Return where a value ends, and where the marks after it end. A mark within a value, as in HTML, is
+        text. A value without its mark ends at the first closer, at the next call, or at the end of the text.
 
-        at: the position at which the value begins.
+        at: the position at which the value begins, in characters of the held text.
         form: the marks of an argument.
+
+        Raises Unfinished if more text decides.
         """
         mark = form.end[0]
         assert isinstance(mark, str), "values end with text"
@@ -217,10 +246,13 @@ class ParameterStream(MemberStream):
         return place if place >= 0 else len(self._held)
 
     def _may_follow_value(self, at: int, form: ParameterForm) -> bool:
-        """Return True if an argument, a closer or a call begins at `at`, or if the text is over.
+        """Return True if an argument, a closer or a call begins at a position, or if the text is over there;
+        False if other text follows.
 
-        at: the position after the marks that may end the value.
+        at: the position after the marks that may end the value, in characters of the held text.
         form: the marks of an argument.
+
+        Raises Unfinished if more text decides.
         """
         at = skip_white(self._held, at)
         if at == len(self._held):
@@ -255,7 +287,11 @@ class ParameterStream(MemberStream):
 
 
 def _is_cut(error: json.JSONDecodeError) -> bool:
-    """Return True if a text that is no JSON may become JSON by more text."""
+    """Return True if a text that is no JSON may become JSON by more text: it ends within a string, an escape,
+    a number or a constant.
+
+    error: what the JSON decoder has raised for the text.
+    """
     rest = error.doc[error.pos :]
     if error.msg.startswith("Unterminated string") or _WORD_BEGUN.fullmatch(rest):
         return True
@@ -263,7 +299,7 @@ def _is_cut(error: json.JSONDecodeError) -> bool:
 
 
 class PythonStream(MemberStream):
-    """Reads keyword arguments of a call in Python, from its opening parenthesis on.
+    """Reads the keyword arguments of a call that is written as in Python, from its opening parenthesis on.
 
     '(a="x", b=True)' -> '{"a": "x", "b": true}'
     """
@@ -277,7 +313,11 @@ class PythonStream(MemberStream):
         self._written = ""  # Its value so far.
 
     def _step(self) -> bool:
-        """Read the parenthesis, the key or the value of an argument, or the end of the arguments."""
+        """Read the parenthesis, the key or the value of an argument, or the end of the arguments. Return True
+        if another call may read more; False if the value takes more text, or at the end.
+
+        Raises Unfinished if more text decides.
+        """
         if self._key is not None:
             return self._read_value(self._key)
         at = skip_white(self._held, 0)
@@ -301,7 +341,7 @@ class PythonStream(MemberStream):
         return self._end()
 
     def _need(self, at: int) -> None:
-        """Raise Unfinished if the text ends at a position and more may come.
+        """Raise Unfinished if the text ends at a position and more may come; else do nothing.
 
         at: a position in the held text, in characters.
         """

@@ -26,11 +26,11 @@ from specsot_master.core.dialects.tool_calls.tails import ARGUMENT_KEYS, FENCE, 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """New text of one call.
+    """New text of one call in an answer that is still being read.
 
-    index: which call of the answer it belongs to, from 0.
+    index: the number of the call in the answer to which the text belongs, from 0.
     name: the function's name, once at the beginning of the call; else None.
-    arguments: new text of the arguments, which is JSON.
+    arguments: new text of the arguments, which is JSON; "" if this delta only begins the call.
     """
 
     index: int
@@ -38,6 +38,7 @@ class CallDelta:
     arguments: str = ""
 
 
+# The name of a function.
 _NAME = re.compile(r"[\w.\-]+")
 # The beginning of an object up to its arguments. Cohere writes the call's id first.
 _HEAD: Final = (
@@ -47,17 +48,23 @@ _HEAD: Final = (
 MAX_HEAD: Final = (
     4096  # Characters of an object within which its name and the key of its arguments stand. Untuned.
 )
+# Characters that may stand between two calls.
 _SEPARATORS: Final = " \t\r\n,;"
 
 # Characters that may be read again to look for calls inside what is no call; bounds the time that
 # a model takes that repeats the beginning of a call without end. Untuned.
 MAX_READ_TWICE: Final = 100_000
 
+# What a reader reads: content, objects at the end of the message that may be calls, an object with a name and
+# arguments, the arguments of a call, the members after them, further members that are ignored, or what
+# follows a call.
 State = Literal["content", "tail", "object", "arguments", "members", "skipped", "after"]
 
 
 class CodeTracker:
-    """Tracks whether the text so far ends inside a code fence, or inside backticks on its last line."""
+    """Tracks whether the text of an answer so far ends inside a code fence, or inside backticks on its last
+    line.
+    """
 
     def __init__(self) -> None:
         """Start outside of code."""
@@ -87,8 +94,8 @@ class CodeTracker:
 
 
 class ToolReader:
-    """Separates content and calls in an answer that arrives in pieces. The result does not depend on the
-    pieces.
+    """Separates content and calls in an answer that arrives in pieces of any size. The result does not depend
+    on the pieces.
 
     Text is held back only as long as it may still become a call. `calls` is the number of calls so far.
 
@@ -101,7 +108,7 @@ class ToolReader:
 
         form: how the model writes calls.
         functions: the JSON schema of the arguments of each offered function, by name.
-        only_one: the answer ends with its first call; whatever follows that call is dropped.
+        only_one: True if the answer ends with its first call, so that whatever follows that call is dropped.
         """
         self.calls = 0
         self._only_one = only_one
@@ -135,7 +142,8 @@ class ToolReader:
         self._places = re.compile(rf"[`{{\[{first}]")
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """Add text. Return what is certain now: new content, and what is new of each call.
+        """Add text. Return what is certain now: new content, and what is new of each call; ("", ()) if
+        nothing is.
 
         text: the next text of the answer.
         last: True if no more text comes.
@@ -163,7 +171,9 @@ class ToolReader:
         return self._only_one and self.calls > 0 and self._state in ("after", "content") and is_closed
 
     def _step(self) -> bool:
-        """Read the next thing. Return False if that takes more text."""
+        """Read the next part of the answer, depending on the state. Return True if another call may read
+        more; return False, or raise Unfinished, if that takes more text or the answer has ended.
+        """
         if self.has_ended:
             self._held = self._white = ""
             return False
@@ -186,7 +196,8 @@ class ToolReader:
     # Content.
 
     def _say(self, text: str) -> None:
-        """Release text as content. White space at its end waits for what follows.
+        """Release text as content. White space at its end waits for what follows; white space around calls is
+        dropped at the beginning of the answer.
 
         text: text that is part of no call.
         """
@@ -195,25 +206,27 @@ class ToolReader:
             if self._after_call:
                 self._white = (self._white or "\n") if self._spoke else ""
                 spoken = spoken if self._spoke or self._muted else spoken.lstrip()
-            said = self._white + spoken
-            self._content.append(said)
-            self._code.add(said)
+            released = self._white + spoken
+            self._content.append(released)
+            self._code.add(released)
             self._white = ""
             self._spoke = True
             self._after_call = False
         self._white += text[len(text.rstrip()) :]
 
     def _say_raw(self, size: int) -> bool:
-        """Release held characters as content. Return True.
+        """Release the first held characters as content. Return True, so that a state can return this call.
 
-        size: how many of the first held characters.
+        size: how many characters; 0 releases none.
         """
         self._say(self._held[:size])
         self._held = self._held[size:]
         return True
 
     def _read_content(self) -> bool:
-        """Read content up to the next place at which a call may begin."""
+        """Read content up to the next place at which a call may begin. Return False if all text is read or
+        more text decides, else True.
+        """
         place = self._places.search(self._held)
         self._say_raw(place.start() if place else len(self._held))
         if not self._held:
@@ -230,7 +243,9 @@ class ToolReader:
         return self._say_raw(1)
 
     def _read_backticks(self) -> bool:
-        """Read a run of backticks. A code fence may hold calls at the end of the message."""
+        """Read a run of backticks. A code fence may hold calls at the end of the message. Return False, with
+        nothing read, if the run may continue in later text; else True.
+        """
         ticks = len(self._held) - len(self._held.lstrip("`"))
         if ticks == len(self._held) and not self._last:
             return False
@@ -241,14 +256,16 @@ class ToolReader:
     # Objects at the end of the message.
 
     def _begin_tail(self) -> bool:
-        """Start to read the rest of the message as objects that may be calls."""
+        """Start to read the rest of the message as objects that may be calls. Return True, as the next step
+        reads them.
+        """
         self._tail = CallTail(self._functions)
         self._state = "tail"
         return True
 
     def _read_tail(self) -> bool:
         """Read objects at the end of the message. If they turn out to be no calls, their text is read again
-        as content.
+        as content. Return False if more text decides or the calls are read, True if content follows.
         """
         tail = self._tail
         assert tail is not None, "the state says so"
@@ -274,7 +291,7 @@ class ToolReader:
 
     def _begin_call(self, at: int, first: int) -> bool:
         """Begin a call if some openers stand at a position, with a name or an object after them. Return True
-        if a call begins.
+        if a call begins; else return False and change nothing.
 
         at: a position in the held text, in characters.
         first: the number of the first opener that must stand there; those before it may be missing.
@@ -301,7 +318,7 @@ class ToolReader:
         return True
 
     def _need(self, at: int) -> None:
-        """Raise Unfinished if the text ends at a position and more may come.
+        """Raise Unfinished if the text ends at a position and more may come; else do nothing.
 
         at: a position in the held text, in characters.
         """
@@ -309,9 +326,12 @@ class ToolReader:
             raise Unfinished
 
     def _skip_white(self, at: int) -> int:
-        """Return the position after white space. Raises Unfinished as `_need` does.
+        """Return the position of the next character that is no white space; the length of the held text if
+        there is none and no more text comes.
 
         at: a position in the held text, in characters.
+
+        Raises Unfinished if more text may come.
         """
         at = skip_white(self._held, at)
         self._need(at)
@@ -342,7 +362,7 @@ class ToolReader:
         return False
 
     def _start(self, name: str, at: int) -> None:
-        """Begin a call.
+        """Begin a call whose name has been read; what precedes its arguments is dropped.
 
         name: the name of the function.
         at: the position at which its arguments begin.
@@ -360,7 +380,7 @@ class ToolReader:
         """Add the delta that begins a call.
 
         name: the name of the function.
-        arguments: its arguments as JSON text, if they are known already.
+        arguments: its arguments as JSON text, if they are known already; else "".
         """
         self._out.append(CallDelta(self.calls, name, arguments))
         self.calls += 1
@@ -381,7 +401,8 @@ class ToolReader:
     # Objects with a name and arguments.
 
     def _begin_object(self, at: int) -> bool:
-        """Begin an object, or a list of objects. Return True if one begins there.
+        """Begin an object, or a list of objects. Return True if one begins there; else return False and
+        change nothing.
 
         at: a position in the held text, in characters.
 
@@ -406,25 +427,26 @@ class ToolReader:
 
     def _read_object(self) -> bool:
         """Read an object with a name and arguments. If the name precedes the arguments, the arguments are
-        passed on as they arrive; otherwise the object is read to its end.
+        passed on as they arrive; otherwise the object is read to its end. An object that turns out to be no
+        call is content. Return False if that takes more text, else True.
         """
-        seen = self._object + self._held
-        head = self._head.match(seen) if len(self._object) < MAX_HEAD else None
-        if head and head.end() < len(seen):
-            self._held = seen[head.end() :]
+        read_so_far = self._object + self._held
+        head = self._head.match(read_so_far) if len(self._object) < MAX_HEAD else None
+        if head and head.end() < len(read_so_far):
+            self._held = read_so_far[head.end() :]
             self._begin_json(_text_of(head["name"]))
             self._in_object = True
             return True
         self._written += self._rewriter.feed(self._held, self._last)
         if not self._rewriter.done:
-            self._object = seen
+            self._object = read_so_far
             self._held = ""
             return False
         self._held = self._rewriter.rest
         call = call_in(_value_of(self._written))
         if call is None or (call[1] is None and self._rewriter.is_cut):
             self._state = "content"
-            self._say(self._raw + seen[: len(seen) - len(self._held)])
+            self._say(self._raw + read_so_far[: len(read_so_far) - len(self._held)])
             return True
         self._add_call(call[0], as_json(arguments_of(call[1])))
         self._closed = False
@@ -439,7 +461,7 @@ class ToolReader:
         self._begin_arguments(name, ArgumentStream(self._form.stops, self._form.quote))
 
     def _begin_arguments(self, name: str, stream: ArgumentStream | MemberStream) -> None:
-        """Begin a call.
+        """Begin a call, and read its arguments from now on.
 
         name: the name of the function.
         stream: reads its arguments.
@@ -450,7 +472,9 @@ class ToolReader:
         self._state = "arguments"
 
     def _read_arguments(self) -> bool:
-        """Read a part of the arguments."""
+        """Read a part of the arguments. Return False if that takes more text, True once they are complete. A
+        call without an object of arguments has the arguments {}.
+        """
         if self._form.layout == "named" and self._is_empty_call():
             self._add_arguments("{}")
             self._state = "after"
@@ -462,7 +486,11 @@ class ToolReader:
         return self._stream.done
 
     def _is_empty_call(self) -> bool:
-        """Return True if something other than an object of arguments follows, where one is due."""
+        """Return True if something other than an object of arguments follows, where one is due; False once
+        its reading has begun.
+
+        Raises Unfinished if more text decides.
+        """
         if not isinstance(self._stream, ArgumentStream) or self._stream.begun:
             return False
         at = self._skip_white(0)
@@ -470,7 +498,9 @@ class ToolReader:
 
     def _read_members(self) -> bool:
         """Read what follows the arguments in a call's object: the closing brace, which may be missing, or
-        more members.
+        more members. Return True, as the next step reads what follows.
+
+        Raises Unfinished if more text decides.
         """
         at = self._skip_white(0)
         if self._held[at : at + 1] == "," and self._held[self._skip_white(at + 1) :][:1] in ('"', "'"):
@@ -485,7 +515,9 @@ class ToolReader:
         return True
 
     def _read_skipped(self) -> bool:
-        """Read the further members of a call's object, which are ignored."""
+        """Read the further members of a call's object, which are ignored. Return False if that takes more
+        text, True once the object is closed.
+        """
         self._rewriter.feed(self._held, self._last)
         if not self._rewriter.done:
             self._held = ""
@@ -497,7 +529,11 @@ class ToolReader:
     # After a call.
 
     def _read_after(self) -> bool:
-        """Read what follows a call: closers, the next call, or content."""
+        """Read what follows a call: closers, the next call, or content. Return False if all text is read,
+        else True.
+
+        Raises Unfinished if more text decides.
+        """
         form = self._form
         at = skip_white(self._held, 0)
         if at == len(self._held):
@@ -519,7 +555,7 @@ class ToolReader:
         return True
 
     def _closer_at(self, at: int) -> int | None:
-        """Return the length of the closer that begins at a position, or None.
+        """Return the length of the closer that begins at a position, or None if none does.
 
         at: a position in the held text, in characters.
 
@@ -535,7 +571,8 @@ class ToolReader:
         return None
 
     def _begin_next(self, at: int) -> bool:
-        """Begin another call after one, with or without a separator. Return True if one begins.
+        """Begin another call after one, with or without a separator. Return True if one begins; else return
+        False and change nothing.
 
         at: a position in the held text, in characters.
 
@@ -587,7 +624,13 @@ class MarkedReader(ToolReader):
     """
 
     def __init__(self, form: CallForm, functions: Mapping[str, Json], head: str) -> None:
-        """Create a reader. `head` is the beginning of the first call, which the prompt contains."""
+        """Create a reader.
+
+        form: how the model writes calls.
+        functions: the JSON schemas of the arguments of the offered functions, by the function's name.
+        head: the beginning of the first call, which the prompt contains, so that the answer continues it; ""
+            for none.
+        """
         super().__init__(form, functions)
         self._muted = True
         self._held = head

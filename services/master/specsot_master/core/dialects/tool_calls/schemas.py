@@ -9,10 +9,11 @@ from typing import Any, Final, cast
 from specsot_master.core.dialects.tool_calls.arguments import Json, read_arguments, rewritten
 from specsot_master.core.dialects.tool_calls.forms import CallForm
 
-# References, and nested schemas. A longer chain of references counts as circular.
+# References in a chain, and schemas inside each other. A longer chain of references counts as circular.
 MAX_REFERENCES: Final = 32
+# Keywords that compose a schema from a list of schemas.
 _COMPOSED: Final = ("anyOf", "oneOf", "allOf")
-# Keywords whose value is one schema, a list of schemas, or schemas by name.
+# Keywords whose value is one schema.
 _ONE: Final = (
     "additionalProperties",
     "contains",
@@ -24,7 +25,9 @@ _ONE: Final = (
     "then",
     "unevaluatedProperties",
 )
+# Keywords whose value may be a list of schemas.
 _LISTED: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+# Keywords whose value is an object of schemas by name.
 _NAMED: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
 
@@ -42,11 +45,12 @@ def parameters_of(function: Mapping[str, Any]) -> Json:
 
 
 def arguments_schema(functions: Sequence[Json], name: str) -> Json:
-    """Return the JSON schema of the arguments of one function. Raises StopIteration if there is no such
-    function.
+    """Return the JSON schema of the arguments of one function.
 
     functions: the offered functions, in OpenAI's format.
     name: the name of the function.
+
+    Raises StopIteration if no function has this name.
     """
     return next(parameters_of(one) for one in functions if one["name"] == name)
 
@@ -85,7 +89,7 @@ def _call_schema(name: str, place: str, form: CallForm) -> Json:
 
 def moved(schema: Json, root: str) -> Json:
     """Return a copy of a JSON schema with its references changed so that it can be placed within another
-    schema.
+    schema. References into other documents stay as they are.
 
         root "#/$defs/arguments0": "#/$defs/Value" -> "#/$defs/arguments0/$defs/Value", "#" -> root
 
@@ -133,31 +137,33 @@ def resolved(schema: Any, root: Json) -> Json:
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
-        way = cast(Json, schema).get("$ref")
-        if not isinstance(way, str):
+        reference = cast(Json, schema).get("$ref")
+        if not isinstance(reference, str):
             return cast(Json, schema)
-        schema = _follow(way, root)
+        schema = _follow(reference, root)
     return {}
 
 
-def _follow(way: str, root: Json) -> Any:
-    """Return what a reference such as "#/$defs/Value" leads to, or None.
+def _follow(reference: str, root: Json) -> Any:
+    """Return what a reference such as "#/$defs/Value" leads to, or None if it leads nowhere or into another
+    document.
 
-    way: the reference.
+    reference: the reference, as the schema has it.
     root: the whole schema, at whose top references begin.
     """
-    here: Any = root if way.startswith("#") else None
-    for part in way.lstrip("#").split("/")[1:]:
+    target: Any = root if reference.startswith("#") else None
+    for part in reference.lstrip("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(here, dict):
-            here = cast(Json, here).get(name)
-        elif isinstance(here, list) and name.isdecimal() and int(name) < len(cast("list[Any]", here)):
-            here = cast("list[Any]", here)[int(name)]
+        if isinstance(target, dict):
+            target = cast(Json, target).get(name)
+        elif isinstance(target, list) and name.isdecimal() and int(name) < len(cast("list[Any]", target)):
+            target = cast("list[Any]", target)[int(name)]
         else:
             return None
-    return here
+    return target
 
 
+# The classes of decoded values, by the name of the JSON type.
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "object": (dict,),
     "array": (list,),
@@ -225,7 +231,7 @@ def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
     """Return True if an object's members satisfy a JSON schema: required ones are present, and no others if
     the schema is closed.
 
-    value: the object.
+    value: the object whose members are checked.
     schema: the schema, not a reference.
     root: the whole schema, at whose top references begin.
     depth: how many schemas are nested around this one.
@@ -270,7 +276,10 @@ def types_of(schema: Any, root: Json, depth: int = 0) -> frozenset[str]:
 
 
 def _type_of(value: Any) -> str:
-    """Return the name of the JSON type of a decoded value, such as "integer"."""
+    """Return the name of the JSON type of a decoded value, such as "integer"; 3.0 has the type "number".
+
+    value: a decoded JSON value.
+    """
     if isinstance(value, bool):
         return "boolean"
     return next(name for name, kinds in _TYPES.items() if isinstance(value, kinds))
@@ -283,7 +292,7 @@ def value_of_text(text: str, name: str, parameters: Json) -> Any:
         "3" -> 3 for an integer, "3" for a string
 
     text: the argument as the model has written it.
-    name: the name of the argument.
+    name: the name of the argument; one that the schema does not declare may have any type.
     parameters: the JSON schema of all arguments of the function.
     """
     properties = parameters.get("properties")
@@ -296,14 +305,17 @@ def value_of_text(text: str, name: str, parameters: Json) -> Any:
         value = json.loads(rewritten(text)[0])
     except (ValueError, RecursionError):
         return _unquoted(text, types)
-    said = _type_of(value)
-    if types and said not in types and not (said == "integer" and "number" in types):
+    value_type = _type_of(value)
+    if types and value_type not in types and not (value_type == "integer" and "number" in types):
         return text if "string" in types else value
     return value
 
 
 def _no_constant(name: str) -> Any:
-    """Raise ValueError: NaN and Infinity are no JSON."""
+    """Raise ValueError, because NaN and Infinity are no JSON.
+
+    name: the constant that the decoder has found.
+    """
     raise ValueError(name)
 
 

@@ -14,19 +14,29 @@ from typing import Any, Final, Literal, cast
 from specsot_master.core.dialects.tool_calls.arguments import Json, JsonRewriter, arguments_of
 from specsot_master.core.dialects.tool_calls.schemas import fits
 
+# Begins and ends a block of code.
 FENCE: Final = "```"
+# Members of an object that may hold the name of the called function.
 NAME_KEYS: Final = ("name", "tool_name")
+# Members of an object that may hold the arguments.
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
+# Further members that the object of a call may have.
 _OTHER_KEYS: Final = ("function", "id", "type", "tool_call_id")
+# All members that the object of a call may have.
 _KEYS: Final = (*NAME_KEYS, *ARGUMENT_KEYS, *_OTHER_KEYS)
+# The beginning of an object; some models write a second brace.
 _BEGINNING = re.compile(r"\{\s*(?:\{\s*)?")
+# Characters besides white space that may stand between two objects.
 _BETWEEN: Final = ",;[]}"
+# A code fence with the language after it.
 _LANGUAGE = re.compile(r"```[\w-]*")
+# A string of JSON, which may lack its closing quote.
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)("?)', re.DOTALL)
 
 
 def call_in(value: Any) -> tuple[str, Any] | None:
-    """Return the name and the arguments of a call written as an object, or None if the value is no call.
+    """Return the name and the arguments of a call written as an object, or None if the value is no object
+    with a name. The arguments are None if the object has none.
 
     {"name": "f", "arguments": {}} -> ("f", {});   {"function": "f", "parameters": {}} -> ("f", {})
 
@@ -79,47 +89,47 @@ class CallTail:
                 return count
         return len(text)
 
-    def _read(self, one: str) -> None:
+    def _read(self, character: str) -> None:
         """Read one character between objects, or pass it on to `_read_object`. `alive` becomes False if no
         call can contain it.
 
-        one: the character.
+        character: the next character of the text.
         """
         if self._state == "object":
-            self._read_object(one)
+            self._read_object(character)
             return
-        ticks = self._ticks + 1 if one == "`" else 0
-        if self._state == "fence" and (one.isalnum() or one in "-_"):
+        ticks = self._ticks + 1 if character == "`" else 0
+        if self._state == "fence" and (character.isalnum() or character in "-_"):
             return  # The language of a fence.
         self._state = "between"
-        if one == "{":
+        if character == "{":
             self._state = "object"
             self._begun = len(self.text) - 1
             self._depth = 1
             self._decided = False
             self._quoted = self._escaped = False
-        elif one == "`":
+        elif character == "`":
             self._state = "fence" if ticks == len(FENCE) else "between"
             self.alive = ticks <= len(FENCE)
         else:
             self.alive = not self._ticks or self._ticks == len(FENCE)
-            self.alive = self.alive and (one.isspace() or one in _BETWEEN)
+            self.alive = self.alive and (character.isspace() or character in _BETWEEN)
         self._ticks = ticks
 
-    def _read_object(self, one: str) -> None:
+    def _read_object(self, character: str) -> None:
         """Read one character of an object. `alive` becomes False if the object cannot be a call of an offered
         function.
 
-        one: the character.
+        character: the next character of the text.
         """
         if self._quoted:
-            self._quoted = self._escaped or one != '"'
-            self._escaped = one == "\\" and not self._escaped
-        elif one == '"':
+            self._quoted = self._escaped or character != '"'
+            self._escaped = character == "\\" and not self._escaped
+        elif character == '"':
             self._quoted = True
-        elif one in "{[":
+        elif character in "{[":
             self._depth += 1
-        elif one in "}]":
+        elif character in "}]":
             self._depth -= 1
             if self._depth <= 0:
                 self._state = "between"
@@ -154,7 +164,9 @@ class CallTail:
         return name[1] in known if name[2] else any(one.startswith(name[1]) for one in known)
 
     def calls(self) -> list[tuple[str, Json]] | None:
-        """Return the calls of the complete message, or None if it is text."""
+        """Return the calls of the complete message as (name, arguments), or None if one of its objects is no
+        call of an offered function, or if it has none.
+        """
         found: list[tuple[str, Json]] = []
         rest = self._between(self.text)
         while rest:
