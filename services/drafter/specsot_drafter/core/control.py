@@ -690,8 +690,10 @@ class DraftPolicy(BudgetPolicy):
                 self.costs.learn()
         baseline = self.costs.baseline(live)
         stake = max(float(self.costs.drafted(live, len(drafted), grown, rows - live)) / baseline - 1, 0.0)
-        # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
-        restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET) if not self._drafts else 0.0
+        restart = 0.0
+        if not self._drafts and not self._stepwise:
+            # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
+            restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET)
         self._regret.record(accepted - stake - restart)
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
         self._drafts = True
