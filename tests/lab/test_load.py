@@ -30,9 +30,9 @@ pytestmark = pytest.mark.timeout(60)
 
 def test_what_one_client_felt() -> None:
     heard = RequestTimes(10.0, 12.5, (10.5, 10.5001, 11.0, 12.0), tokens=6)
-    assert heard.first == 0.5
-    assert [round(gap, 3) for gap in heard.between] == [0.5, 1.0], "two texts of one step are one"
-    assert heard.per_token == pytest.approx(0.3)
+    assert heard.first_text_seconds == 0.5
+    assert [round(gap, 3) for gap in heard.step_gaps] == [0.5, 1.0], "two texts of one step are one"
+    assert heard.seconds_per_token == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 1000])
@@ -88,8 +88,8 @@ async def test_every_request_is_asked_once() -> None:
         for clients in (1, 3):
             level = await ask_at_once(one.address, clients, islice(numbers, 7), ask)
             assert (level.clients, len(level.answered), level.errors) == (clients, 7, {})
-            assert all(one.begun < one.texts[0] <= one.texts[-1] <= one.ended for one in level.heard)
-            assert all(one.tokens > 5 for one in level.heard)
+            assert all(one.sent_at < one.texts[0] <= one.texts[-1] <= one.ended_at for one in level.requests)
+            assert all(one.tokens > 5 for one in level.requests)
         await one.quiet()
         assert sorted(asked) == list(range(14))
         assert one.stage.engine.requests().ended == (("stop", 14),)

@@ -31,7 +31,7 @@ from specsot_kernels import (
 )
 from specsot_kernels.gpu import attention
 from specsot_kernels.segments import RowSpan
-from specsot_lab.bench.clock import Call, RowLog, captured, seconds_of, typical
+from specsot_lab.bench.clock import Call, RowLog, captured, mean_seconds, median_seconds
 from specsot_model.attention import attend, plan_readings
 
 Many = tuple[Any, ...]
@@ -263,7 +263,7 @@ def called(call: Call) -> float:
     """Return the microseconds of a call, in rows of calls that take about TURN seconds each."""
     for _ in range(5):
         call()
-    return round(1e6 * typical(call, max(int(TURN / seconds_of(call, 3)), 3)), 1)
+    return round(1e6 * median_seconds(call, max(int(TURN / mean_seconds(call, 3)), 3)), 1)
 
 
 def replayed(call: Call, calls: int = 1) -> float:

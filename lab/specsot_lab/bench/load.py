@@ -193,7 +193,7 @@ async def _look(load: LoadTest) -> tuple[Info, list[Row]]:
         async def ask(requests: int) -> int:
             """Make so many requests, and return how many were not answered."""
             level = await ask_at_once(address, AT_ONCE, islice(numbers, requests), load.ask)
-            return len(level.heard) - len(level.answered)
+            return len(level.requests) - len(level.answered)
 
         return await info_of(address, load.wanted.client), await looks_at(fleet.children, ask)
     finally:

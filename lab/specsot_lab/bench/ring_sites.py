@@ -101,7 +101,7 @@ def mock_ring(stages: int, branches: int, tokens: int, mock: Simulator) -> tuple
 
     def expected(branch: int, tokens: int) -> Sequence[int]:
         """Return the `tokens` tokens that this branch writes without speculation."""
-        return mock.voice.write((*prefix, *suffixes[branch]), tokens)
+        return mock.language_model.write((*prefix, *suffixes[branch]), tokens)
 
     task = RingTask(prefix, suffixes, tokens, 2 * tokens, expected)
     return Site(mock.model, stages, worker, drafter), task

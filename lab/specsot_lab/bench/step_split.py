@@ -141,12 +141,12 @@ def split(
     loop = loop_of(decoder, head, options, sequences)
     clock = StepClock()
     for _ in range(options.steps):
-        clock.turn(loop)
+        clock.time_step(loop)
     return {
-        "step_ms": round(1e3 * clock.whole / clock.steps, 3),
-        "rows_per_step": round(sum(clock.rows) / clock.steps, 1),
+        "step_ms": round(1e3 * clock.total_seconds / clock.steps, 3),
+        "rows_per_step": round(sum(clock.step_rows) / clock.steps, 1),
         "tokens_per_step": round(clock.tokens / clock.steps, 2),
-        "tokens_per_second": round(clock.tokens / clock.whole, 1),
+        "tokens_per_second": round(clock.tokens / clock.total_seconds, 1),
         "weights_floor_ms": round(1e3 * floor, 3),
         "phases": {phase: round(1e3 * clock.seconds.get(phase, 0.0) / clock.steps, 4) for phase in PHASES},
         "kinds": kinds_of(loop, options.steps),
@@ -162,11 +162,11 @@ def kinds_of(loop: StepLoop, steps: int) -> dict[str, float]:
     clock = StepClock()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(steps):
-            clock.turn(loop)
+            clock.time_step(loop)
     spent: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for one in seen.key_averages():
         spent[kind_of(one.key)] += one.self_cpu_time_total / 1e6
-    spent["outside torch"] = max(clock.whole - sum(spent.values()), 0.0)
+    spent["outside torch"] = max(clock.total_seconds - sum(spent.values()), 0.0)
     return {kind: round(1e3 * spent[kind] / steps, 4) for kind in KINDS}
 
 
