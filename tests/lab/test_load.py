@@ -20,7 +20,7 @@ from specsot_app.cli import main
 from specsot_app.fleet.options import FleetOptions
 from specsot_bench.results import write_results
 from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once, spread
-from specsot_lab.bench.load import LoadTest, grown, memory_page, page_of, resident_of
+from specsot_lab.bench.load import LoadTest, memory_growth, memory_page, page_of, resident_of
 from specsot_master.engine import EngineConfig
 from tests.endpoints.front import front
 from tests.master.letters import DIRECT, SOT
@@ -124,7 +124,7 @@ def test_what_processes_have_grown() -> None:
         {"requests": n, "resident_bytes": {"master": held << 20, "worker-0": 70}}
         for n, held in ((500, 50), (1000, 90), (2000, 60))
     ]
-    assert grown(looks) == {"master": 10 << 20, "worker-0": 0}
+    assert memory_growth(looks) == {"master": 10 << 20, "worker-0": 0}
     page = memory_page(looks)
     assert len(page.splitlines()) == 6
     assert "| master   | 50.0 | 90.0 | 60.0 |  10.0 |      16 |" in page
