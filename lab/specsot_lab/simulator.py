@@ -1,7 +1,8 @@
-"""A ring without weights: a worker and a drafter whose text is a pure function of the tokens before.
+"""A ring without weights: a worker and a drafter that compute tokens as a pure function of the tokens before.
 
-A stage's KV rows are checksums of the text before them: a row that sees a wrong page, move or mask has
-another checksum, so the answer differs, or the next stage refuses the frame."""
+A stage's KV rows are checksums of the tokens before them. A row that sees a wrong page, move or mask has
+another checksum, so that the answer differs, or the next stage refuses the frame.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +188,7 @@ class OracleDrafter(Proposer):
         sequence: The sequence to draft for.
         levels: The number of tokens.
         """
-        state = self._read(sequence)
+        state = self._state_after(sequence)
         chain = list[int]()
         for _ in range(levels):
             next_token = self._language_model.next(state)
@@ -195,7 +196,7 @@ class OracleDrafter(Proposer):
             state = next_state(state, next_token)
         return chain
 
-    def _read(self, sequence: DraftSequence) -> int:
+    def _state_after(self, sequence: DraftSequence) -> int:
         """Return the state after all known tokens of a sequence. Only tokens that were not read before are
         read.
 
@@ -588,7 +589,7 @@ class MockStage:
         states = [
             (segment.sequence, state)
             for segment, span in zip(frame.segments, kv_plan.spans)
-            for state in self._read(segment, span)
+            for state in self._row_states(segment, span)
         ]
         self._states.update(zip(kv_plan.slots, (state for _, state in states)))
         row_values = [
@@ -617,7 +618,7 @@ class MockStage:
             return plan[position + 1 - start]
         return self._body.language_model.next(state)
 
-    def _read(self, segment: Segment, span: RowSpan) -> Iterator[int]:
+    def _row_states(self, segment: Segment, span: RowSpan) -> Iterator[int]:
         """Yield the state after every row of a segment, computed from its parent's state and its own token.
 
         segment: Rows of a prompt, or the nodes of a tree.
@@ -627,10 +628,10 @@ class MockStage:
         states = list[int]()
         for row, token in enumerate(tokens_of(segment)):
             parent = tree[row] if tree else row - 1
-            states.append(next_state(states[parent] if row else self._before(span), token))
+            states.append(next_state(states[parent] if row else self._state_before(span), token))
             yield states[-1]
 
-    def _before(self, span: RowSpan) -> int:
+    def _state_before(self, span: RowSpan) -> int:
         """Return the state before a segment's first row; EMPTY_STATE at the beginning of a sequence.
 
         span: The pages and slots of the segment's rows.

@@ -88,7 +88,10 @@ async def test_every_request_is_asked_once() -> None:
         for clients in (1, 3):
             level = await ask_at_once(one.address, clients, islice(numbers, 7), ask)
             assert (level.clients, len(level.answered), level.errors) == (clients, 7, {})
-            assert all(one.sent_at < one.texts[0] <= one.texts[-1] <= one.ended_at for one in level.requests)
+            assert all(
+                one.sent_at < one.text_times[0] <= one.text_times[-1] <= one.ended_at
+                for one in level.requests
+            )
             assert all(one.tokens > 5 for one in level.requests)
         await one.quiet()
         assert sorted(asked) == list(range(14))

@@ -34,28 +34,28 @@ class RequestTimes:
 
     sent_at: When the request was sent.
     ended_at: When its last event arrived.
-    texts: When each text arrived; empty if none did.
+    text_times: When each text arrived; () if none did.
     tokens: Number of tokens of the answer, headings left out; 0 if the request did not end regularly.
     error: Why the request ended without an answer; None if it was answered.
     """
 
     sent_at: float
     ended_at: float
-    texts: tuple[float, ...] = ()
+    text_times: tuple[float, ...] = ()
     tokens: int = 0
     error: str | None = None
 
     @property
     def first_text_seconds(self) -> float:
         """Return the seconds from sending the request to its first text. There must be one."""
-        return self.texts[0] - self.sent_at
+        return self.text_times[0] - self.sent_at
 
     @property
     def step_gaps(self) -> list[float]:
         """Return the seconds between successive steps that brought text; [] if all text came with one step.
         Texts closer together than MOMENT came with one step.
         """
-        gaps = (later - sooner for sooner, later in itertools.pairwise(self.texts))
+        gaps = (later - sooner for sooner, later in itertools.pairwise(self.text_times))
         return [gap for gap in gaps if gap > MOMENT]
 
     @property
@@ -63,7 +63,7 @@ class RequestTimes:
         """Return the mean seconds of a token after the first. With fewer than two tokens, return the seconds
         from the first text to the last.
         """
-        return (self.texts[-1] - self.texts[0]) / max(self.tokens - 1, 1)
+        return (self.text_times[-1] - self.text_times[0]) / max(self.tokens - 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,17 @@ class LoadLevel:
     @property
     def answered(self) -> list[RequestTimes]:
         """Return the requests that were answered, the only ones that count for rates and waits."""
-        return [request for request in self.requests if request.error is None and request.texts]
+        return [request for request in self.requests if request.error is None and request.text_times]
 
     @property
     def errors(self) -> dict[str, int]:
         """Return the number of requests that ended without an answer, by reason; {} if all were answered. A
         request that ended regularly but brought no text is counted as "no text".
         """
-        found = Counter(
-            request.error or "no text" for request in self.requests if request.error or not request.texts
+        reasons = Counter(
+            request.error or "no text" for request in self.requests if request.error or not request.text_times
         )
-        return dict(sorted(found.items()))
+        return dict(sorted(reasons.items()))
 
     def row(self) -> dict[str, Any]:
         """Return the level as a row of figures: requests and tokens per second, and waits in seconds. The
@@ -194,23 +194,23 @@ async def ask_one(master: MasterClient, ask: Ask) -> RequestTimes:
     ask: The request.
     """
     sent_at = now()
-    texts = list[float]()
-    last = None
+    text_times = list[float]()
+    last_event = None
     error: str | None = None
     try:
         async for numbered in master.generate(ask):
-            last = numbered.event
-            if has_text_event(last):
-                texts.append(now())
+            last_event = numbered.event
+            if has_text_event(last_event):
+                text_times.append(now())
     except SpecsotError as failure:
         error = type(failure).__name__
     ended_at = now()
-    if not isinstance(last, Finished):
-        return RequestTimes(sent_at, ended_at, tuple(texts), error=error or "no end")
-    if last.reason not in (Reason.STOP, Reason.LENGTH):
-        error = last.reason.value
-    written = last.statistics.completion_tokens - last.statistics.heading_tokens
-    return RequestTimes(sent_at, ended_at, tuple(texts), written, error)
+    if not isinstance(last_event, Finished):
+        return RequestTimes(sent_at, ended_at, tuple(text_times), error=error or "no end")
+    if last_event.reason not in (Reason.STOP, Reason.LENGTH):
+        error = last_event.reason.value
+    written = last_event.statistics.completion_tokens - last_event.statistics.heading_tokens
+    return RequestTimes(sent_at, ended_at, tuple(text_times), written, error)
 
 
 def has_text_event(event: Event) -> bool:

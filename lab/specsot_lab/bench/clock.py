@@ -83,8 +83,8 @@ class StepClock:
 
     @contextmanager
     def _time_phase(self, phase: str) -> Generator[None]:
-        """Time a phase within the context. Time that is spent in a phase inside of it counts for the inner
-        phase alone.
+        """Measure the time that the context takes, as time of a phase. Time that is spent in a phase inside
+        of it counts for the inner phase alone. The context gets None.
 
         phase: The phase's name; repeated phases of one name are added up.
         """

@@ -191,9 +191,9 @@ def baseline_rows(
     named_seconds: Seconds of a step, by the name of the way.
     """
     floor = floor_of_step(decoder.config, speeds, 1, context_length)
-    for what, seconds in named_seconds.items():
+    for name, seconds in named_seconds.items():
         yield {
-            "what": what,
+            "what": name,
             "ms": _milliseconds(seconds),
             "tokens/s": round(1 / seconds, 1),
             "floor ms": _milliseconds(floor),
@@ -245,14 +245,14 @@ def step_seconds_of(decoder: Decoder, context_length: int) -> list[float]:
         verified = verifier.verify(stage.run(Frame(1, 1, opening, (chunk,))))
         opening = ()
     times: list[float] = []
-    keep: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
     for step in range(STEPS):
         token = verified.result.outcomes[0].tokens[-1]  # pyrefly: ignore[unbound-name]
         watch = Stopwatch()
-        growth = TreeSegment(1, step + 1, context_length + step, keep, single(token))
+        growth = TreeSegment(1, step + 1, context_length + step, accepted, single(token))
         verified = verifier.verify(stage.run(Frame(1, step + 2, (), (growth,))))
         times.append(watch.seconds)
-        keep = (0,)
+        accepted = (0,)
     return times[STEPS // 4 :]
 
 

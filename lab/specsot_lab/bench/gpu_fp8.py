@@ -70,9 +70,9 @@ def _decoder(config: ModelConfig, kind: Quantization | None) -> Decoder:
     config: The shape.
     kind: The quantization; None: bf16.
     """
-    whole = Range(0, config.layers)
+    all_layers = Range(0, config.layers)
     device = torch.device("cuda", 0)
-    return Decoder(config, NextTokenWeights(), whole, torch.bfloat16, device, quantization=kind)
+    return Decoder(config, NextTokenWeights(), all_layers, torch.bfloat16, device, quantization=kind)
 
 
 def _precision_rows(

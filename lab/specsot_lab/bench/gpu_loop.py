@@ -183,8 +183,8 @@ class GpuLoop:
         warm = StepClock()
         clock = StepClock()
         while clock.steps < steps:
-            fed = (clock if warm.steps == WARM else warm).time_step(loop).frame
-            if sum(isinstance(segment, TreeSegment) for segment in fed.segments) < sequences:
+            frame = (clock if warm.steps == WARM else warm).time_step(loop).frame
+            if sum(isinstance(segment, TreeSegment) for segment in frame.segments) < sequences:
                 # Prompts are still being computed.
                 warm = StepClock()
         _close(loop, orders)
@@ -199,9 +199,9 @@ class GpuLoop:
         """
         loop, prefix = self._loop(), self._prefix_order(shared_length)
         loop.sequencer.apply_order(prefix)
-        fed = 0
-        while fed < shared_length:
-            fed += sum(map(rows_of, loop.turn().frame.segments))
+        num_computed = 0
+        while num_computed < shared_length:
+            num_computed += sum(map(rows_of, loop.turn().frame.segments))
         clock, fork = StepClock(), Fork(prefix.opening.sequence, shared_length)
         for part in parts:
             for number, limit in enumerate(part.lengths):
@@ -209,9 +209,11 @@ class GpuLoop:
                 loop.sequencer.apply_order(
                     self._opening_order(part.prompt_length, number, fork, limit, constraint)
                 )
-            left = len(part.lengths)
-            while left > 0:
-                left -= sum(outcome.end is not None for outcome in clock.time_step(loop).result.outcomes)
+            num_unfinished = len(part.lengths)
+            while num_unfinished > 0:
+                num_unfinished -= sum(
+                    outcome.end is not None for outcome in clock.time_step(loop).result.outcomes
+                )
         _close(loop, (prefix,))
         return clock
 

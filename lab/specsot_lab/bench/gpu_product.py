@@ -282,17 +282,17 @@ def _request_row(loop: GpuLoop, name: str, baseline: Baseline) -> Row:
     )
 
 
-def _median_row(what: str, clocks: Sequence[StepClock], baseline: Baseline) -> Row:
+def _median_row(name: str, clocks: Sequence[StepClock], baseline: Baseline) -> Row:
     """Return the row of several runs: the figures of the median run, with the shortest and the longest
     milliseconds.
 
-    what: The row's name.
+    name: The row's name.
     clocks: The runs, at least one.
     baseline: What results are compared with.
     """
     seconds = sorted(clock.total_seconds for clock in clocks)
     clock = min(clocks, key=lambda clock: abs(clock.total_seconds - seconds[len(seconds) // 2]))
-    return figures_of(what, clock, baseline) | {
+    return figures_of(name, clock, baseline) | {
         "ms": round(1e3 * clock.total_seconds, 1),
         "ms, least": round(1e3 * seconds[0], 1),
         "ms, most": round(1e3 * seconds[-1], 1),

@@ -99,7 +99,7 @@ class ResultTap(Inbox):
         received: The queue of results.
         """
         super().__init__()
-        self._heard = received
+        self._received = received
 
     def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
         """Deliver a message. A result is also put into the queue, so that the next frame is launched at once,
@@ -110,7 +110,7 @@ class ResultTap(Inbox):
         names: Names by which the sender may act, as for `Inbox.put`; None: not restricted.
         """
         if isinstance(message, Result):
-            self._heard.put_nowait(message)
+            self._received.put_nowait(message)
         super().put(sender, message, names)
 
 

@@ -302,13 +302,13 @@ class ReplayedTree:
 
         draw: For each level, the rank of the child that is right.
         """
-        found: list[int] = []
+        path: list[int] = []
         for rank in draw:
-            first = self.first_child.get(found[-1] + 1 if found else 0)
-            if rank is None or first is None:
+            children_start = self.first_child.get(path[-1] + 1 if path else 0)
+            if rank is None or children_start is None:
                 break
-            found.append(first + rank)
-        return found
+            path.append(children_start + rank)
+        return path
 
 
 def _offsets(tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
@@ -444,13 +444,13 @@ def grow_tree(top_k: int, levels: int, ranks: Ranks, fed_nodes: int | None = Non
     depths = [np.ones(top_k, np.int64)]
     first_child = {0: 0}
     fed = np.arange(width)
-    first = 0
+    level_start = 0
     for level in range(1, levels):
         parent_scores = scores[-1][fed]
-        parents.append((first + fed + 1).repeat(top_k))
-        fed_numbers = first + fed + 1
-        first = first + len(scores[-1])
-        first_child |= {int(number): first + place * top_k for place, number in enumerate(fed_numbers)}
+        parents.append((level_start + fed + 1).repeat(top_k))
+        fed_numbers = level_start + fed + 1
+        level_start = level_start + len(scores[-1])
+        first_child |= {int(number): level_start + place * top_k for place, number in enumerate(fed_numbers)}
         scores.append((parent_scores[:, None] + chances).reshape(-1))
         depths.append(np.full(width * top_k, level + 1))
         fed = np.argsort(-scores[-1], kind="stable")[:width]

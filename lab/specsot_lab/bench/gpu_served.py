@@ -431,7 +431,7 @@ async def _ask_http(address: str, body: bytes) -> RequestTimes:
     """
     host, port = address.split(":")
     sent_at = now()
-    texts = list[float]()
+    text_times = list[float]()
     tokens = 0
     error = None
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -445,8 +445,8 @@ async def _ask_http(address: str, body: bytes) -> RequestTimes:
             continue
         event = json.loads(line[6:])
         if any(choice.get("delta", {}).get("content") for choice in event.get("choices", ())):
-            texts.append(now())
+            text_times.append(now())
         if event.get("usage"):
             tokens = event["usage"]["completion_tokens"]
     writer.close()
-    return RequestTimes(sent_at, now(), tuple(texts), tokens, error)
+    return RequestTimes(sent_at, now(), tuple(text_times), tokens, error)

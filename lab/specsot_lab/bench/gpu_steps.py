@@ -123,8 +123,8 @@ def floor_of_step(config: ModelConfig, speeds: Speeds, rows: int, visible_rows: 
     visible_rows: KV rows that the step reads.
     """
     weights = bytes_of_a_token(config, BF16_BYTES)
-    read = (weights + bytes_of_kv(config, visible_rows, BF16_BYTES)) / speeds.copy_speed
-    return max(read, 2 * rows * weights / BF16_BYTES / speeds.multiply_speed)
+    read_seconds = (weights + bytes_of_kv(config, visible_rows, BF16_BYTES)) / speeds.copy_speed
+    return max(read_seconds, 2 * rows * weights / BF16_BYTES / speeds.multiply_speed)
 
 
 def floor_of_draft(shape: HeadShape, speeds: Speeds, passes: int, weight_bytes: int = BF16_BYTES) -> float:
@@ -192,14 +192,14 @@ def longest(microseconds: Mapping[str, float]) -> dict[str, float]:
     """
     named: dict[str, float] = defaultdict(float)
     for name, duration in microseconds.items():
-        named[_short(name)] += duration
+        named[_short_name(name)] += duration
     order = sorted(named, key=lambda name: -named[name])
     figures = {name: round(named[name], 1) for name in order[:MAX_KERNELS]}
     others = sum(named[name] for name in order[MAX_KERNELS:])
     return figures | ({"others": round(others, 1)} if others else {})
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """Return a kernel's name without its return type, template arguments and parameters.
 
     name: The kernel's full name.

@@ -195,8 +195,8 @@ def likely_targets(linked: Sequence[Tensor]) -> Tensor:
     """Return the target token after each node, [BATCH, nodes] on the GPU: that of its last child, or 0 if it
     has none.
 
-    linked_trees: Four tensors [BATCH, nodes]: tokens, row in the result, first child and next sibling of each
-        node; -1 where there is none.
+    linked: Four tensors [BATCH, nodes]: tokens, row in the result, first child and next sibling of each node;
+        -1 where there is none.
     """
     tokens, _, first_children, next_siblings = (tensor.cpu() for tensor in linked)
     targets = torch.zeros_like(tokens)

@@ -175,8 +175,8 @@ def _tree_contrast(chain: int, name: str) -> Contrast:
     name: Name of the row.
     """
     chained = Side({"drafting": DraftOptions(mode="linear", depth=chain, tuner="fixed")})
-    what = f"whole EAGLE trees against chains of {chain}"
-    return Contrast(name, what, Side({"tree": "fixed"}), chained, exact=True, head=True)
+    explanation = f"whole EAGLE trees against chains of {chain}"
+    return Contrast(name, explanation, Side({"tree": "fixed"}), chained, exact=True, head=True)
 
 
 def _window_contrast(num_tokens: int, name: str) -> Contrast:
@@ -403,14 +403,14 @@ def _comparisons(contrast: Contrast, pairs: Sequence[tuple[PairedAnswer, PairedA
         """
         return tuple(answer.branches if branches and answer.branches else answer.whole for answer in answers)
 
-    ours, theirs = zip(*pairs)
+    a_answers, b_answers = zip(*pairs)
     name = contrast.name
     by_branches = contrast.branches
     if contrast.branches_aim is None:
-        return [Comparison(name, side(ours, by_branches), side(theirs, by_branches), contrast.aim)]
+        return [Comparison(name, side(a_answers, by_branches), side(b_answers, by_branches), contrast.aim)]
     return [
-        Comparison(f"{name}, whole", side(ours, False), side(theirs, False), contrast.aim),
-        Comparison(f"{name}, branches", side(ours, True), side(theirs, False), contrast.branches_aim),
+        Comparison(f"{name}, whole", side(a_answers, False), side(b_answers, False), contrast.aim),
+        Comparison(f"{name}, branches", side(a_answers, True), side(b_answers, False), contrast.branches_aim),
     ]
 
 

@@ -89,7 +89,7 @@ def times_of(automaton: TokenAutomaton, tokens: Sequence[int]) -> str:
     automaton: The grammar over the model's tokens.
     tokens: The list's token ids.
 
-    Exits with a message if the grammar forbids one of the tokens.
+    Raises SystemExit with a message if the grammar forbids one of the tokens.
     """
     check_times = list[float]()
     mask_times = list[float]()

@@ -266,4 +266,4 @@ def page_of(rows: Sequence[Row]) -> str:
         change_column("tokens_per_step"),
     )
     note = f"; pieces of {rows[0]['length']} tokens" if "length" in rows[0] else ""
-    return f"{markdown(columns, rows)}\n\nKV of one position; both figures beside fp32's{note}"
+    return f"{markdown(columns, rows)}\n\nKV of one position; changes are relative to fp32{note}"

@@ -73,8 +73,12 @@ class RingRuns:
 
         way: One of METHODS. "plain" is compared with itself, without an aim.
         """
-        ours, plain = (tuple(map(_sample, self.runs[side_way])) for side_way in (way, "plain"))
-        return Comparison(f"{self.name} {way}", ours, plain, None if way == "plain" else self.aim(way))
+        way_samples, baseline_samples = (
+            tuple(map(_sample, self.runs[side_way])) for side_way in (way, "plain")
+        )
+        return Comparison(
+            f"{self.name} {way}", way_samples, baseline_samples, None if way == "plain" else self.aim(way)
+        )
 
     def aim(self, way: str) -> float:
         """Return the speed-up that is required of a way: a fraction of the ideal one if hops take most of a
@@ -90,7 +94,7 @@ class RingRuns:
 
         way: One of METHODS.
         """
-        return len(self.runs[way][0].texts) * self.tau(way)
+        return len(self.runs[way][0].token_ids) * self.tau(way)
 
     def tau(self, way: str) -> float:
         """Return the mean tokens per tree, the bonus token included.
@@ -114,7 +118,7 @@ class RingRuns:
             "mbit": self.mbit,
             "branch_tokens": self.tokens,
             "way": way,
-            "branches": len(runs[0].texts),
+            "branches": len(runs[0].token_ids),
             "tau": round(self.tau(way), 3),
             "tokens_per_step": round(_median(run.tokens / max(run.draft_rounds) for run in runs), 2),
             "tokens_per_second": round(comparison.rates[0], 2),
@@ -178,9 +182,11 @@ def check_expected(task: RingTask, way: str, written: Written) -> None:
     """
     if task.expected is None:
         return
-    for branch, text in enumerate(written.texts):
-        if tuple(task.expected(branch, len(text))) != text:
-            raise TextsDiffer(f"{way}: branch {branch} wrote {text[:8]}..., not what plain decoding writes")
+    for branch, token_ids in enumerate(written.token_ids):
+        if tuple(task.expected(branch, len(token_ids))) != token_ids:
+            raise TextsDiffer(
+                f"{way}: branch {branch} wrote {token_ids[:8]}..., not what plain decoding writes"
+            )
 
 
 def check_equal_texts(runs: Sequence[Written], name: str) -> None:
@@ -193,11 +199,11 @@ def check_equal_texts(runs: Sequence[Written], name: str) -> None:
     """
     longest: dict[int, tuple[int, ...]] = {}
     for run in runs:
-        for branch, text in enumerate(run.texts):
-            known = longest.get(branch, ())
-            if any(token != other for token, other in zip(text, known)):
+        for branch, token_ids in enumerate(run.token_ids):
+            longest_so_far = longest.get(branch, ())
+            if any(token != known_token for token, known_token in zip(token_ids, longest_so_far)):
                 raise TextsDiffer(f"{name}: branch {branch} wrote different texts")
-            longest[branch] = max(text, known, key=len)
+            longest[branch] = max(token_ids, longest_so_far, key=len)
 
 
 def with_own_hosts(run: Written) -> Written:
@@ -386,13 +392,14 @@ class RingMeasurement:
         return tokens * (NEAR_FACTOR if rtt < NEAR_MS else 1)
 
 
-PAGE = """# Stages that are far from each other
+# The page of results.
+PAGE: Final = """# Stages that are far from each other
 
 `{command}`,
 one run on {cores} cores ({processor}), all members in one process: {rounds} runs of each way, all ways
 in turns, ratios of pairs with plain split decoding (one step a token), their median and quartiles. Every hop
-passes a TCP proxy that delays it by half the round trip. B = {branches} branches; tau = tokens a tree
-brings. Every text was compared: all ways write the same. What the columns mean: [the ring](../ring.md). Raw
+passes a TCP proxy that delays it by half the round trip. B = {branches} branches; tau = mean tokens
+per tree. Every text was compared: all ways write the same. What the columns mean: [the ring](../ring.md). Raw
 figures: [{file}]({file}). Load average at the end: {load:.1f}; where it is above 1, others worked there too.
 
 The mock's drafts come from a drafter that knows the text and is right {skill:.0%} of the time: they show what
@@ -403,10 +410,11 @@ no frame waits for its turn, and none takes a stage longer than frames as large 
 
 {table}
 """
-ANSWERS = """
-Whole answers of the model, asked of a master beside stage 0: `{question}`, at most {tokens} tokens (a quarter
-of it for direct ones, whose speed stays the same). Tokens are all that was written, the plan included; drafts
-changed no text.
+# The part of the page that shows whole answers.
+ANSWERS: Final = """
+Whole answers of the model, with a master on the host of stage 0: `{question}`, at most {tokens}
+tokens (a quarter of that for direct answers, whose speed stays the same). Tokens are all that was written,
+the plan included. Drafts changed no text.
 
 {table}
 """

@@ -185,7 +185,7 @@ class Written:
     """What a job wrote, measured from the moment at which all branches have one token until the last branch
     has enough.
 
-    texts: Token ids of every branch, the first one included.
+    token_ids: Token ids of every branch, the first one included.
     tokens: Number of tokens of all branches within `seconds`.
     seconds: Duration of the measurement.
     draft_rounds: Number of trees of each branch within `seconds`.
@@ -194,7 +194,7 @@ class Written:
     carried: Bytes over all hops together.
     """
 
-    texts: tuple[tuple[int, ...], ...]
+    token_ids: tuple[tuple[int, ...], ...]
     tokens: int
     seconds: float
     draft_rounds: tuple[int, ...]
@@ -389,7 +389,7 @@ class RingFleet:
         """
         after = self._counters(ids)
         return Written(
-            texts=tuple(tuple(self._progress[sequence].tokens) for sequence in ids),
+            token_ids=tuple(tuple(self._progress[sequence].tokens) for sequence in ids),
             tokens=after.tokens - before.tokens,
             seconds=seconds,
             draft_rounds=tuple(
@@ -513,7 +513,7 @@ async def answers_of(site: Site, line: Line) -> AsyncGenerator[Answer]:
 
 @asynccontextmanager
 async def _members_of(site: Site, hosts: Hosts) -> AsyncGenerator[None]:
-    """Run all members of a site until the context ends.
+    """Run all members of a site until the context ends. The context gets None.
 
     site: Makes the members.
     hosts: Where they register, and what connects them.
@@ -536,7 +536,7 @@ async def _start_member(
     hosts: Hosts, name: str, site: Site, leaving: asyncio.Event, stack: AsyncExitStack
 ) -> asyncio.Task[None]:
     """Start a member with an endpoint and a thread and, if it is a worker, a proxy of its own. Return its
-    task.
+    task, which returns None when the member has left.
 
     hosts: Where the member registers, and what connects it.
     name: Name of the member; "drafter" for the drafter.
@@ -590,14 +590,14 @@ async def _open_proxy(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
 
 
 def _observed_worker(
-    make: WorkerMaker, observer: WorkerObserver, name: str, dialer: Dialer, compute: Executor
+    make_worker: WorkerMaker, observer: WorkerObserver, name: str, dialer: Dialer, compute: Executor
 ) -> RingMember:
     """Return a worker with an observer.
 
-    make: Makes the worker.
+    make_worker: Makes the worker.
     observer: Observes the worker.
     name: Name of the worker.
     dialer: Connects the worker to others.
     compute: The executor of its stage.
     """
-    return make(name, dialer, compute, observer)
+    return make_worker(name, dialer, compute, observer)

@@ -94,9 +94,9 @@ def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, seq
         orders = [Open(Opening(1, len(prompt), decodes=False, drafted=drafted), prompt, lease)]
         for number in range(sequences):
             fork = Fork(1, len(prompt))
-            first = prompt[number % len(prompt)]
+            first_token = prompt[number % len(prompt)]
             opening = Opening(2 + number, len(prompt) + 1, fork, limit=limit, drafted=drafted)
-            orders.append(Open(opening, (first,), lease))
+            orders.append(Open(opening, (first_token,), lease))
     loop = open_loop(TargetAndDraft(decoder, head), shape, orders)
     while not _is_decoding(loop.turn().frame):
         pass
@@ -297,11 +297,11 @@ def draw_shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path)
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     with picture(file, title, (9, 0.5 * len(rows) + 1.8)) as (panel,):
         scaled_rows = [(row, 100 / (sum(row.values()) or 1)) for row in rows.values()]
-        left = [0.0] * len(rows)
+        starts = [0.0] * len(rows)
         for part in parts:
             values = [row.get(part, 0.0) * percent for row, percent in scaled_rows]
-            panel.barh(range(len(left)), values, left=left, height=0.6, label=part)
-            left = [start + value for start, value in zip(left, values)]
+            panel.barh(range(len(starts)), values, left=starts, height=0.6, label=part)
+            starts = [start + value for start, value in zip(starts, values)]
         panel.set_yticks(range(len(rows)), list(rows))
         panel.invert_yaxis()
         panel.set_xlabel("%")

@@ -237,7 +237,7 @@ class RingBenchOptions:
     mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", least=1, unset="no limit")
     hop_dtype: HopDtype = option("auto", "What hidden rows of the model's ring travel in.")
     answer_tokens: int = option(
-        0, "Whole answers of so many tokens, too, asked of a master; 0: branches alone.", least=0
+        0, "Whole answers of so many tokens, too, with a master; 0: branches alone.", least=0
     )
     quick: bool = option(False, "A quick look: two distances, two stages, one pair.")
     fleet: Annotated[FleetOptions, Offer(only=OF_RING, defaults={"dtype": "fp32"})] = field(
@@ -305,11 +305,11 @@ class PolicyOptions:
 
     reading: TextOptions = field(default_factory=TextOptions)
     windows: tuple[int, ...] = option(
-        (256, 512, 1024), shared(WINDOWS, "windows", "Tokens that are seen, sinks included.")
+        (256, 512, 1024), shared(WINDOWS, "windows", "Tokens that attention sees, sinks included.")
     )
     find_heads: bool = option(False, "Instead: write what each head should keep into the model's directory.")
     gathering: int | None = option(
-        None, "Recent tokens that heads keep which look everywhere.", least=1, unset="all"
+        None, "Recent tokens that heads keep which attend everywhere.", least=1, unset="all"
     )
     fleet: Annotated[
         FleetOptions, Offer(only=("model", *PRECISION, "device"), defaults={"dtype": "fp32"})
@@ -444,9 +444,12 @@ class StepsBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     steps: int = option(30, shared(SAMPLES, "steps", "Steps of each way that count."))
-    branches: tuple[int, ...] = option((6,), "Texts side by side after one prompt, such as 2,6.", kind=COUNTS)
+    branches: tuple[int, ...] = option((6,), "Parallel sequences after one prompt, such as 2,6.", kind=COUNTS)
     rows: tuple[int, ...] = option(
-        (), "Instead: steps of trees of so many rows, without judging or drafting.", kind=COUNTS, unset="none"
+        (),
+        "Instead: steps of trees of so many rows, without verification or drafting.",
+        kind=COUNTS,
+        unset="none",
     )
     prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     fleet: Annotated[FleetOptions, OF_STEPS] = field(default_factory=FleetOptions)
@@ -481,7 +484,7 @@ class KernelsBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     text: tuple[int, ...] = option(
-        (1024, 8192), "Rows of text in front of the trees, of attention.", kind=COUNTS
+        (1024, 8192), "Rows in the KV cache before the trees, of attention.", kind=COUNTS
     )
     output: OutputOptions = field(default_factory=OutputOptions)
 
@@ -539,7 +542,7 @@ def ranks(options: RanksBenchOptions) -> int:
 
     models = models_of(options.fleet)
     if models.draft is None:
-        raise InvalidRequest("a head's guesses are measured: give --draft-model", "draft_model")
+        raise InvalidRequest("bench ranks measures a head's drafts: give --draft-model", "draft_model")
     return ranks_module.measure(models, options.texts, options.most, options.tokens, options.shapes, output)
 
 
@@ -584,7 +587,7 @@ def tuner(options: TunerBenchOptions) -> int:
 
     models = models_of(options.fleet, None)
     if models.head is None:
-        raise InvalidRequest("a head's drafts are measured: give --draft-model", "draft_model")
+        raise InvalidRequest("bench tuner measures a head's drafts: give --draft-model", "draft_model")
     candidates = [prompt.turns[0] for prompt in read_task(options.task)[:: options.every]]
     questions = candidates[options.first : options.first + options.samples]
     selection = {

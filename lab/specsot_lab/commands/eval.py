@@ -85,7 +85,7 @@ class EvalOptions:
         metavar="SHAPES",
     )
     router: bool = option(
-        False, "Measure instead the score from which mode auto plans, and store it beside the model."
+        False, "Measure instead the score from which mode auto plans, and store it with the model."
     )
     plans: bool = option(
         False, "Measure instead in which form of words the model writes the points of plans best."
@@ -112,7 +112,7 @@ EXAMPLES: Final = (
     Example("specsot eval --tasks planning --num-samples 10", "Ten questions, asked both ways"),
     Example("specsot eval --tasks vicuna --aspects 5 --at-once 16", "Quality without a judge"),
     Example("specsot eval --tasks routing --at-once 16", "How often mode auto plans"),
-    Example("specsot eval --tasks mt_bench --draft-shapes chain:5,tree:24", "What drafts bring"),
+    Example("specsot eval --tasks mt_bench --draft-shapes chain:5,tree:24", "Tokens per step of drafts"),
     Example("specsot eval --router --model models/llama --at-once 8", "The threshold of the router's score"),
     Example("specsot eval --plans --write --model models/llama --at-once 8", "How its points are asked for"),
     Example("specsot eval --master 10.0.0.1:50050 --tasks gsm8k", "A fleet that runs already"),
@@ -121,7 +121,7 @@ EXAMPLES: Final = (
 
 @command(EvalOptions, examples=EXAMPLES)
 def eval(options: EvalOptions) -> int:
-    """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
+    """Ask a task's prompts directly and with a plan; show quality, speed and where planning is profitable."""
     from specsot_app.terminal.show import open_with_progress
     from specsot_lab.eval import other_measures, threshold, wording
     from specsot_lab.eval.records import Folder, first_matching_folder
