@@ -220,8 +220,8 @@ class Simulator:
 
     model: Directory of the model from which the tokenizer, the vocabulary and the number of layers are read.
     language_model: The function that writes the tokens.
-    plan: The token ids that are written where a skeleton is asked for, see `plan_of`. Empty: the language
-        model writes the skeleton, and the grammar replaces tokens that it does not allow.
+    plan: The token ids that are written where a skeleton is asked for, see `plan_of`. Empty: a skeleton has
+        the language model's tokens where the grammar allows them, else the first token that it allows.
     layer: Seconds that one layer takes, by the number of rows of a frame.
     growth: Seconds that one level of all trees together takes, by its number of rows.
     sleep: Spends these seconds; tests pass a function that does not wait.

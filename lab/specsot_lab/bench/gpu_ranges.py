@@ -335,7 +335,8 @@ COLUMNS: Final = tuple(
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown. Rows without a number of rows are left out.
+    """Return the table in Markdown. Rows without a number of rows are left out; if none is left, the table
+    has only its heading.
 
     rows: The measured rows.
     """

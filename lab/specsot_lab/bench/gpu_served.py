@@ -173,7 +173,8 @@ CLIENTS: Final = (1, 8, 64)
 TOKENS: Final = {1: 384, 8: 256, 64: 128}
 # Requests of each client, by the number of clients.
 PER_CLIENT: Final = {1: 3, 8: 2, 64: 2}
-QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
+# The question of a request; its number makes it differ from all others.
+QUESTION: Final = "Question {number}: how would you explain the subject to somebody new to it?"
 # Bytes for KV, as the flag --kv-memory gets them.
 KV_MEMORY: Final = str(16 << 30)
 # Bytes. Weights are written to a folder in memory if more than this is free there. Untuned.

@@ -109,7 +109,8 @@ def measure_speeds() -> Speeds:
     copied = 2 * source.nbytes / mean_seconds(lambda: target.copy_(source), 20)
     side = 8192
     left, right = torch.randn(2, side, side, device="cuda", dtype=torch.bfloat16).unbind()
-    mean_seconds(lambda: left @ right, 1)  # the first product takes tenths of a second
+    # The first product takes tenths of a second, which are not counted.
+    mean_seconds(lambda: left @ right, 1)
     return Speeds(copied, 2 * side**3 / mean_seconds(lambda: left @ right, 20))
 
 

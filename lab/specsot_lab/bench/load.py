@@ -202,8 +202,8 @@ COLUMNS: Final = (
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown, with one row for each level. There is a column for the answers' length if
-    it differs.
+    """Return the table in Markdown, with one row for each level, and a line that explains its waits. There is
+    a column for the answers' length if it differs. Without rows, the table has only its heading.
 
     rows: The rows of all levels.
     """

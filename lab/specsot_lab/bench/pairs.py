@@ -127,7 +127,10 @@ PLAIN: Settings = {"drafter": "none"}
 PLANNED: Settings = {"mode": "sot"}
 # A planned request without a limit of tokens.
 WHOLE_PLAN: Settings = {**PLANNED, "max_new_tokens": None}
-ALONE, SERVED = Side(PLAIN), Side()
+# A side without drafts.
+ALONE: Final = Side(PLAIN)
+# A side with the fleet's defaults.
+SERVED: Final = Side()
 
 # The rows of `specsot bench ablation` that are always there.
 SINGLE: Final = (
@@ -569,7 +572,8 @@ def settings_of(options: PairOptions) -> Row:
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown, with a column of aims if a row has one.
+    """Return the table in Markdown, with a column of aims if a row has one. Without rows, the table has only
+    its heading.
 
     rows: The measured rows; skipped rows have a reason in place of figures.
     """
@@ -580,7 +584,7 @@ def page_of(rows: Sequence[Row]) -> str:
 def _quartiles(row: Mapping[str, Any]) -> str:
     """Return the quartiles of a row's ratios, such as "1.20 .. 1.35".
 
-    row: A measured row.
+    row: A measured row, whose entry "quartiles" has both.
     """
     lower, upper = row["quartiles"]
     return f"{lower:.2f} .. {upper:.2f}"

@@ -649,7 +649,7 @@ COLUMNS: Final = (
 
 
 def table_of(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown.
+    """Return the table in Markdown. Without rows, the table has only its heading.
 
     rows: The rows of branches.
     """

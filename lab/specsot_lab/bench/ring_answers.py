@@ -129,7 +129,7 @@ def _request(question: str, way: str, tokens: int) -> Ask:
 
 
 def table_of_answers(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown.
+    """Return the table in Markdown. Without rows, the table has only its heading.
 
     rows: The rows of all ways.
     """

@@ -249,7 +249,8 @@ def floor_of(model: Path, decoder: Decoder) -> float:
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Return three tables in Markdown: of whole steps, of phases and of kinds of work in per cent.
+    """Return three tables in Markdown: of whole steps, of phases and of kinds of work in per cent. Without
+    rows, the tables have only their headings.
 
     rows: The measured rows.
     """

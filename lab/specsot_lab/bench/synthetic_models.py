@@ -30,12 +30,14 @@ SPREAD: Final = 0.02
 # which one follows.
 RESIDUAL_SCALE: Final = 1e-4
 
+# The scaling of rotary frequencies of Llama-3.1, without its factor.
 _LLAMA_ROPE: Json = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+# The configuration of Llama-3.1-8B.
 _LLAMA_8B: Json = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -51,6 +53,7 @@ _LLAMA_8B: Json = {
     "rope_scaling": {**_LLAMA_ROPE, "factor": 8.0},
     "tie_word_embeddings": False,
 }
+# The configuration of Llama-3.1-70B.
 _LLAMA_70B: Json = {
     **_LLAMA_8B,
     "hidden_size": 8192,
