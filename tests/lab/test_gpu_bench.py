@@ -23,7 +23,7 @@ from specsot_lab.bench.clock import RowLog
 from specsot_lab.bench.gpu import NAME_KEYS, ROWS, GpuRun, measure
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, RequestPart
-from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, spelling
+from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, vocabulary_with
 from specsot_lab.bench.gpu_replay import (
     LEVEL_CHANCES,
     RECORDED_RANKS,
@@ -33,16 +33,16 @@ from specsot_lab.bench.gpu_replay import (
     scaled_ranks,
     tau_of,
 )
-from specsot_lab.bench.gpu_speculation import PLANS, SKELETON, scaled
+from specsot_lab.bench.gpu_speculation import PLANS, SKELETON, scaled_lengths
 from specsot_lab.bench.gpu_steps import (
     MAX_KERNELS,
     Speeds,
     bytes_of_a_pass,
+    exclusive_times,
     floor_of_draft,
     floor_of_step,
-    longest,
+    longest_kernels,
     random_parents,
-    shares,
 )
 from specsot_lab.bench.synthetic_models import (
     SHAPES,
@@ -128,8 +128,8 @@ def test_a_chance_brings_as_many_tokens_as_were_published() -> None:
 
 
 def test_shares_of_a_plan_make_up_the_whole() -> None:
-    assert scaled((1, 1, 2), 10) == (2, 3, 5)
-    assert all(sum(scaled(plan, 900)) == 900 and min(scaled(plan, 900)) > 0 for plan in PLANS)
+    assert scaled_lengths((1, 1, 2), 10) == (2, 3, 5)
+    assert all(sum(scaled_lengths(plan, 900)) == 900 and min(scaled_lengths(plan, 900)) > 0 for plan in PLANS)
 
 
 def test_a_step_takes_at_least_its_bytes_or_its_products() -> None:
@@ -146,7 +146,7 @@ def test_a_step_takes_at_least_its_bytes_or_its_products() -> None:
 
 def test_a_profile_names_what_takes_longest() -> None:
     spent = {f"kernel_{number}": 1.0 + number for number in range(MAX_KERNELS + 2)}
-    told = longest(spent | {"void gemm<3, float>(int)": 50.0, "void gemm<4, float>(int)": 50.0})
+    told = longest_kernels(spent | {"void gemm<3, float>(int)": 50.0, "void gemm<4, float>(int)": 50.0})
     assert next(iter(told.items())) == ("gemm", 100.0)
     assert told["others"] == 1 + 2 + 3
     assert len(told) == MAX_KERNELS + 1
@@ -154,7 +154,7 @@ def test_a_profile_names_what_takes_longest() -> None:
 
 def test_what_kernels_overlap_counts_once() -> None:
     spans = [(8.0, 12.0, "early"), (0.0, 10.0, "long"), (20.0, 21.0, "early"), (2.0, 4.0, "hidden")]
-    assert shares(spans) == {"long": 10.0, "hidden": 0.0, "early": 2.0 + 1.0}
+    assert exclusive_times(spans) == {"long": 10.0, "hidden": 0.0, "early": 2.0 + 1.0}
 
 
 @torch.inference_mode()
@@ -218,7 +218,7 @@ def test_a_node_is_worth_what_it_adds() -> None:
 
 def test_the_text_that_is_told_is_a_plan_and_a_list() -> None:
     """Token for token what the grammars allow, from the first on."""
-    vocabulary = spelling(4000, 300, plan_pieces())
+    vocabulary = vocabulary_with(4000, 300, plan_pieces())
     rules, state = automaton(vocabulary, RULES), automaton(vocabulary, RULES).start()
     for place in range(len(plan_pieces())):
         after = rules.advance(state, 300 + place)

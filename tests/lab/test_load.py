@@ -19,7 +19,7 @@ from specsot.params import Ask
 from specsot_app.cli import main
 from specsot_app.fleet.options import FleetOptions
 from specsot_bench.results import write_results
-from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once, spread
+from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once, percentiles
 from specsot_lab.bench.load import LoadTest, memory_growth, memory_page, page_of, resident_of
 from specsot_master.engine import EngineConfig
 from tests.endpoints.front import front
@@ -38,13 +38,13 @@ def test_what_one_client_felt() -> None:
 @pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 1000])
 def test_percentiles_are_values_that_were_measured(count: int) -> None:
     values = [(n * 7919 % count) / 64 for n in range(count)]
-    found = spread(values)
+    found = percentiles(values)
     assert found["p50"] == statistics.median_low(values)
     assert found["p99"] == sorted(values)[-(-99 * count // 100) - 1]
 
 
 def test_no_value_has_no_percentile() -> None:
-    assert spread([]) == {"p50": None, "p99": None}
+    assert percentiles([]) == {"p50": None, "p99": None}
 
 
 def test_only_answers_count() -> None:

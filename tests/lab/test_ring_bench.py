@@ -34,7 +34,7 @@ from specsot_lab.bench.ring import (
 )
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
 from specsot_lab.bench.ring_fleet import Line, RingFleet, StepProbe, StepTimes, Written, answers_of, ring_of
-from specsot_lab.bench.ring_sites import RingTask, question, set_up, small_weights
+from specsot_lab.bench.ring_sites import RingTask, plan_question, set_up, small_weights
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,7 +217,7 @@ async def test_whole_answers_are_written_the_same_with_drafts_and_without():
         runs = await ask_all(
             answer,
             {"stages": 2, "rtt_ms": 0.0, "mbit": None},
-            question(small_weights().base),
+            plan_question(small_weights().base),
             64,
             1,
             lambda: None,

@@ -25,7 +25,7 @@ from specsot_bench.results import Stopwatch, now
 MOMENT: Final = 0.001
 
 # The median and the 99th percentile, by "p50" and "p99"; None without values.
-Spread = dict[str, float | None]
+Percentiles = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +108,17 @@ class LoadLevel:
             "seconds": round(self.seconds, 3),
             "requests_per_second": round(len(answered) / self.seconds, 3),
             "tokens_per_second": round(sum(request.tokens for request in answered) / self.seconds, 1),
-            "first_text_seconds": spread(request.first_text_seconds for request in answered),
-            "between_texts_seconds": spread(itertools.chain(*(request.step_gaps for request in answered))),
-            "per_token_seconds": spread(
+            "first_text_seconds": percentiles(request.first_text_seconds for request in answered),
+            "between_texts_seconds": percentiles(
+                itertools.chain(*(request.step_gaps for request in answered))
+            ),
+            "per_token_seconds": percentiles(
                 request.seconds_per_token for request in answered if request.tokens > 1
             ),
         }
 
 
-def spread(values: Iterable[float]) -> Spread:
+def percentiles(values: Iterable[float]) -> Percentiles:
     """Return median and 99th percentile, each of them one of the values, in microsecond precision. Both are
     None if there are no values.
 

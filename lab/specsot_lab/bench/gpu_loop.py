@@ -187,7 +187,7 @@ class GpuLoop:
             if sum(isinstance(segment, TreeSegment) for segment in frame.segments) < sequences:
                 # Prompts are still being computed.
                 warm = StepClock()
-        _close(loop, orders)
+        _close_sequences(loop, orders)
         return clock
 
     def write(self, shared_length: int, parts: Sequence[RequestPart]) -> StepClock:
@@ -214,7 +214,7 @@ class GpuLoop:
                 num_unfinished -= sum(
                     outcome.end is not None for outcome in clock.time_step(loop).result.outcomes
                 )
-        _close(loop, (prefix,))
+        _close_sequences(loop, (prefix,))
         return clock
 
     def _opening_orders(self, context_length: int, sequences: int, forked: bool) -> Iterator[Open]:
@@ -324,7 +324,7 @@ class GpuLoop:
         )
 
 
-def _close(loop: StepLoop, orders: Sequence[Open]) -> None:
+def _close_sequences(loop: StepLoop, orders: Sequence[Open]) -> None:
     """Close the sequences of these orders, and run one step, by which all stages close them.
 
     loop: The loop that has the sequences.

@@ -234,9 +234,13 @@ def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, baseline: B
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
     loop = GpuLoop(decoder, PAGES, ROWS, tree)
     size = decoder.config.vocab
-    plan = WritingOptions(constraint=Constraint(spelling(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES))
+    plan = WritingOptions(
+        constraint=Constraint(vocabulary_with(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES)
+    )
     pieces = islice(list_pieces(), 4000)
-    form = WritingOptions(constraint=Constraint(spelling(size, REQUEST_CONTEXT + 1, pieces), form=FORM))
+    form = WritingOptions(
+        constraint=Constraint(vocabulary_with(size, REQUEST_CONTEXT + 1, pieces), form=FORM)
+    )
     turns = (("free", UNCONSTRAINED), ("held", plan), ("held", plan), ("free", UNCONSTRAINED))
     for phase in (_plan_row, _request_row):
         for name, loop.writing in turns:
@@ -300,7 +304,7 @@ def _median_row(name: str, clocks: Sequence[StepClock], baseline: Baseline) -> R
     }
 
 
-def spelling(size: int, first_token: int, pieces: Iterator[bytes] | Sequence[bytes]) -> Vocabulary:
+def vocabulary_with(size: int, first_token: int, pieces: Iterator[bytes] | Sequence[bytes]) -> Vocabulary:
     """Return a vocabulary: the 256 single bytes, then made-up words; but from one token on the given pieces,
     which is what a model writes that predicts the next higher token id. Pieces beyond the last token are
     dropped.

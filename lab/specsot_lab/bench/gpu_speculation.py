@@ -37,7 +37,7 @@ POINT_PROMPT: Final = 94
 PLANS: Final = ((34, 22, 18, 14, 22, 12),)
 
 
-def scaled(lengths: Sequence[int], total: int) -> tuple[int, ...]:
+def scaled_lengths(lengths: Sequence[int], total: int) -> tuple[int, ...]:
     """Return lengths in the same proportions that sum to `total`: ((1, 3), 8) -> (2, 6). A short length may
     become 0.
 
@@ -186,7 +186,7 @@ def _request_rows(way: str, loop: GpuLoop, baseline: Baseline) -> Iterator[Row]:
     """
     # The first request compiles the kernels of prompts.
     loop.write(baseline.context_length, _parts(WARM_TOKENS, (WARM_TOKENS,) * BRANCHES))
-    for lengths in (BRANCH,) * BRANCHES, *(scaled(plan, BRANCHES * BRANCH) for plan in PLANS):
+    for lengths in (BRANCH,) * BRANCHES, *(scaled_lengths(plan, BRANCHES * BRANCH) for plan in PLANS):
         written = [loop.write(baseline.context_length, _parts(SKELETON, lengths)) for _ in range(TIMES)]
         clocks = sorted(written, key=lambda clock: clock.total_seconds)
         gains = [round(speed_of(each_clock) / baseline.tokens_per_second, 2) for each_clock in clocks]

@@ -166,10 +166,10 @@ def kernels_of(run: Call) -> dict[str, float]:
         torch.cuda.synchronize()
     events = [event for event in profiled.events() or () if event.device_type.name == "CUDA"]
     spans = ((event.time_range.start, event.time_range.end, event.name) for event in events)
-    return longest({name: spent / PROFILED_RUNS for name, spent in shares(spans).items()})
+    return longest_kernels({name: spent / PROFILED_RUNS for name, spent in exclusive_times(spans).items()})
 
 
-def shares(spans: Iterable[KernelSpan]) -> dict[str, float]:
+def exclusive_times(spans: Iterable[KernelSpan]) -> dict[str, float]:
     """Return the time during which each kernel ran and no earlier one did, by the kernel's name, because one
     kernel may start before another has ended; {} without kernels. For example:
 
@@ -185,7 +185,7 @@ def shares(spans: Iterable[KernelSpan]) -> dict[str, float]:
     return seconds
 
 
-def longest(microseconds: Mapping[str, float]) -> dict[str, float]:
+def longest_kernels(microseconds: Mapping[str, float]) -> dict[str, float]:
     """Return the microseconds of the MAX_KERNELS kernels that take longest, by short names, and of all others
     together under "others", if there are any.
 

@@ -83,7 +83,7 @@ class HeadTrial:
     tokens: int
 
 
-def writing_of(base: Path, head: Path | None, tokens: int, of_demo: bool) -> HeadTrial | None:
+def head_trial_of(base: Path, head: Path | None, tokens: int, of_demo: bool) -> HeadTrial | None:
     """Return what the head is tried on: the questions of `specsot verify`. Return None if there is no head.
 
     base: Directory of the base model.

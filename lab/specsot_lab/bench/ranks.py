@@ -207,7 +207,7 @@ def _drafts_on_path(candidates: Candidates, next_tokens: Sequence[int]) -> Itera
 
 
 @torch.inference_mode()
-def record(
+def record_trees(
     decoder: Decoder,
     head: DraftHead,
     rows: Sequence[Row],
@@ -297,7 +297,7 @@ def measure(
     conversations = islice(rows_of(texts, Tokens(models.base), MAX_TOKENS, 0), max_conversations)
     rows = [row for row in conversations if row.useful]
     counts = ShapeSteps([-shapes[0], *shapes[1:]]) if shapes else Counts()
-    record(decoder, head, rows, counts, 1 if shapes else TREE_INTERVAL, tokens)
+    record_trees(decoder, head, rows, counts, 1 if shapes else TREE_INTERVAL, tokens)
     settings: dict[str, object] = {"texts": texts.name, "conversations": len(rows)}
     if isinstance(counts, Counts):
         settings["trees"] = counts.reached[0]

@@ -27,7 +27,7 @@ from specsot_bench.results import Row, describe_machine, named, publish
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
 from specsot_lab.bench.ring_fleet import Line, RingFleet, StepTimes, Written, answers_of, ring_of
-from specsot_lab.bench.ring_sites import MOCK, SKILL, RingTask, question, set_up, small_weights
+from specsot_lab.bench.ring_sites import MOCK, SKILL, RingTask, plan_question, set_up, small_weights
 
 # The ways to write: without drafts and branches, with drafts, with branches, with both.
 METHODS = ("plain", "eagle", "sot", "both")
@@ -74,7 +74,7 @@ class RingRuns:
         way: One of METHODS. "plain" is compared with itself, without an aim.
         """
         way_samples, baseline_samples = (
-            tuple(map(_sample, self.runs[side_way])) for side_way in (way, "plain")
+            tuple(map(_sample_of, self.runs[side_way])) for side_way in (way, "plain")
         )
         return Comparison(
             f"{self.name} {way}", way_samples, baseline_samples, None if way == "plain" else self.aim(way)
@@ -129,10 +129,10 @@ class RingRuns:
             "pairs": len(runs),
             "frames_per_step": round(_median(len(run.steps) / max(run.draft_rounds) for run in runs), 2),
             "rows_per_frame": round(_median(_mean(step.rows for step in run.steps) for run in runs), 1),
-            "idle_percent": [round(100 * value) for value in _medians(map(_idle, runs))],
-            "stage_ms": [round(1000 * value, 2) for value in _medians(map(_stages, runs))],
-            "hop_ms": round(1000 * _median(_hop(run) for run in runs), 2),
-            "queue_ms": [round(1000 * value, 2) for value in _medians(map(_queues, runs))],
+            "idle_percent": [round(100 * value) for value in _medians(map(_idle_fractions, runs))],
+            "stage_ms": [round(1000 * value, 2) for value in _medians(map(_stage_seconds, runs))],
+            "hop_ms": round(1000 * _median(_mean_hop_seconds(run) for run in runs), 2),
+            "queue_ms": [round(1000 * value, 2) for value in _medians(map(_mean_queue_seconds, runs))],
             "wire_bytes_per_token": round(_median(run.carried / run.tokens for run in runs)),
         }
 
@@ -246,7 +246,7 @@ def with_own_hosts(run: Written) -> Written:
     return replace(run, seconds=run.seconds * factor, steps=shorter_steps, queued=(0.0,) * len(run.queued))
 
 
-def _sample(run: Written) -> Sample:
+def _sample_of(run: Written) -> Sample:
     """Return tokens and seconds of a run.
 
     run: The run.
@@ -254,7 +254,7 @@ def _sample(run: Written) -> Sample:
     return Sample(run.tokens, run.seconds)
 
 
-def _idle(run: Written) -> list[float]:
+def _idle_fractions(run: Written) -> list[float]:
     """Return, for every stage, the fraction of the time in which it computed nothing.
 
     run: The run.
@@ -263,7 +263,7 @@ def _idle(run: Written) -> list[float]:
     return [max(1 - busy_seconds / run.seconds, 0.0) for busy_seconds in busy]
 
 
-def _stages(run: Written) -> list[float]:
+def _stage_seconds(run: Written) -> list[float]:
     """Return, for every stage, the mean seconds of computation per step; 0 without steps.
 
     run: The run.
@@ -271,7 +271,7 @@ def _stages(run: Written) -> list[float]:
     return [_mean(step.seconds[stage] for step in run.steps) for stage in range(len(run.queued))]
 
 
-def _hop(run: Written) -> float:
+def _mean_hop_seconds(run: Written) -> float:
     """Return the mean seconds of a hop, without the time that frames waited at stages; 0 without steps.
 
     run: The run.
@@ -280,7 +280,7 @@ def _hop(run: Written) -> float:
     return max(between, 0.0) / max(len(run.steps) * len(run.queued), 1)
 
 
-def _queues(run: Written) -> list[float]:
+def _mean_queue_seconds(run: Written) -> list[float]:
     """Return, for every stage, the mean seconds that a frame waited there; 0 without steps.
 
     run: The run.
@@ -510,7 +510,7 @@ def _publish(
     if answers:
         table = table_of_answers(answers)
         page += ANSWERS.format(
-            question=question(measurement.weights.base), tokens=measurement.answer_tokens, table=table
+            question=plan_question(measurement.weights.base), tokens=measurement.answer_tokens, table=table
         )
     answer_rows = [{**row, "ring": "answers"} for row in answers]
     names = ("branch_tokens",) if len(measurement.tokens) > 1 else ()
@@ -597,7 +597,12 @@ async def _measure(measurement: RingMeasurement, results: list[RingRuns], answer
                 line: Row = {"stages": place.stages, "rtt_ms": place.rtt, "mbit": place.mbit}
                 async with answers_of(site, place.line) as answer:
                     runs = await ask_all(
-                        answer, line, question(measurement.weights.base), tokens, measurement.rounds, advance
+                        answer,
+                        line,
+                        plan_question(measurement.weights.base),
+                        tokens,
+                        measurement.rounds,
+                        advance,
                     )
                 answers += runs.rows()
 

@@ -192,7 +192,7 @@ def model_ring(stages: int, branches: int, tokens: int, weights: DraftModelOptio
     return Site(weights.base, stages, worker, drafter), task
 
 
-def question(base: Path) -> str:
+def plan_question(base: Path) -> str:
     """Return a question that the model plans. The small pair was trained on topics of its own, and gets the
     first of these.
 
@@ -212,7 +212,7 @@ def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tup
     from specsot_master.prompts import Prompts
     from specsot_master.text import Text
 
-    conversation = Prompts(base, Text(base)).plan((Message("user", question(base)),), PlanRules())
+    conversation = Prompts(base, Text(base)).plan((Message("user", plan_question(base)),), PlanRules())
     points = [Point(n + 1, 64, TITLES[n % len(TITLES)]) for n in range(branches)]
     turns = [conversation.branch(point, points, (), point.length) for point in points]
     shared = min(turn.shared for turn in turns)

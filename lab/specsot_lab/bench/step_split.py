@@ -150,7 +150,7 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
     rows = list[Row]()
     with counting_bar(sys.stderr, "ways", len(ways)) as count:
         for name, way_head, sequences in ways:
-            rows.append({"name": name, **split(decoder, way_head, options, sequences, floor)})
+            rows.append({"name": name, **figures_of_way(decoder, way_head, options, sequences, floor)})
             count()
     settings = {"model": str(options.model), "steps": options.steps, "branches": options.branches}
     settings |= {"prompt_tokens": len(options.prompt), "threads": torch.get_num_threads()}
@@ -173,7 +173,7 @@ def _draw(rows: Sequence[Row], stem: Path) -> None:
         )
 
 
-def split(
+def figures_of_way(
     decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int, floor: float
 ) -> Row:
     """Return the figures of one way: of steps as they are, then of as many under the profiler.

@@ -365,10 +365,10 @@ def precision(options: PrecisionOptions) -> int:
 
     models = models_of(options.fleet)
     readings = _readings(options.fleet, options.reading)
-    writing = precision_module.writing_of(
+    trial = precision_module.head_trial_of(
         models.base, models.draft, options.tokens, of_demo=options.fleet.model is None
     )
-    return precision_module.measure(readings, writing, output)
+    return precision_module.measure(readings, trial, output)
 
 
 def _readings(fleet: FleetOptions, text_options: TextOptions) -> list[ReadingOptions]:
