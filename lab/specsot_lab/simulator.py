@@ -330,9 +330,9 @@ class MockWorker:
         """
 
     def preload(self, layers: Range | None = None) -> bool:
-        """Return False: there is nothing to load in advance.
+        """Return False: there is nothing more to load.
 
-        layers: The range to load; None: the range that the worker expects.
+        layers: The layer range to load; None: what a later epoch may need.
         """
         return False
 

@@ -71,13 +71,13 @@ class LoadedRange:
     def fetch(self, layers: Range) -> None:
         """Do nothing, since the layers are loaded.
 
-        layers: The range to fetch.
+        layers: The layer range to fetch.
         """
 
     def preload(self, layers: Range | None = None) -> bool:
-        """Return False: there is nothing to load in advance.
+        """Return False: there is nothing more to load.
 
-        layers: The range to load; None: the range that the worker expects.
+        layers: The layer range to load; None: what a later epoch may need.
         """
         return False
 

@@ -305,9 +305,11 @@ def _median_row(name: str, clocks: Sequence[StepClock], baseline: Baseline) -> R
 
 
 def vocabulary_with(size: int, first_token: int, pieces: Iterator[bytes] | Sequence[bytes]) -> Vocabulary:
-    """Return a vocabulary: the 256 single bytes, then made-up words; but from one token on the given pieces,
-    which is what a model writes that predicts the next higher token id. Pieces beyond the last token are
-    dropped.
+    """Return a vocabulary in which successive tokens have the given pieces, so that a model which predicts
+    the next higher token id writes them. All other tokens are the 256 single bytes, then made-up words.
+    Pieces after the last token are dropped. For example:
+
+        # size 300, first token 270, pieces [a, b] -> token 270 is a, token 271 is b, token 65 is the byte "A"
 
     size: Number of tokens.
     first_token: The token that has the first piece.

@@ -105,9 +105,9 @@ class ResultTap(Inbox):
         """Deliver a message. A result is also put into the queue, so that the next frame is launched at once,
         as a sequencer would do.
 
-        sender: Name of the member that sends the message.
-        message: The message.
-        names: Names by which the sender may act, as for `Inbox.put`; None: not restricted.
+        sender: Name of the member that sends the message, or "master".
+        message: The decoded message.
+        names: Names in the sender's certificate; None if members need no certificates.
         """
         if isinstance(message, Result):
             self._received.put_nowait(message)

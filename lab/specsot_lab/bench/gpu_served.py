@@ -397,7 +397,9 @@ class HttpClients:
         numbers, watch = iter(range(requests)), Stopwatch()
 
         async def run_client() -> list[RequestTimes]:
-            """Send requests until the numbers run out, and return their times."""
+            """Send requests one after another until the numbers run out, and return their times; [] if no
+            number was left.
+            """
             return [await _ask_http(self.address, _body(number, tokens, drafter)) for number in numbers]
 
         times = await asyncio.gather(*(run_client() for _ in range(clients)))

@@ -141,7 +141,7 @@ def measure_trees(top_k: int, levels: int, nodes: int) -> list[Row]:
         )
 
     def unchecked_step() -> object:
-        """Select, build and verify trees without checks."""
+        """Select, build and verify trees without checks, and return the verification result."""
         best = KERNELS.organize_draft_results(*on_device, nodes)
         arrays = KERNELS.build_trees(
             arguments[0], *best, arguments[-1], top_k, TreeMaskMode.QLEN_ONLY, total_length
@@ -153,7 +153,9 @@ def measure_trees(top_k: int, levels: int, nodes: int) -> list[Row]:
     organize, build, verify = public_names
 
     def public_step() -> object:
-        """Select, build and verify trees with checks, as a caller does."""
+        """Select, build and verify trees with checks, as a caller does, and return the verification
+        result.
+        """
         best = organize(*on_device, nodes)
         arrays = build(arguments[0], *best, arguments[-1], top_k, levels, nodes, 1, total_length)
         return verify(arrays.draft_tokens.view(BATCH, nodes), targets, *arrays[2:5], levels)

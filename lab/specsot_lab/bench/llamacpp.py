@@ -121,8 +121,8 @@ def serve(python: str, gguf: str, slots: int, threads: int) -> Generator[str]:
 
 
 def ask(address: str, prompt: str | Sequence[int], tokens: int, reuse_prompt: bool = False) -> int:
-    """Return the number of tokens that llama.cpp wrote: `tokens`, greedily, because ends of the answer are
-    ignored.
+    """Return the number of tokens that llama.cpp wrote. It decodes greedily and ignores ends of the answer,
+    so that it writes `tokens` tokens.
 
     address: The server's address.
     prompt: Text or token ids.

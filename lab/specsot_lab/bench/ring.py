@@ -406,7 +406,8 @@ The mock's drafts come from a drafter that knows the text and is right {skill:.0
 steps cost, not how good a head is. The model's come from its own head.
 
 Rows of *own hosts* are computed from the runs above them, as if every stage had a host like this of its own:
-no frame waits for its turn, and none takes a stage longer than frames as large do that fly alone.
+no frame waits for its turn, and none takes a stage longer than frames of the same size that are alone in
+flight.
 
 {table}
 """

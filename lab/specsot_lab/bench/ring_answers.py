@@ -118,7 +118,7 @@ async def ask_all(
 
 
 def _request(question: str, way: str, tokens: int) -> Ask:
-    """Return the request of one way.
+    """Return the request of one way. A direct answer gets DIRECT_SHARE times fewer tokens than a planned one.
 
     question: What the user asks.
     way: One of WAYS.
