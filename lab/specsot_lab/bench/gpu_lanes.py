@@ -60,12 +60,14 @@ class LoadedRange:
 
     @property
     def loaded(self) -> int:
-        """Return the number of the model's layers, all of which count as loaded."""
+        """Return the number of layers of the whole model, whatever the range, so that all layers count as
+        loaded.
+        """
         return self.decoder.config.layers
 
     @property
     def fetched(self) -> int:
-        """Return 0: no layers were fetched."""
+        """Return 0: no bytes of the model's files were fetched."""
         return 0
 
     def fetch(self, layers: Range) -> None:

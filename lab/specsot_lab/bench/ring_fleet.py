@@ -267,16 +267,16 @@ class RingFleet:
         return 0
 
     def fitting(self, ring: RingState) -> int:
-        """Return the number of requests that would fit a ring: always 0, since there is no master with
+        """Return how many of the known requests would fit a ring: always 0, since there is no master with
         requests.
 
-        ring: The ring; not used.
+        ring: The sizes and limits of a ring that need not run; not used.
         """
         return self.at_work
 
     def final_rows(self) -> dict[int, int]:
-        """Return, by sequence id, for how many leading tokens the KV on every stage is final: always {},
-        since no KV is migrated.
+        """Return, by sequence id, how many of its first tokens have final KV on every stage: always {}, since
+        no KV is migrated.
         """
         return {}
 
