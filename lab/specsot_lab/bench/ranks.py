@@ -229,7 +229,7 @@ def measure(
     decoder = Decoder.load(models.base, None, torch.float32, "cpu")
     head = load_head(models.draft, models.base, torch.float32, "cpu")
     read = islice(rows_of(texts, Tokens(models.base), LONGEST, 0), most)
-    rows = [row for row in read if row.useful]
+    rows = [row for row in read if row.has_targets]
     counts = ShapeSteps([-shapes[0], *shapes[1:]]) if shapes else Counts()
     record(decoder, head, rows, counts, 1 if shapes else STEP, tokens)
     settings: dict[str, object] = {"texts": texts.name, "conversations": len(rows)}
