@@ -323,7 +323,6 @@ def room_for(
     """Return the sizes for tables of every frame of at most `rows` rows and `pages` pages.
 
     heads_per_kv: query heads of each KV head.
-    short, anchored: as in `TableRoom`.
     rows: most rows of a frame.
     pages: most page numbers that the pieces of a frame name.
     short: whether frames have many sequences with a few rows each.
@@ -473,7 +472,6 @@ def page_runs_unshared(
     """Return one stretch for each sequence, which reads all of its pages, or None if sequences may share
     pages.
 
-    rows, pages: row count and pages of each sequence. Sharing is detected by equal first pages.
     rows: number of rows of each sequence.
     pages: page numbers of each sequence. Sharing is detected by equal first pages.
     page_rows: columns of a page.
@@ -491,7 +489,8 @@ def page_runs_unshared(
 def _slots_by_row(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
     """Group the slots by row: return `starts` and `slots` of `AttentionTables`.
 
-    firsts, counts: first row and number of rows of each piece.
+    firsts: int64 [pieces], first row of each piece.
+    counts: int64 [pieces], number of rows of each piece.
     rows: number of rows of the frame.
     Pieces with rows 0..1 and 0..2 have the slots 0, 1 and 2, 3, 4: starts [0, 2, 4, 5], slots [0, 2, 1, 3,
     4].
@@ -539,7 +538,8 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
     stretch takes a proportional part of a place. Sizes that add more than WAVES * places pieces are not
     considered.
 
-    columns, tiles: columns of every stretch, and the number of tiles that its rows make.
+    columns: int64 [stretches], number of columns of each stretch.
+    tiles: int64 [stretches], number of tiles that each stretch's rows make.
     places: see `places_of`.
     page_rows: columns of a page; the result is a multiple of it.
     tile_rows: most rows of a piece.

@@ -383,7 +383,8 @@ def _softmax(
     The output of a row that sees no column is finite but otherwise unspecified.
 
     q: [cells, heads, rows, dim], already scaled.
-    keys, values: [cells, heads, columns, dim].
+    keys: [cells, heads, columns, dim], the keys of the columns.
+    values: [cells, heads, columns, dim], their values.
     mask: Added to the scores, broadcast to [cells, heads, rows, columns]; None: nothing is hidden.
     softcap: Scores become softcap * tanh(score / softcap) before the mask is added; None: no cap.
     """

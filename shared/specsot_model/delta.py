@@ -202,7 +202,8 @@ def apply_delta_rule(
 
     For each row: S := exp(decay) S, then S += k (beta (v - S^T k))^T, and the output is S^T q.
 
-    q, k: fp32 [replays, heads, rows, key_dim]; `rows` is a multiple of CHUNK.
+    q: fp32 [replays, heads, rows, key_dim], queries; `rows` is a multiple of CHUNK.
+    k: fp32 [replays, heads, rows, key_dim], keys.
     v: fp32 [replays, heads, rows, value_dim].
     decay: [replays, heads, rows], the logarithm of the factor by which the state shrinks.
     beta: [replays, heads, rows], the rate of each update.

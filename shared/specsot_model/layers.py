@@ -68,7 +68,8 @@ class Norm:
 class LayerNorm:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
 
-    weight, bias: [size] each.
+    weight: [size], the factor of each number.
+    bias: [size], added to each number.
     eps: Added to the variance.
     """
 

@@ -38,7 +38,8 @@ Multiply = Callable[[Tensor], Tensor]
 class Linear:
     """A product y = x W^T + b: x [rows, in] -> [rows, out], with weight [out, in] and bias [out] or None.
 
-    weight, bias: None if the weight is packed or quantized; only `__call__` can use it then.
+    weight: The weight [out, in]; None if it is packed or quantized, because then only `__call__` can use it.
+    bias: The bias [out]; None if there is none, or if the weight is packed or quantized.
     shape: (out, in).
     multiply: The product in the chosen form.
     """

@@ -70,7 +70,8 @@ def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
     the total of vector i.
 
     b: the LLVM builder into which code is emitted.
-    x, y: two vectors.
+    x: a vector of LANES floats.
+    y: a second one.
     apart: distance of the lanes that are added: 8, 4, 2 or 1.
     """
     kept = [lane for lane in range(2 * LANES) if not lane & apart]
@@ -101,12 +102,13 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
         """Emit the scores.
 
         b: the LLVM builder into which code is emitted.
-        q, q_apart: address of the first query, and bytes from one query to the next.
+        q: address of the first query, fp32.
+        q_apart: bytes from one query to the next.
         base: address to which offsets are added.
         offsets: address of int64 offsets of the keys, in bytes.
         count: number of keys.
-        out, out_apart: address of the first query's scores, fp32, and bytes from one query's scores to the
-            next.
+        out: address of the first query's scores, fp32.
+        out_apart: bytes from one query's scores to the next.
         further: not 0 if scores are added to those at `out`.
         values: address from which values at the same offsets are prefetched, or 0.
         """
@@ -139,7 +141,8 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
             def folded(left: list[Value], right: list[Value], apart: int) -> list[Value]:
                 """Emit a fold of each query's pair of vectors; see `_fold`.
 
-                left, right: one vector for each query.
+                left: one vector for each query.
+                right: a second vector for each query.
                 apart: distance of the lanes that are added.
                 """
                 return [_fold(b, x, y, apart) for x, y in zip(left, right)]
@@ -174,14 +177,16 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
         """Emit the additions.
 
         b: the LLVM builder into which code is emitted.
-        weights, weights_apart: address of the first query's weights, fp32, and bytes from one query's weights
-            to the next.
+        weights: address of the first query's weights, fp32.
+        weights_apart: bytes from one query's weights to the next.
         base: address to which offsets are added.
         offsets: address of int64 offsets of the values, in bytes.
         count: number of values.
-        odd, even: addresses of the first query's two sums, fp32.
+        odd: address of the first query's sum of values 0, 2, 4, ..., fp32.
+        even: address of the first query's sum of values 1, 3, 5, ..., fp32.
         apart: bytes from one query's sum to the next.
-        keys, soon: base and address of offsets of as many keys to prefetch, or 0.
+        keys: address to which the offsets at `soon` are added to prefetch keys; 0: nothing is prefetched.
+        soon: address of int64 offsets of as many keys to prefetch.
         """
         every = [(query, part) for query in range(queries) for part in range(vectors)]
         places = [
@@ -299,7 +304,8 @@ def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, 
     offsets: address of int64 offsets of the columns, in bytes.
     count: number of columns.
     dim: numbers of a head.
-    odd, even: addresses of the first query's two sums, fp32.
+    odd: address of the first query's sum of values 0, 2, 4, ..., fp32.
+    even: address of the first query's sum of values 1, 3, 5, ..., fp32.
     keys: address to which the offsets at `soon` are added to prefetch keys, or 0.
     soon: address of int64 offsets of as many columns to prefetch.
     """

@@ -145,7 +145,8 @@ def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     """Reorder 4-bit codes into blocks and groups, with the fp16 scales and least values after each group.
 
     codes: uint8 [out, in], of whole blocks.
-    scale, least: [out, in / 32].
+    scale: [out, in / 32], the scale of each group of inputs.
+    least: [out, in / 32], the least value of each group of inputs.
     """
     groups = codes.shape[1] // GROUP
     # [blocks, outputs, groups, pairs of steps, lower or upper, inputs]

@@ -347,15 +347,21 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
         """Emit the tile. Strides and distances are in bytes.
 
         b: the LLVM builder into which code is emitted.
-        x, x_stride: address of the quantized rows, and from one row to the next.
-        w, apart: address of the weights, and from one block of weights to the next.
+        x: address of the quantized rows.
+        x_stride: from one row of `x` to the next.
+        w: address of the weights.
+        apart: from one block of weights to the next.
         groups: number of groups of inputs.
-        scales, sums: addresses of the scales and corrections of the rows' groups; see `steps.quantize_row`.
+        scales: address of the scales of the rows' groups; see `steps.quantize_row`.
+        sums: address of the corrections of the rows' groups.
         across: from the scales (and sums) of one group to those of the next; a group has one number a row.
         factors: address of the scales of the outputs, in 8 bits.
-        prior, prior_stride: address of what the product is added to, and from one row to the next.
-        out, out_stride: address of the result, and from one row to the next.
-        ahead, pace: from where to prefetch, and how many bytes with each load of weights.
+        prior: address of what the product is added to, fp32.
+        prior_stride: from one row of `prior` to the next.
+        out: address of the result, fp32.
+        out_stride: from one row of `out` to the next.
+        ahead: address from which weights are prefetched.
+        pace: how many bytes are prefetched with each load of weights.
         """
         how = _sums_for(bits)
         group_bytes = LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
@@ -532,13 +538,20 @@ def _matrix(
 
     b: the LLVM builder into which code is emitted.
     count: number of rows that are stored.
-    x, x_stride: address of the quantized rows, and bytes from one row to the next.
+    x: address of the quantized rows.
+    x_stride: bytes from one row of `x` to the next.
     w: address of the block's weights.
     groups: number of groups of inputs.
-    scales, sums, across: as in `_tile`.
+    scales: address of the scales of the rows' groups; see `steps.quantize_row`.
+    sums: address of the corrections of the rows' groups.
+    across: bytes from the scales (and corrections) of one group to those of the next.
     factors: address of the scales of the outputs.
-    prior, prior_stride, out, out_stride: as in `_tile`.
-    ahead, lines: from where to prefetch, and how many cache lines with each group.
+    prior: address of what the product is added to, fp32.
+    prior_stride: bytes from one row of `prior` to the next.
+    out: address of the result, fp32.
+    out_stride: bytes from one row of `out` to the next.
+    ahead: address from which weights are prefetched.
+    lines: number of cache lines that are prefetched with each group.
     """
     size = TILE_ROWS * BYTES
     room = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(VI, 2 * TILE_ROWS + 1)), I64)

@@ -218,7 +218,9 @@ def fma_of(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """Emit x * y + z with one rounding.
 
     b: the LLVM builder into which code is emitted.
-    x, y, z: vectors of floats.
+    x: a vector of floats.
+    y: what `x` is multiplied by.
+    z: what is added to the product.
     """
     return call_named(b, "llvm.fma.v16f32", VF, x, y, z)
 
@@ -324,7 +326,8 @@ def _put_whole(bits: int) -> Callable[..., Value]:
 
         b: the LLVM builder into which code is emitted.
         at: address at which the integers are stored.
-        low, high: two vectors of floats.
+        low: a vector of floats, which become the first 16 integers.
+        high: a vector of floats, which become the last 16 integers.
         """
         wholes = [_whole(b, one) for one in (low, high)]
         for place, whole in zip((0, LANES * bits // 8), wholes):

@@ -77,14 +77,18 @@ def _accept(
     features: [slots, hidden], receives the features of accepted rows.
     room: KV slots of a tree.
     most: due rows of a tree at most.
-    from_due, from_grown: numbers from one row of due and of grown to the next.
+    from_due: numbers from one row of `due` to the next.
+    from_grown: numbers from one row of `grown` to the next.
     attending: rows of a tree that attend.
     many: rows of a tree that are grown.
     hidden: numbers of a feature.
-    from_feature, from_fresh: numbers from one row of features and of fresh to the next.
+    from_feature: numbers from one row of `features` to the next.
+    from_fresh: numbers from one row of `fresh` to the next.
     ids: number of token ids that the head knows.
     nodes: nodes that are compared at a time.
-    width, across, size: room, attending and hidden, rounded up to powers of two.
+    width: `room`, rounded up to a power of two.
+    across: `attending`, rounded up to a power of two.
+    size: `hidden`, rounded up to a power of two.
     """
     tree = tl.program_id(0).to(tl.int64)
     turn = tl.program_id(1)

@@ -97,7 +97,8 @@ class AnchorRows(NamedTuple):
     anchors: int32 [rows], number of anchor columns that each row sees.
     turns: int32 [rows], positions by which each row's query is rotated towards the anchors.
     rates: fp32 [head_dim / 2], radians that a pair rotates by for each position.
-    cosines, sines: fp32 [rows, head_dim / 2], of the queries' rotation; `turn` computes them from `turns`.
+    cosines: fp32 [rows, head_dim / 2], cosines of the queries' rotation; `turn` computes them from `turns`.
+    sines: fp32 [rows, head_dim / 2], the sines.
     """
 
     anchors: Tensor
@@ -348,20 +349,32 @@ def _read(
     kv: [2, pages, kv_heads, page_rows, dim], keys and values.
     blocks: a tensor descriptor of kv, if `copied`.
     scales: fp16, the scales of int8 rows, if `eight`.
-    pieces, pages, leads, bases, bits, starts: the tables of the frame; see `AttentionTables`.
+    pieces: int32 [pieces, 7], the pieces of the frame; see `AttentionTables`.
+    pages: int32, page numbers of all pieces.
+    leads: int32 [rows]; each row sees every column before this one.
+    bases: int32 [rows], the column that bit 0 of each row's bits stands for.
+    bits: int32 [rows, words], which later columns each row sees.
+    starts: int32 [rows + 1], where each row's slots begin.
     sinces: [rows], the first column that each row sees, if `near`.
-    anchors, cosines, sines: see `AnchorRows`; used if `anchored`.
+    anchors: int32 [rows], number of anchor columns that each row sees, if `anchored`; see `AnchorRows`.
+    cosines: fp32 [rows, dim / 2], cosines of the queries' rotation towards the anchors, if `anchored`.
+    sines: fp32 [rows, dim / 2], the sines.
     parts: fp32 [slots, heads, dim], receives each slot's output.
     weights: fp32 [slots, heads], receives each slot's log-sum-exp.
     out: [rows, heads, dim], receives the output of rows that are complete, if `short`.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
-    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
-        next.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_head: numbers from one KV head to the next.
+    kv_row: numbers from one row of a page to the next.
     many: number of pieces.
     g: query heads of each KV head.
     page_rows: columns of a page.
     words: mask words of a row.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
     flat: whether the columns of a tile lie on one page.
@@ -418,7 +431,8 @@ def _read_piece(
     given: the arguments of `_read` from `q` to `kv_row`, without pieces, then head, g, page_rows and words.
     piece: address of the piece's seven numbers; see `AttentionTables.pieces`.
     high: number of the piece's rows.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
     flat: whether the columns of a tile lie on one page.
@@ -606,7 +620,9 @@ def _fetch(
     left: number of the tile's first column within the piece.
     columns: number of the piece's columns.
     head: number of the KV head.
-    kv_half, kv_page, kv_row: numbers from keys to values, and from one page and row to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_row: numbers from one row of a page to the next.
     page_rows: columns of a page.
     kind: type of the queries, to which int8 numbers are converted exactly.
     dim: numbers of a head.
@@ -672,10 +688,12 @@ def _merge(
 
     parts: fp32 [slots, heads, dim], each slot's output.
     weights: fp32 [slots, heads], each slot's log-sum-exp.
-    starts, slots: the slots of each row; see `AttentionTables`.
+    starts: int32 [rows + 1]; row r has the slots `slots[starts[r] : starts[r + 1]]`.
+    slots: int32, slot numbers, grouped by row.
     sinks: fp32 [heads], if `sunk`.
     out: [rows, heads, dim], receives the outputs.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     heads: number of query heads.
     many: how many slots are loaded at a time.
     each: heads of one program.

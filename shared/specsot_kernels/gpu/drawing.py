@@ -84,7 +84,9 @@ def _choose(
     columns: tokens of the vocabulary.
     from_row: numbers from one row of logits to the next.
     turns: turns of the binary search.
-    wide, parts, line: tokens of a part, parts of the vocabulary (a power of two), and tokens of a line.
+    wide: tokens of a part.
+    parts: number of parts of the vocabulary, a power of two.
+    line: tokens of a line.
     drawn: whether any row has a temperature.
     cut: whether any row has top_k or top_p.
     """
@@ -138,7 +140,8 @@ def _descend_far(weights, key, wide: tl.constexpr, line: tl.constexpr):
 
     weights: float64 [wide], the weights of a part's tokens.
     key: the row's key.
-    wide, line: tokens of the part and of a line.
+    wide: tokens of the part.
+    line: tokens of a line.
     """
     table = tl.reshape(weights, (wide // line, line))
     number = _descend(tl.sum(table, 1), key, line, wide // line)

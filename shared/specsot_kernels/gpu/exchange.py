@@ -45,7 +45,6 @@ def reach_each_other(
     """Return whether each GPU can read, and do atomic operations in, the memory of all others: over NVLink,
     not PCIe.
 
-    can_read, driver: replaced by tests.
     devices: the GPUs.
     can_read: tells whether one GPU can read the memory of another one; replaced by tests.
     driver: returns CUDA's driver library, or raises OSError; replaced by tests.
@@ -66,7 +65,8 @@ def _can_count(driver: Any, source: torch.device, target: torch.device) -> bool:
     The driver numbers GPUs as PyTorch does.
 
     driver: CUDA's driver library.
-    source, target: the two GPUs.
+    source: the GPU that counts.
+    target: the GPU whose memory it counts in.
     """
     numbers = [ctypes.c_int() for _ in range(2)]
     found = [driver.cuDeviceGet(ctypes.byref(one), at.index) for one, at in zip(numbers, (source, target))]
@@ -163,7 +163,8 @@ def _add_parts(
     hidden: [rows, size], to which the sum is added, in place.
     told, counts: the counters of this GPU; see `PeerSums`.
     at: numbers from the beginning of a GPU's buffers to the buffer of this sum.
-    size, room: numbers of a row, and the same rounded up to a power of two.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
     most: rows of a buffer.
     me: number of this GPU.
     parts: number of GPUs.

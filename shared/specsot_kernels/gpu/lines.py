@@ -150,8 +150,9 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
 def _own_launch(g: int, warps: int, stages: int) -> tuple[int, int, int]:
     """Return queries of a tile, warps and stages for the columns that one row reads by itself.
 
-    warps, stages: those of the pieces. On tensor cores, one warp with 16 queries gives a row the same bits as
-        four warps with 64 queries; two warps with 32 queries did not on an H100.
+    warps: warps of a program that reads pieces. On tensor cores, one warp with 16 queries gives a row the
+        same bits as four warps with 64 queries; two warps with 32 queries did not on an H100.
+    stages: loop iterations in flight of a program that reads pieces.
     g: query heads of each KV head.
     """
     return (WARP, 1, 2) if g <= WARP and warps == QUERIES // WARP else (QUERIES, warps, stages)
@@ -177,7 +178,11 @@ def _lay(
     """Write one row's slots: of the columns from its lead to its base, then of the columns whose
     bit is set.
 
-    leads, bases, bits, wheres, pages: the tables of the frame; see `LineRoom.shapes`.
+    leads: int32 [rows], number of columns that each row reads in pieces; see `LineRoom.shapes`.
+    bases: int32 [rows], the column that bit 0 of each row's bits stands for.
+    bits: int32 [rows, words], which later columns each row sees.
+    wheres: int32 [rows], index in `pages` of the first page of each row's sequence.
+    pages: int32, page numbers of all sequences.
     own: int32 [rows, width], receives the slots.
     counts: int32 [rows], receives their number.
     page_rows: columns of a page.
@@ -219,17 +224,25 @@ def _read_pieces(
 
     q: [rows, kv_heads, g, dim], the scaled queries.
     kv: [2, pages, kv_heads, page_rows, dim].
-    pieces, pages, leads, starts: the tables of the frame; see `LineCut`.
+    pieces: int32 [pieces, 5], the pieces of the frame; see `LineCut`.
+    pages: int32, page numbers of all sequences.
+    leads: int32 [rows], number of columns that each row reads in pieces.
+    starts: int32 [rows], first slot of each row.
     sinces: [rows], the first column that each row sees, if `near`.
     parts: fp32 [slots, heads, dim], receives weighted values.
     weights: fp32 [slots, heads, 2], receives highest score and sum of weights.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
-    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
-        next.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_head: numbers from one KV head to the next.
+    kv_row: numbers from one row of a page to the next.
     many: number of pieces.
     g: query heads of each KV head.
     page_rows: columns of a page.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
     piece: PIECE_COLUMNS, the columns of a slot.
@@ -287,16 +300,26 @@ def _read_own(
 
     q: [rows, kv_heads, g, dim], the scaled queries.
     kv: [2, pages, kv_heads, page_rows, dim].
-    leads, sinces, starts: as in `_read_pieces`.
-    own, counts: each row's own slots and their number; see `LinePlan`.
-    parts, weights: the states of all slots; those of the row's last piece are read, and then overwritten.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
-    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
-        next.
+    leads: int32 [rows], number of columns that each row reads in pieces.
+    sinces: int32 [rows], the first column that each row sees, if `near`.
+    starts: int32 [rows], first slot of each row.
+    own: int32 [rows, width], KV slots of the columns that each row reads by itself; see `LinePlan`.
+    counts: int32 [rows], their number.
+    parts: fp32 [slots, heads, dim], weighted values of all slots; those of the row's last piece are read, and
+        then overwritten.
+    weights: fp32 [slots, heads, 2], highest score and sum of weights of all slots; as `parts`.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_head: numbers from one KV head to the next.
+    kv_row: numbers from one row of a page to the next.
     width: slots of a row in `own`.
     g: query heads of each KV head.
     page_rows: columns of a page.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
     piece: PIECE_COLUMNS, the columns of a slot.
@@ -349,10 +372,13 @@ def _add_pieces(
 
     parts: fp32 [slots, heads, dim], weighted values.
     weights: fp32 [slots, heads, 2], highest score and sum of weights.
-    leads, starts, counts: [rows], columns read in pieces, first slot, and number of own columns.
+    leads: int32 [rows], number of columns that each row reads in pieces.
+    starts: int32 [rows], first slot of each row.
+    counts: int32 [rows], number of columns that each row reads by itself.
     out: [rows, heads, dim], receives the outputs.
     heads: number of query heads.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     each: heads of one program.
     piece: PIECE_COLUMNS, the columns of a slot.
     early: whether the device starts kernels early (see `launching`).
@@ -412,7 +438,9 @@ def _queries(q, row, live, line, head, g, d, dim: tl.constexpr, q_row, q_group, 
     g: query heads of each KV head.
     d: [room], numbers of a head.
     dim: numbers of a head.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
     """
     source = q + row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
     return tl.load(source[:, None] + d[None, :], mask=live[:, None] & (d < dim)[None, :], other=0.0)

@@ -185,21 +185,28 @@ def _multiply(
     """Compute a tile of the result, or of one part's sums if `apart`. Row tiles of the same outputs run one
     after another.
 
-    x, weight: [rows, inputs] and [outputs, inputs], or tensor descriptors of them if `blocks`.
+    x: [rows, inputs], or a tensor descriptor of it if `blocks`.
+    weight: [outputs, inputs], or a tensor descriptor of it if `blocks`.
     bias: [outputs], if `biased`.
     out: [rows, outputs], receives the product.
     sums: fp32 [parts, rows, outputs, twice if gated], receives the sums of the parts, if `apart`.
-    rows, outputs, inputs: sizes of the product.
+    rows: number of rows.
+    outputs: number of outputs.
+    inputs: number of inputs.
     from_x: numbers from one row of x to the next.
     span: inputs of a part.
     parts: into how many parts the inputs are cut.
-    many, high, wide: rows, outputs and inputs of the tile.
+    many: rows of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     whole: whether tiles fit the matrix, so that loads need no mask.
     blocks: whether x and weight are loaded by descriptors.
     apart: whether each part has a program of its own.
     cut: whether there are several parts.
     ahead: whether the first weights are loaded before the preceding kernel has ended.
-    biased, gated, added: whether there are a bias, a gate, and a tensor that the product is added to.
+    biased: whether there is a bias.
+    gated: whether the product is gated.
+    added: whether the product is added to `out`.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -261,7 +268,9 @@ def _sum_up(
     begin: first input of the part.
     inputs: number of inputs.
     span: inputs of a part.
-    many, high, wide: rows, outputs and inputs of the tile.
+    many: rows of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     whole: whether loads need no mask.
     blocks: whether x and weight are loaded by descriptors.
     gated: whether the other half of the outputs is summed, too.
@@ -318,7 +327,9 @@ def _finish(
     beside: fp32, the sums of the second half, if `gated`.
     offset: fp32, the bias, if `biased`.
     before: fp32, what the result is added to, if `added`.
-    biased, gated, added: which of these steps are done.
+    biased: whether the bias is added.
+    gated: whether the sums are gated.
+    added: whether `before` is added.
     """
     if gated:
         total = total / (1 + tl.exp(-total)) * beside
@@ -343,7 +354,9 @@ def _add_parts(
     outputs: number of outputs.
     wide: columns of one program.
     parts: number of parts.
-    biased, gated, added: whether there are a bias, a gate, and a tensor that the product is added to.
+    biased: whether there is a bias.
+    gated: whether the product is gated.
+    added: whether the product is added to `out`.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)

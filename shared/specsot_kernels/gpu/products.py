@@ -101,11 +101,15 @@ def _multiply_one(
     weight: [outputs, inputs], both halves of the outputs if gated.
     add: [outputs], if `added`.
     out: [outputs], receives the product.
-    outputs, inputs: sizes of the product.
+    outputs: number of outputs.
+    inputs: number of inputs.
     eps: epsilon of the norm.
-    high, wide: outputs and inputs of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     whole: whether tiles fit the matrix, so that loads need no mask.
-    normed, added, gated: whether there are a norm, an addition and a gate.
+    normed: whether there is a norm.
+    added: whether there is an addition.
+    gated: whether the product is gated.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -237,11 +241,16 @@ def _multiply_short_one(
     scales: fp32, the scales of the weight's rows.
     add: [outputs], if `added`.
     out: [outputs], receives the product.
-    outputs, inputs, room: sizes of the product, and inputs rounded up to a power of two.
+    outputs: number of outputs.
+    inputs: number of inputs.
+    room: `inputs`, rounded up to a power of two.
     eps: epsilon of the norm.
-    high, wide: outputs and inputs of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     whole: whether tiles fit the matrix, so that loads need no mask.
-    normed, added, gated: whether there are a norm, an addition and a gate.
+    normed: whether there is a norm.
+    added: whether there is an addition.
+    gated: whether the product is gated.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -317,7 +326,8 @@ def _add_up(tile, part, high: tl.constexpr, wide: tl.constexpr):
 
     tile: fp8 [high, wide], weights.
     part: fp32 [wide], inputs.
-    high, wide: outputs and inputs of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     """
     product = tile.to(tl.float32) * part[None, :]
     return tl.sum(tl.reshape(product, (high, wide // LANES, LANES)), 2)

@@ -109,8 +109,11 @@ def _prompt(
     q: [rows, kv_heads, g, dim], the scaled queries.
     blocks: a tensor descriptor of the KV, in blocks of [wide, dim].
     out: [rows, heads, dim], receives the outputs.
-    tiles, pages: see `tabulate_prompts`.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
+    tiles: int32 [tiles, 4], the tiles of rows; see `tabulate_prompts`.
+    pages: int32, page numbers of all prompts.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
     g: query heads of each KV head.
     half: descriptor rows from keys to values.
     page_rows: columns of a page.

@@ -74,7 +74,6 @@ def turn_and_store(
 
     qkv: [rows, heads + 2 * kv_heads, head_dim]; the two numbers of a rotated pair are adjacent
         (`rotary.interleave`).
-    positions, slots: [rows]; keys and values of a row with a negative slot are not stored.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim]; or int8 with each row's fp16 scale after its numbers.
     positions: [rows], the position of each row in its sequence.
     slots: [rows], the KV slot of each row; keys and values of a row with a negative slot are not stored.
@@ -191,21 +190,30 @@ def _turn(
     """Rotate and store a few heads of one row; queries, keys and values may be among them.
 
     qkv: [rows, heads + 2 * kv_heads, 2 * pairs].
-    positions, slots: [rows], of each row.
+    positions: [rows], the position of each row in its sequence.
+    slots: [rows], the KV slot of each row; negative: nothing is stored.
     kv: the KV of one layer.
     steps: fp16, the scales of int8 KV rows, if `eight`.
     frequencies: fp32 [pairs], radians for each position.
-    query_norm, key_norm: [2 * pairs], weights of the head norms, if `normed`.
-    own, columns: fp32 [rows] and [outputs], scales of qkv, if `scaled`.
-    from_row, from_head: numbers from one row and head of qkv to the next.
-    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
-        next.
-    scale, still: factor of the queries' first `many` pairs, and of the others if `apart`.
+    query_norm: [2 * pairs], weights of the norm over each query head, if `normed`.
+    key_norm: [2 * pairs], weights of the norm over each key head, if `normed`.
+    own: fp32 [rows], scale of each row of `qkv`, if `scaled`.
+    columns: fp32 [outputs], scale of each column of `qkv`, if `scaled`.
+    from_row: numbers from one row of `qkv` to the next.
+    from_head: numbers from one head of `qkv` to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_head: numbers from one KV head to the next.
+    kv_row: numbers from one row of a page to the next.
+    scale: factor of the queries' first `many` pairs.
+    still: factor of the queries' other pairs, if `apart`.
     many: number of pairs that `scale` applies to.
     eps: epsilon of the head norms.
-    heads, kv_heads: query heads and KV heads.
+    heads: number of query heads.
+    kv_heads: number of KV heads.
     page_rows: columns of a page.
-    pairs, room: pairs of a head, and the same rounded up to a power of two.
+    pairs: pairs of a head.
+    room: `pairs`, rounded up to a power of two.
     together: heads of one program.
     normed: whether there are head norms.
     apart: whether pairs have two factors.
@@ -303,7 +311,8 @@ def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     x: [rows, size].
     weight: [size].
     out: [rows, size], receives the result.
-    size, room: numbers of a row, and the same rounded up to a power of two.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
     eps: added to the mean square.
     early: whether the device starts kernels early (see `launching`).
     """
@@ -326,8 +335,12 @@ def _move(
 
     kv: [layers, 2, pages, kv_heads, page_rows, dim].
     moves: [2, count], source and target slots.
-    pages, kv_heads, page_rows, dim: sizes of kv.
-    count, many: number of moves, and the same rounded up to a power of two.
+    pages: number of pages.
+    kv_heads: number of KV heads.
+    page_rows: rows of a page.
+    dim: numbers of a row of one head.
+    count: number of moves.
+    many: `count`, rounded up to a power of two.
     room: numbers of a row that one program moves.
     early: whether the device starts kernels early (see `launching`).
     """
@@ -358,13 +371,16 @@ def _join(
 ):  # fmt: skip
     """Norm one row's embedding (half 0) or its feature (half 1).
 
-    tokens, origins: [rows], row numbers in table and features.
+    tokens: [rows], row numbers in `table`.
+    origins: [rows], row numbers in `features`.
     table: [V, size], the embedding.
     features: [n, size].
-    token_norm, feature_norm: [size], weights of the norms.
+    token_norm: [size], weights of the norm of embeddings.
+    feature_norm: [size], weights of the norm of features.
     inputs: [rows, 2 * size], receives both normed halves.
     plain: [rows, size], receives the residual.
-    size, room: numbers of a row, and the same rounded up to a power of two.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
     eps: epsilon of both norms.
     normed: whether the residual is the normed feature.
     early: whether the device starts kernels early (see `launching`).
@@ -497,10 +513,13 @@ def _shorten(
 
     x: [rows, size], the rows; `from_x` numbers from one row to the next.
     weight: [size], weight of the norm, if `normed`.
-    y, own, columns: a product [rows, size] and its scales [rows] and [size], added to x if `added`.
+    y: [rows, size], a product without its scales, added to `x` if `added`.
+    own: fp32 [rows], scale of each row of `y`.
+    columns: fp32 [size], scale of each column of `y`.
     short: fp8 [rows, size], receives the quantized rows.
     scales: fp32 [rows], receives their scales.
-    size, room: numbers of a row, and the same rounded up to a power of two.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
     from_x: numbers from one row of x to the next.
     eps: epsilon of the norm.
     normed: whether to norm.
@@ -537,10 +556,12 @@ def _shorten_gated(
     """Scale, gate and quantize one row.
 
     y: [rows, 2 * size], a product.
-    scales, columns: fp32 [rows] and [2 * size], its scales.
+    scales: fp32 [rows], scale of each row of `y`.
+    columns: fp32 [2 * size], scale of each column of `y`.
     short: fp8 [rows, size], receives the quantized rows.
     new: fp32 [rows], receives their scales.
-    size, room: numbers of a row, and the same rounded up to a power of two.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -584,9 +605,11 @@ def _lengthen(
     """Scale, and gate or add if asked to, a range of columns of one row.
 
     y: [rows, size], a product.
-    scales, columns: fp32 [rows] and [size], its scales.
+    scales: fp32 [rows], scale of each row of `y`.
+    columns: fp32 [size], scale of each column of `y`.
     out: [rows, wanted], receives the result.
-    size, wanted: columns of y and of the result.
+    size: columns of `y`.
+    wanted: columns of the result.
     from_out: numbers from one row of out to the next.
     wide: columns of one program.
     gated: whether to gate.

@@ -136,7 +136,8 @@ def _round(
     weight: [size], weight of the norm, if `normed`.
     codes: int8 [rows, size], receives the quantized rows.
     scales: fp32 [groups, rows], receives their scales.
-    rows, size: sizes of x.
+    rows: number of rows.
+    size: numbers of a row.
     from_x: numbers from one row of x to the next.
     eps: epsilon of the norm.
     room: groups of a row, rounded up to a power of two.
@@ -188,7 +189,6 @@ def multiply_whole(
 ) -> Tensor:
     """Return the product of quantized rows, [rows, outputs] of `dtype`.
 
-    codes, scales: from `round_rows`.
     weight: int8 [outputs, inputs], contiguous.
     columns: fp32 [outputs], the scales of the weight's rows.
     counts: int32 [outputs], zeros, and zeros again afterwards; two products must not use it at the same time.
@@ -237,7 +237,8 @@ def _launch(
 ) -> None:
     """Launch a product, gated if there are `steps` (the scales of its quantized result).
 
-    codes, scales: quantized rows, from `round_rows`.
+    codes: int8 [rows, inputs], the quantized rows, from `round_rows`.
+    scales: fp32 [groups, rows], their scales.
     weight: int8 [outputs, or twice as many if gated, inputs].
     columns: fp32, the scales of the weight's rows.
     counts: int32 [outputs], zeros; see `multiply_whole`.
@@ -283,15 +284,20 @@ def _multiply(
     tall: the first axis of a tile are rows, else outputs: a multiprocessor multiplies 64 of that axis at
         once.
     as_bits: see `_sum_up`.
-    codes, scales: int8 [rows, inputs] and fp32 [groups, rows], the quantized rows.
-    weight, columns: int8 [outputs, inputs] and fp32 [outputs], the quantized weight.
+    codes: int8 [rows, inputs], the quantized rows.
+    scales: fp32 [groups, rows], their scales.
+    weight: int8 [outputs, inputs], the quantized weight.
+    columns: fp32 [outputs], the scales of its rows.
     bias: [outputs], if `biased`.
     out: [rows, outputs], receives the product.
     steps: fp32 [groups of outputs, rows], receives the scales of the result, if `gated`.
     sums: fp32 [parts, rows, outputs], scratch, if `apart`.
     counts: int32, how many parts of each tile have finished, if `apart`.
-    rows, outputs, inputs: sizes of the product.
-    high, many: outputs and rows of the tile.
+    rows: number of rows.
+    outputs: number of outputs.
+    inputs: number of inputs.
+    high: outputs of the tile.
+    many: rows of the tile.
     together: groups of inputs at a time.
     parts: into how many parts the inputs are cut.
     whole: whether all inputs exist, so that loads need no mask.
