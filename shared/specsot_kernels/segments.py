@@ -467,6 +467,7 @@ def tail_seen(span: RowSpan) -> NDArray[np.bool_]:
     return np.unpackbits(shaped, axis=1, count=span.tail, bitorder="little").view(bool)
 
 
+# A mask; True where a row must not see a column.
 Bools = NDArray[np.bool_]
 # A reading, and which of its columns rows must not see: [rows, columns] or [rows, heads, columns].
 MaskedRead = tuple[PageRead, Bools]

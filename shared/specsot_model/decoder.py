@@ -61,7 +61,8 @@ class Decoder:
         parts: LoadedParts | None = None,
         devices: Sequence[torch.device] = (),
     ) -> None:
-        """
+        """Load the layers of a range, and prepare the kernels that run them.
+
         config: The base model's config.
         files: Where the weight tensors are read from.
         layers: Range of layers to load; `Decoder.load` has checked it.
@@ -295,13 +296,13 @@ class Decoder:
             return self._split.plan(spans, page_rows, layout, self._kernels_read)
         group = self.config.heads // self.config.kv_heads
         rates = self._rotary.frequencies
-        where = (layout, self.dtype, self.device)
-        given = *where, rates, self._kernels_read, self.batch_invariant
-        plan = plan_attention(spans, page_rows, group, *given, window)
+        placement = (layout, self.dtype, self.device)
+        options = *placement, rates, self._kernels_read, self.batch_invariant
+        plan = plan_attention(spans, page_rows, group, *options, window)
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
-        """Allocate the KV cache of this range.
+        """Allocate the KV cache of this range, and return it.
 
         pages: Number of pages in every layer.
         page_rows: Rows (tokens) of a page.
@@ -316,7 +317,7 @@ class Decoder:
         return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *form)
 
     def hold_tap(self, weight: Tensor) -> Tap:
-        """Convert a tap's weight to the form that `forward` takes.
+        """Return a tap's weight in the form that `forward` takes.
 
         With packed CPU layers the weight becomes int8: in floats, taps would take a twelfth of a step, and
         the rounding is harmless because features only influence drafts, never accepted tokens.

@@ -52,7 +52,7 @@ class StoredMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in) of the matrix."""
+        """Return (out, in) of the matrix."""
         return self.codes.shape[0], self.codes.shape[1]
 
     def dense(self, dtype: torch.dtype) -> Tensor:
@@ -92,12 +92,12 @@ class Codes(NamedTuple):
 
     @property
     def shape(self) -> torch.Size:
-        """(out, in) of the matrix."""
+        """Return (out, in) of the matrix."""
         return self.values.shape
 
     @property
     def device(self) -> torch.device:
-        """Device of the matrix."""
+        """Return the device of the matrix."""
         return self.values.device
 
     def split(self, max_outputs: int) -> list[Codes]:
@@ -365,6 +365,7 @@ def _unless_sequential(order: Tensor | None, group: int) -> Tensor | None:
     return order
 
 
+# The function that reads the matrices of each format.
 DECODERS: Mapping[Method, Callable[[Part, Has, Numbers, Published], StoredMatrix]] = {
     "awq": _awq,
     "gptq": _gptq,

@@ -13,7 +13,9 @@ from specsot_model.decoding import Codes
 
 # Weight [in] and epsilon of an RMSNorm.
 NormWeight = tuple[Tensor, float]
+# Type of fp8 weights and activations.
 FP8_DTYPE = torch.float8_e4m3fn
+# Largest finite number of that type.
 FP8_MAX = torch.finfo(FP8_DTYPE).max
 # CUDA compute capability (Ada) from which GPUs multiply fp8.
 ADA = (8, 9)
@@ -75,7 +77,7 @@ class Fp8:
 
     @property
     def _outputs_at_a_time(self) -> int:
-        """How many outputs become floats at a time (1 or more), so that they stay in cache."""
+        """Return how many outputs become floats at a time (1 or more), so that they stay in cache."""
         return max(FP8_WEIGHTS_AT_A_TIME // self._fp8_weight.shape[1], 1)
 
     @property
@@ -242,7 +244,8 @@ def _unscaled_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @cache
 def multiplies_fp8(device: torch.device) -> bool:
-    """Tell whether this device multiplies fp8 and has Triton.
+    """Tell whether this device multiplies fp8: an NVIDIA GPU of Ada or later, with Triton. False for all
+    other devices.
 
     device: The torch device that is asked about.
     """

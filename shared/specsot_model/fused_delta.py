@@ -19,7 +19,8 @@ class FusedDelta:
     """Runs the layer of a `DeltaBlock` in GPU kernels, over the same weights."""
 
     def __init__(self, block: DeltaBlock, add_mlp: Callable[[Tensor], object]) -> None:
-        """
+        """Prepare the products and the rule of a layer.
+
         block: The layer, whose weights are shared.
         add_mlp: Adds the layer's MLP update to the residual stream [rows, hidden], in place.
         """

@@ -44,7 +44,7 @@ class Int8:
 
     @property
     def _outputs_at_a_time(self) -> int:
-        """How many outputs become floats at a time; at least 1."""
+        """Return how many outputs become floats at a time; at least 1."""
         return max(WEIGHTS_AT_A_TIME // self._int8_weight.shape[1], 1)
 
     @property

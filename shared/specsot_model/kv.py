@@ -79,7 +79,8 @@ class KVPages:
         device: torch.device | str,
         form: KvDtype = "auto",
     ) -> None:
-        """
+        """Reserve the cache, filled with zeros.
+
         layers: Number of layers.
         pages: Number of pages of every layer.
         page_rows: Number of rows (tokens) of a page.
@@ -102,7 +103,7 @@ class KVPages:
 
     @property
     def bytes(self) -> int:
-        """Memory of all layers, in bytes."""
+        """Return the memory of all layers, in bytes."""
         return self._whole.nbytes
 
     def locate(self, slots: Tensor) -> Places:
@@ -254,7 +255,7 @@ class KVPages:
     def clear_rows(self, slots: Sequence[int]) -> None:
         """Zero rows in every layer.
 
-        slots: Slots of the rows, page * page_rows + offset.
+        slots: Slots of the rows, page * page_rows + offset; empty: nothing is done.
         """
         page, offset = self.locate(indices(slots, self._whole.device))
         self._rows[page, offset] = 0
@@ -324,7 +325,9 @@ def row_bytes(head_dim: int, itemsize: int, form: KvDtype) -> int:
     return head_dim + SCALE_BYTES if form == "int8" else head_dim * itemsize
 
 
+# A table of int32 numbers.
 Numbers = NDArray[np.int32]
+# Shape of each tensor in a shared buffer.
 Shapes = Sequence[tuple[int, ...]]
 # int32 numbers. Tensors in a shared buffer begin at multiples of this. Chosen by Triton, which compiles a
 # kernel once more for addresses with another alignment.
@@ -380,7 +383,7 @@ def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.devi
 
 
 def aligned(count: int) -> int:
-    """Return a count rounded up to a multiple of ALIGNED.
+    """Return a count rounded up to a multiple of ALIGNED; 0 for 0.
 
     count: How many int32 numbers.
     """

@@ -26,16 +26,18 @@ from specsot_model.projections import fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
 from specsot_model.weights import Fetch
 
+# A part of a model: an embedding, a norm or an lm_head.
 Part = TypeVar("Part")
-AnyNorm = Callable[[Tensor], Tensor]  # [rows, ..., size] -> the same shape
+# A norm, [rows, ..., size] -> the same shape.
+AnyNorm = Callable[[Tensor], Tensor]
 # Applies rotary embedding to the queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, and
 # stores keys and values in the KV cache.
 RotateAndStore = Callable[[Tensor], None]
 
 
 class Norm:
-    """
-    RMSNorm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside.
+    """RMSNorm over the last dimension: x / sqrt(mean(x^2) + eps) * weight, computed in fp32.
+
     weight: [size], the factor of each number.
     eps: Added to the mean square.
 

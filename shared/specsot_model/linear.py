@@ -32,6 +32,7 @@ SMALL = 1 << 17
 # size; `_product_for` checks that. Untuned.
 PACKED_FOR = 64
 
+# A product, [rows, in] -> [rows, out].
 Multiply = Callable[[Tensor], Tensor]
 
 
@@ -51,7 +52,8 @@ class Linear:
     def __init__(
         self, weight: Table | Codes, bias: Tensor | None = None, quantization: Quantization | None = None
     ) -> None:
-        """
+        """Store the weight in the chosen form.
+
         weight: [out, in]; `Codes` if the files hold it quantized in the form `quantization` already; `Packed`
             if it is packed for the CPU kernels already.
         bias: [out], or None.
@@ -113,7 +115,8 @@ def _quantized_product(weight: Tensor | Codes, bias: Tensor | None, kind: Quanti
 
 @cache
 def _product_for(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None], Multiply]:
-    """Return oneDNN's packed product for this dtype if this machine has it and computes correctly with it.
+    """Return oneDNN's packed product for this dtype if this machine has it and computes correctly with it;
+    else PyTorch's own product.
 
     It is tried on small shapes instead of trusted, because a weight is packed for one batch size but used
     for all.
@@ -319,6 +322,7 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
         return True
 
 
+# A product that a CUDA graph can capture.
 CapturedProduct = RowProduct | Fp8 | Int8
 
 
@@ -512,6 +516,8 @@ class Packed:
     weight: [out, in], floats or `Codes` of this form.
     bias: [out], or None.
     kind: "int8" or "int4".
+
+    Raises ModelError if the processor lacks instructions that the kernels need.
     """
 
     __slots__ = ("device", "dtype", "weight")
@@ -528,7 +534,7 @@ class Packed:
 
     @property
     def shape(self) -> torch.Size:
-        """(out, in) of the weight."""
+        """Return (out, in) of the weight."""
         return self.weight.shape
 
     def rows(self, numbers: Tensor) -> Tensor:
@@ -554,7 +560,7 @@ Table = Tensor | Packed
 
 
 def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
-    """Return an embedding in the form that it is kept in: int8 with packed CPU weights, else as it is.
+    """Return an embedding in the form in which it is stored: int8 with packed CPU weights, else as it is.
 
     table: [vocab, hidden], in floats.
     quantization: Form of the matrices; None: they are not quantized.

@@ -63,7 +63,9 @@ def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
     """
     head_dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
     if len(parts) == 1 and not config.names.qkv_by_head:
-        parts = parts[0].split([many * head_dim for many in (config.heads, config.kv_heads, config.kv_heads)])
+        parts = parts[0].split(
+            [count * head_dim for count in (config.heads, config.kv_heads, config.kv_heads)]
+        )
     elif len(parts) == 1:
         parts = tuple(part.flatten(0, 1) for part in parts[0].unflatten(0, (-1, 3, head_dim)).unbind(1))
     q, k, v = parts

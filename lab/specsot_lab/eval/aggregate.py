@@ -223,6 +223,7 @@ def direct_page(direct_rows: Sequence[dict[str, Any]]) -> str:
     return markdown(DIRECT_COLUMNS, direct_rows)
 
 
+# Columns of the table of direct answers.
 DIRECT_COLUMNS = (
     text("task", "task"),
     text("category", "category"),
@@ -231,6 +232,7 @@ DIRECT_COLUMNS = (
     figure("seconds", "direct_seconds", 1),
     figure("tok/s", "direct_speed", 1),
 )
+# Columns of the table of categories. "pays" says which mode suits the category.
 COLUMNS = (
     text("task", "task"),
     text("category", "category"),

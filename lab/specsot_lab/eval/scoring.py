@@ -12,12 +12,16 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
+# English articles as whole words, which SQuAD's evaluation drops.
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+# A number with its sign and currency.
 _NUMBER = re.compile(
     r"(?:(?<![\w)\]])[-\u2212])?[$€£]?"  # "10-3" has no negative number
     r"(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"  # "1,2,3" are three
 )
+# The number of a plan's heading, which is not part of an answer.
 _HEADING = re.compile(r"^## \d+\. ", re.MULTILINE)
+# A run of letters and digits.
 _WORD = re.compile(r"[^\W_]+")
 # An amount, a date or a time: "$1,200", "10.5", "8am".
 _AMOUNT = re.compile(r"\$?\b\d[\w,.]*\w|\$?\b\d")
@@ -25,7 +29,9 @@ _AMOUNT = re.compile(r"\$?\b\d[\w,.]*\w|\$?\b\d")
 _NAME = re.compile(r"(?<![.!?:\n] )(?<!^)\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*", re.MULTILINE)
 # An item of a list, without its bullet or number.
 _ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+(.+)$", re.MULTILINE)
+# Articles, which say nothing of a dimension.
 _ARTICLE_WORDS = {"a", "an", "the"}
+# Small words that say nothing of a dimension.
 _FUNCTION_WORDS = {
     "of",
     "and",

@@ -136,6 +136,7 @@ def _scores(prompts: Sequence[ScoredPrompt], planned: bool) -> list[float]:
     return [prompt.score for prompt in prompts if prompt.planned is planned and prompt.score is not None]
 
 
+# Columns of the table of scored prompts by category.
 COLUMNS = (
     text("category", "category"),
     figure("n", "prompts", 0),

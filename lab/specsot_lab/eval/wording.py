@@ -276,6 +276,7 @@ async def _measure_forms(
     return {form: measure(written_plans[index :: len(FORMS)]) for index, form in enumerate(FORMS)}
 
 
+# Columns of the table of faults by form of words.
 COLUMNS = (
     text("form", "form"),
     figure("branches", "branches", 0),

@@ -15,6 +15,7 @@ from specsot.service.options import Dtype
 class Learning:
     """How a head learns. Two runs with the same Learning and the same rows give the same head.
 
+    HEADING: Heading above these options in the help.
     steps: Number of optimiser steps. 0: the head to start from is only measured.
     batch_tokens: Maximum number of positions of a step, padding included.
     rate: AdamW's learning rate at its peak. It rises linearly, and then falls as a cosine to a tenth.
@@ -78,6 +79,7 @@ class HeadPlan:
     """The format of a head, as the user asks for it. None stands for the value of the head to start from, or
     else of the base model.
 
+    HEADING: Heading above these options in the help.
     kind: Kind of the head: "eagle3", or one that drafts in one pass: "dflash" or "p-eagle".
     layers: Number of layers of a DFlash or P-EAGLE head. None: the default of a new head.
     causal_head: True if the rows of a DFlash block see only the earlier rows of the block.
@@ -141,6 +143,7 @@ class HeadPlan:
 class AnswerOptions:
     """What the base model is asked, so that a head learns from the base model's own answers.
 
+    HEADING: Heading above these options in the help.
     direct: Fraction of the questions that are answered without a plan, too.
     plan_tokens: Maximum number of tokens of a plan.
     answer_tokens: Maximum number of tokens of a branch or a direct answer.
@@ -168,6 +171,7 @@ class AnswerOptions:
 class TrainOptions:
     """All options of `specsot train`.
 
+    HEADING: Heading above these options in the help.
     model: Directory or GGUF file of the base model.
     output: Directory of the head. The state of the run is in a folder of it.
     questions: Files and folders of questions that the base model answers.

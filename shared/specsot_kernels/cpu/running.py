@@ -22,6 +22,7 @@ from specsot_kernels.cpu.tiles import TILE_ROWS
 from specsot_kernels.cpu.vectors import BYTES, GROUP, LANES, LONG_GROUP, MEETING
 from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
 
+# Addresses, offsets and sizes.
 Numbers = NDArray[np.int64]
 # Weights. How many are packed at a time; bounds the extra memory. Untuned.
 FLOATS_AT_A_TIME = 1 << 22
@@ -162,7 +163,7 @@ class ColumnPlan:
     """Which columns each row of a frame sees, in order.
 
     sight: int64 [rows, 1 or kv_heads, 5], see `steps.SIGHT`.
-    longest: most columns that a row sees.
+    longest: largest number of columns that a row sees.
     held: arrays into which `sight` points.
     """
 
@@ -247,6 +248,7 @@ class _Scratch(threading.local):
         self.wanted = 0
 
 
+# The scratch memory of each thread.
 _scratch = _Scratch()
 
 
@@ -260,7 +262,7 @@ class KernelFrame:
         """Prepare a frame.
 
         rows: number of rows.
-        widest: most inputs of a product.
+        widest: largest number of inputs of a product.
         eps: epsilon of the RMSNorms.
         """
         self.rows = rows
@@ -321,7 +323,7 @@ class KernelFrame:
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:
         """Allocate what each thread needs for attention.
 
-        longest: most columns of a row.
+        longest: largest number of columns of a row.
         head_dim: numbers of a head.
         group: query heads of each KV head.
         """

@@ -43,6 +43,7 @@ from specsot_kernels.cpu.vectors import (
 
 # Steps of a group; a step has four inputs.
 STEPS = GROUP // 4
+# Steps of a long group, which 8-bit weights have.
 LONG_STEPS = LONG_GROUP // 4
 
 

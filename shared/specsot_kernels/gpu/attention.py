@@ -34,21 +34,23 @@ from specsot_kernels.segments import RowSpan
 # Columns. Largest tile of keys that a program reads at a time. Untuned.
 COLUMNS = 64
 # Queries. Smallest tile, which frames of one or two rows have.
-FEW = 16
+MIN_TILE = 16
 # Pieces. How many partial results of a row `_merge` loads at a time. Chosen by docs/results/h100-product.md.
-MERGED = 4
+SLOTS_MERGED_AT_ONCE = 4
 # Programs. Most that merge; with more heads, a program merges several. Chosen by
 # docs/results/h100-product.md.
-MERGERS = 4096
-# Programs. If a frame has more than MOST pieces (over all KV heads), RUNNING programs loop over them, since
-# even programs without work occupy the GPU for a moment. With fewer pieces the loop costs more than it saves.
+MAX_MERGE_PROGRAMS = 4096
+# Programs. If a frame has more than MAX_UNLOOPED_PIECES pieces (over all KV heads), LOOPING_PROGRAMS programs
+# loop over them, since even programs without work occupy the GPU for a moment. With fewer pieces the loop
+# costs more than it saves.
 # Chosen by docs/results/h100-product.md.
-MOST = 2048
-RUNNING = 512
+MAX_UNLOOPED_PIECES = 2048
+LOOPING_PROGRAMS = 512
 # Rows. From so many rows of prompts on, tiles that are not cut into pieces fill a GPU.
-PROMPTS = 512
+MIN_PROMPT_ROWS = 512
 # Integers. Tables begin at multiples of it, so that kernels compiled for one frame serve all frames.
 ALIGNED = 4
+# log2(e): scores are multiplied by it, so that weights are powers of two.
 LOG2E = tl.constexpr(1.4426950408889634)
 # The score of a hidden column. It is finite, so that a row that sees no column of a piece gets no NaN.
 LOWEST = tl.constexpr(-1e30)
@@ -87,7 +89,9 @@ def launch_of(
         small_tile = (
             Launch(COLUMNS, 8, 3) if int8_kv else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
         )
-        return small_tile if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT and not copied else 3)
+        return (
+            small_tile if tile <= MIN_TILE else Launch(COLUMNS, 4, 2 if tile == SHORT and not copied else 3)
+        )
     return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
 
@@ -181,7 +185,7 @@ def plan_attention(
     tables = tabulate(spans, page_rows, rows, window, sight_tables[0] if sight_tables else None, anchored)
     on_device = send_tables((*tables, *sight_tables), device)
     prompts = None
-    if num_rows >= PROMPTS and not sight_tables and all(span.visible is None for span in spans):
+    if num_rows >= MIN_PROMPT_ROWS and not sight_tables and all(span.visible is None for span in spans):
         prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
     sinces, policy_rows = _policy_tables(on_device[len(tables) :], rates)
     if policy_rows:
@@ -210,7 +214,7 @@ def plan_over(
         of `PolicySights`, else None. `AnchorRows.turn` of the plan is then to be called before each use.
     """
     pieces, *row_tables, pages = tables
-    tile = max(power_of_two(room.tile_rows * heads_per_kv), FEW)
+    tile = max(power_of_two(room.tile_rows * heads_per_kv), MIN_TILE)
     (sinces, anchored) = _policy_tables(sight_tables, rates)
     options = room.slots, page_rows, tile, sinces, None, room.short, anchored
     return TreePlan((pieces, pages, *row_tables), *options)
@@ -269,7 +273,7 @@ def are_copied(plan: TreePlan, kind: torch.dtype, kv_layer: Tensor) -> bool:
     kind: type of the queries.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV of one layer.
     """
-    many = plan.tile > FEW and not plan.short and plan.page_rows % COLUMNS == 0
+    many = plan.tile > MIN_TILE and not plan.short and plan.page_rows % COLUMNS == 0
     return many and suits(kind, kv_layer)
 
 
@@ -287,8 +291,8 @@ def attend(
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values; all dimensions but the last may be
         strided. Or int8 with each row's fp16 scale after its numbers, in 16 bytes, because 16 bytes are read
         at a time.
-    sinks: fp32 [kv_heads, g], contiguous: learned sink scores without values.
-    softcap: bounds the other scores by softcap * tanh(score / softcap).
+    sinks: fp32 [kv_heads, g], contiguous: learned sink scores without values. None: there are none.
+    softcap: bounds the other scores by softcap * tanh(score / softcap). None: they are not bounded.
     plan: the plan of the frame, made by `plan_attention` or `plan_over`.
     launch: overrides `launch_of`; None: the fastest parameters that were measured.
     """
@@ -310,9 +314,9 @@ def attend(
     if plan.anchored:
         anchored = plan.anchored.anchors, plan.anchored.cosines, plan.anchored.sines
     scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
-    again = len(pieces) * kv_heads > MOST
-    programs = max(RUNNING // kv_heads, 1) if again else len(pieces)
-    each = power_of_two(-(-rows * kv_heads * g // MERGERS))
+    again = len(pieces) * kv_heads > MAX_UNLOOPED_PIECES
+    programs = max(LOOPING_PROGRAMS // kv_heads, 1) if again else len(pieces)
+    each = power_of_two(-(-rows * kv_heads * g // MAX_MERGE_PROGRAMS))
     flat = plan.page_rows % wide == 0
     blocks = kv_layer
     if copied:
@@ -327,7 +331,7 @@ def attend(
         )  # fmt: skip
         _merge[(rows, -(-kv_heads * g // each))](
             parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, kv_heads * g, room,
-            MERGED, each, plan.short, sinks is not None, num_warps=1, **pdl_options(q),
+            SLOTS_MERGED_AT_ONCE, each, plan.short, sinks is not None, num_warps=1, **pdl_options(q),
         )  # fmt: skip
     return out
 

@@ -14,8 +14,11 @@ from torch import Tensor
 from specsot_kernels.contract import DraftResults, TreeArrays, TreeMaskMode
 from specsot_kernels.gpu.launching import kernel, kernel_for_any, launch, on_device_of, power_of_two
 
+# The layout FULL_MASK.
 FULL = tl.constexpr(TreeMaskMode.FULL_MASK.value)
+# The layout QLEN_ONLY_BITPACKING.
 PACKED = tl.constexpr(TreeMaskMode.QLEN_ONLY_BITPACKING.value)
+# (largest number of nodes, element type) of the words of QLEN_ONLY_BITPACKING.
 WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
 # Numbers from this one on need 64 bits, and a compiled form of their own.
 LONG = 1 << 31

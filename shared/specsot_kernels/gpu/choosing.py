@@ -52,7 +52,7 @@ def _choose(
     A binary search keeps this invariant: at least `wanted` candidates have order `low` or more, fewer have
     order `high` or more.
 
-    tokens: int32 [rows], receives the token of each row of all trees.
+    tokens: int32 [rows], receives the token of each node but the roots.
     positions: int32 [rows], the position of each row; those of the roots are read, the others are written.
     bits: int32 [rows, words], receives which rows of its tree each row sees; see `TreeRows`.
     pool_tokens: int64 [trees of the pool, candidates], the token of each candidate; see `CandidatePool`.
@@ -70,7 +70,7 @@ def _choose(
     nodes: nodes of each tree.
     vocabulary: number of token ids.
     words: mask words of a row.
-    levels: most levels of a tree.
+    levels: largest number of levels of a tree.
     word: bits of a mask word.
     """
     tree = tl.program_id(0).to(tl.int64)

@@ -33,7 +33,7 @@ COLUMNS = 16
 # Warps of such a program. Chosen on an H100: more were slower.
 WARPS = 1
 # Sequences. Most that are walked concurrently; equals `specsot_model.core.walks.LANES`. Untuned.
-TEXTS = 16
+LANES = 16
 # Rows. Most that are prepared concurrently. Untuned.
 ROWS = 1024
 # Rows of a chunk; equals `specsot_model.core.replays.CHUNK`.
@@ -83,7 +83,7 @@ class DeltaRule:
 
     @property
     def mixed(self) -> int:
-        """Numbers of a row's queries, keys and values together."""
+        """Return how many numbers the queries, keys and values of a row have together."""
         return self.taps.shape[1]
 
 
@@ -163,12 +163,12 @@ def run_delta(
                     mixed, gates, walk.counts, known, pairs, *sizes, room, wide, CHUNK,
                     precision.value, num_warps=SOLVING_WARPS, num_stages=1, **pdl_options(inputs),
                 )  # fmt: skip
-                _walk_chunks[(min(walk.chunked, TEXTS), rule.value_heads, -(-rule.value_dim // WIDE))](
+                _walk_chunks[(min(walk.chunked, LANES), rule.value_heads, -(-rule.value_dim // WIDE))](
                     mixed, gates, walk.counts, walk.chunks, walk.rows, known, pairs, states, aside, out,
                     *sizes, kernel_rows, kernel_rows + FIELDS, room, WIDE, CHUNK, precision.value,
                     num_warps=CHUNK_WARPS, num_stages=1, **pdl_options(inputs),
                 )  # fmt: skip
-            _walk[(min(walk.sequences, TEXTS), rule.value_heads, -(-rule.value_dim // COLUMNS))](
+            _walk[(min(walk.sequences, LANES), rule.value_heads, -(-rule.value_dim // COLUMNS))](
                 mixed, gates, walk.counts, walk.starts, walk.rows, states, aside, out, *sizes, kernel_rows,
                 kernel_rows + FIELDS, power_of_two(rule.key_dim), COLUMNS, num_warps=WARPS,
                 **pdl_options(inputs),

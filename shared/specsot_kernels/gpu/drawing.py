@@ -24,6 +24,7 @@ BITS = {torch.bfloat16: 16, torch.float16: 20}
 
 # Temperature (0: argmax), top_k (0: none), top_p, min_p, 53-bit key.
 Setting = tuple[float, float, float, float, float]
+# The setting that chooses the token of the largest logit.
 ARGMAX: Setting = (0.0, 0.0, 1.0, 0.0, 0.0)
 
 

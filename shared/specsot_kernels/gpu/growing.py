@@ -23,6 +23,7 @@ from specsot_kernels.growing import CandidatePool, LevelFrontier, LevelPlace
 
 # Columns. Range of a row of logits that one program reads. Untuned.
 WIDE = 4096
+# A key below all others: the smallest int64.
 LEAST = tl.constexpr(-9223372036854775808)
 
 

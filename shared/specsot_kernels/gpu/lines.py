@@ -18,7 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.attention_tables import QUERIES, WORD, sinces_of
-from specsot_kernels.gpu.attention import LOWEST, MERGERS, RUNNING, launch_of, send_tables, update_softmax
+from specsot_kernels.gpu.attention import (
+    LOOPING_PROGRAMS,
+    LOWEST,
+    MAX_MERGE_PROGRAMS,
+    launch_of,
+    send_tables,
+    update_softmax,
+)
 from specsot_kernels.gpu.launching import (
     await_preceding_kernel,
     kernel,
@@ -130,7 +137,7 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
     tile, *alone = _own_launch(g, *together) if q.itemsize == 2 else (QUERIES, *together)
     with on_device_of(q):
         if len(pieces):
-            _read_pieces[(kv_heads, min(len(pieces), max(RUNNING // kv_heads, 1)))](
+            _read_pieces[(kv_heads, min(len(pieces), max(LOOPING_PROGRAMS // kv_heads, 1)))](
                 q, kv_layer, pieces, pages, leads, sinces, starts, parts, weights, *strides, len(pieces),
                 *given, QUERIES, wide, PIECE_COLUMNS, plan.page_rows % wide == 0, near,
                 **_exactly(q, *together),
@@ -139,7 +146,7 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
             q, kv_layer, leads, sinces, starts, plan.own, plan.counts, parts, weights, *strides,
             plan.own.shape[1], *given, tile, wide, PIECE_COLUMNS, near, **_exactly(q, *alone),
         )  # fmt: skip
-        each = power_of_two(-(-rows * kv_heads * g // MERGERS))
+        each = power_of_two(-(-rows * kv_heads * g // MAX_MERGE_PROGRAMS))
         _add_pieces[(rows, -(-kv_heads * g // each))](
             parts, weights, leads, starts, plan.counts, out, kv_heads * g, dim, room, each, PIECE_COLUMNS,
             **_exactly(q, 1, 2),
@@ -189,7 +196,7 @@ def _lay(
     words: mask words of a row.
     width: slots of a row for which there is room.
     room: bits of a row, rounded up to a power of two.
-    block: BLOCK, the most columns between lead and base.
+    block: BLOCK, the largest number of columns between lead and base.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)

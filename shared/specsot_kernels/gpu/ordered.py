@@ -29,22 +29,22 @@ from specsot_kernels.gpu.launching import (
 )
 
 # Outputs. Smallest tile: what one instruction multiplies.
-HIGH = 64
+MIN_TILE_OUTPUTS = 64
 # Programs. The inputs are cut until at least so many programs read the matrix; an H100 has 132
 # multiprocessors.
 PROGRAMS = 144
 # Inputs. A part is a multiple of it, and it is a multiple of a tile's inputs.
 UNIT = 128
 # Inputs. Smallest part. Untuned.
-LEAST = 512
+MIN_PART_INPUTS = 512
 # Rows. Up to so many, each part has its own program; more rows are loaded in blocks by descriptors.
-FEW = 64
+FEW_ROWS = 64
 # Rows. Up to so many, cuBLAS is slower on an H100, whatever the matrix.
-FEWEST = 16
+ALWAYS_FASTER_ROWS = 16
 # Tiles of outputs. From so many on, cuBLAS is slower up to FEW rows. Untuned.
-TALL = 192
+TALL_OUTPUT_TILES = 192
 # Tiles of a gated matrix. With fewer, cuBLAS is never slower.
-SHORT = 128
+SHORT_GATED_TILES = 128
 # Columns. Tile of a program that adds up parts. Untuned.
 WIDE = 1024
 
@@ -77,12 +77,16 @@ def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
     """
     many = max(power_of_two(rows), 16)
     if itemsize > 2:
-        return OrderedTile(HIGH, min(many, 64), 32, 4, 2)
+        return OrderedTile(MIN_TILE_OUTPUTS, min(many, 64), 32, 4, 2)
     if many == 16:
-        return OrderedTile(HIGH, 16, 128, 4, 2 if gated else 3, ahead=True)
-    if many <= FEW:
-        return OrderedTile(HIGH, many, 64, 4, 3) if gated else OrderedTile(HIGH, many, 128, 4, 4)
-    return OrderedTile(2 * HIGH, 128, 64, 8, 4)
+        return OrderedTile(MIN_TILE_OUTPUTS, 16, 128, 4, 2 if gated else 3, ahead=True)
+    if many <= FEW_ROWS:
+        return (
+            OrderedTile(MIN_TILE_OUTPUTS, many, 64, 4, 3)
+            if gated
+            else OrderedTile(MIN_TILE_OUTPUTS, many, 128, 4, 4)
+        )
+    return OrderedTile(2 * MIN_TILE_OUTPUTS, 128, 64, 8, 4)
 
 
 def is_faster(x: Tensor, outputs: int, gated: bool) -> bool:
@@ -94,8 +98,14 @@ def is_faster(x: Tensor, outputs: int, gated: bool) -> bool:
     outputs: number of outputs of the weight, both halves if gated.
     gated: whether the product is gated.
     """
-    tiles = outputs // (HIGH * (1 + gated))
-    few = FEW if tiles >= TALL else 0 if gated and tiles < SHORT else FEWEST
+    tiles = outputs // (MIN_TILE_OUTPUTS * (1 + gated))
+    few = (
+        FEW_ROWS
+        if tiles >= TALL_OUTPUT_TILES
+        else 0
+        if gated and tiles < SHORT_GATED_TILES
+        else ALWAYS_FASTER_ROWS
+    )
     return x.itemsize == 2 and x.shape[1] % 16 == 0 and 0 < len(x) <= few
 
 
@@ -107,9 +117,9 @@ def parts_of(outputs: int, inputs: int) -> int:
     outputs: number of outputs.
     inputs: number of inputs.
     """
-    programs = -(-outputs // HIGH)
+    programs = -(-outputs // MIN_TILE_OUTPUTS)
     parts = 1
-    while programs * parts < PROGRAMS and inputs >= 2 * parts * LEAST:
+    while programs * parts < PROGRAMS and inputs >= 2 * parts * MIN_PART_INPUTS:
         parts *= 2
     return parts
 
@@ -142,14 +152,14 @@ def multiply_ordered(
     out = x.new_empty((rows, wanted), dtype=dtype) if into is None else into
     parts = parts or parts_of(outputs, inputs)
     high, many, wide, warps, stages, ahead = tile or tile_for(rows, x.itemsize, gated)
-    apart = parts > 1 and rows <= FEW
+    apart = parts > 1 and rows <= FEW_ROWS
     sums = x.new_empty((parts, rows, outputs), dtype=torch.float32) if apart else out
     span = -(-inputs // (parts * UNIT)) * UNIT
     whole = inputs % wide == 0 and wanted % high == 0 and (parts - 1) * span < inputs
     extra = bias is not None, gated, into is not None
     source: Tensor | TensorDescriptor = x
     lines: Tensor | TensorDescriptor = weight
-    if blocks := rows > FEW and _in_blocks(x) and _in_blocks(weight):
+    if blocks := rows > FEW_ROWS and _in_blocks(x) and _in_blocks(weight):
         source = TensorDescriptor.from_tensor(x, [many, wide])
         lines = TensorDescriptor.from_tensor(weight, [high, wide])
     with on_device_of(x):

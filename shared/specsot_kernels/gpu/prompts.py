@@ -26,7 +26,9 @@ COLUMNS = 64
 # ten pairs on an H100.
 WARPS = 4
 STAGES = 3
+# log2(e): scores are multiplied by it, so that weights are powers of two.
 LOG2E = tl.constexpr(1.4426950408889634)
+# The score of a hidden column, as in `attention`.
 LOWEST = tl.constexpr(-1e30)
 
 

@@ -44,7 +44,7 @@ class Turning:
     kv_heads: KV heads.
     frequencies: fp32 [head_dim / 2], radians for each position.
     scale: factor of the queries.
-    norms: weights [head_dim] of the norms over each query and each key head, or None.
+    norms: weights [head_dim] of the norms over each query and each key head; None: heads are not normed.
     eps: epsilon of these norms.
     turned: `scale` applies to the first so many pairs only, and the others are multiplied by `still`; None:
         all pairs.
@@ -129,7 +129,8 @@ def gate(gate_up: Tensor) -> Tensor:
 
 
 def move_rows(kv: Tensor, moves: Tensor) -> None:
-    """Copy KV rows of every layer from slots to slots; all are read before any is written.
+    """Copy KV rows of every layer from slots to slots; all are read before any is written. Nothing is done if
+    there are no layers.
 
     kv: [layers, 2, pages, kv_heads, page_rows, head_dim], contiguous.
     moves: [2, many], source and target slots; a negative pair moves nothing.
@@ -436,9 +437,9 @@ def shorten_rows(
     """Quantize rows: return [rows, size] as float8_e4m3fn, and each row's scale, fp32 [rows].
 
     x: [rows, size]; the numbers of a row are adjacent.
-    norm: weight [size] and epsilon of an RMSNorm that is applied first.
+    norm: weight [size] and epsilon of an RMSNorm that is applied first; None: no norm.
     added: (y, scales, columns) of `lengthen_rows`; their scaled product is added to x, in place, before the
-        norm.
+        norm. None: nothing is added.
     """
     rows, size = x.shape
     short = x.new_empty((rows, size), dtype=torch.float8_e4m3fn)

@@ -10,7 +10,9 @@ from torch import Tensor
 from specsot_kernels.contract import Verified
 from specsot_kernels.gpu.launching import kernel, kernel_of_any, launch, on_device_of, power_of_two
 
+# Arguments of the kernels that describe the trees.
 TREE = ("candidates", "slots", "first", "following")
+# Arguments of the kernels that receive the results.
 FOUND = ("predicts", "accepted", "counts")
 
 

@@ -62,7 +62,11 @@ def whole_tile_of(rows: int, outputs: int, gated: bool) -> WholeTile:
     if rows > 64:
         return WholeTile(64, 128, 1, 4, 4) if gated else WholeTile(128, 128, 2, 8, 3)
     if rows > 16:
-        return WholeTile(64, power_of_two(rows), 2, 8, 4) if outputs < MANY else WholeTile(128, 64, 2, 4, 4)
+        return (
+            WholeTile(64, power_of_two(rows), 2, 8, 4)
+            if outputs < LM_HEAD_OUTPUTS
+            else WholeTile(128, 64, 2, 4, 4)
+        )
     return WholeTile(64, 16, 4, 4, 3, asked=1)
 
 
@@ -80,13 +84,13 @@ def fitting(tile: WholeTile, device: torch.device) -> WholeTile:
 
 
 # Outputs. Only an lm_head has so many.
-MANY = 64 * 1024
+LM_HEAD_OUTPUTS = 64 * 1024
 # Programs. From so many on, a GPU is filled (an H100 has 132 multiprocessors).
-FILLED = 192
+FULL_GPU_PROGRAMS = 192
 # Parts. How many the inputs of a matrix with few outputs are cut into.
 PARTS = 4
 # Rows. Up to so many, each part has its own program; more rows fill a GPU anyway.
-MOST_APART = 512
+MAX_SPLIT_ROWS = 512
 
 
 def parts_of(outputs: int, inputs: int, gated: bool) -> int:
@@ -98,7 +102,7 @@ def parts_of(outputs: int, inputs: int, gated: bool) -> int:
     inputs: number of inputs.
     gated: whether the product is gated.
     """
-    few = not gated and outputs < FILLED * 64 and inputs >= PARTS * 4 * GROUP.value
+    few = not gated and outputs < FULL_GPU_PROGRAMS * 64 and inputs >= PARTS * 4 * GROUP.value
     return PARTS if few else 1
 
 
@@ -107,7 +111,7 @@ def round_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Ten
     rows].
 
     x: [rows, size]; the numbers of a row are adjacent.
-    norm: weight [size] and epsilon of an RMSNorm that is applied first.
+    norm: weight [size] and epsilon of an RMSNorm that is applied first; None: no norm.
     A group with a number that is not finite gets a scale of NaN.
 
     A row of 130 numbers has 3 groups: 0..63, 64..127 and 128..129.
@@ -192,7 +196,7 @@ def multiply_whole(
     weight: int8 [outputs, inputs], contiguous.
     columns: fp32 [outputs], the scales of the weight's rows.
     counts: int32 [outputs], zeros, and zeros again afterwards; two products must not use it at the same time.
-    tile: overrides `whole_tile_of`.
+    tile: overrides `whole_tile_of`; None: it does not.
     codes: int8 [rows, inputs], from `round_rows`.
     scales: fp32 [groups, rows], from `round_rows`.
     bias: [outputs]; None: none is added.
@@ -255,7 +259,7 @@ def _launch(
     tile = tile or fitting(whole_tile_of(rows, outputs, gated), codes.device)
     high, many, together, warps, stages, asked = tile
     parts = parts_of(outputs, inputs, gated)
-    apart = parts > 1 and rows <= MOST_APART
+    apart = parts > 1 and rows <= MAX_SPLIT_ROWS
     sums = scales.new_empty((parts, rows, outputs)) if apart else scales
     groups = -(-inputs // (GROUP.value * parts))
     with on_device_of(codes):

@@ -101,7 +101,8 @@ class CachedStates:
         step: int = CHUNK,
         shared: Callable[[int], bool] = lambda page: False,
     ) -> None:
-        """
+        """Start with all states free.
+
         count: Number of states, without the zero state.
         page_rows: Rows of a KV page.
         step: States are stored only at multiples of this position; 1 or CHUNK.
@@ -343,7 +344,7 @@ class CachedStates:
                 return self._state_of_page.pop(candidate)[0]
         if self._free:
             return self._free.pop()
-        oldest = next((one for one in self._state_of_page if one not in self._starts), None)
+        oldest = next((used for used in self._state_of_page if used not in self._starts), None)
         return None if oldest is None else self._state_of_page.pop(oldest)[0]
 
 
@@ -365,7 +366,7 @@ def _paths_of(replay: SpanReplay, first_row: int, history: int, page_rows: int) 
     saves = tuple(((end - start) // CHUNK - 1, state) for end, state in replay.saves)
     for path, needed in _paths(span):
         columns = [*range(start - history, span.base), *(span.base + node for node in path)]
-        slots = tuple(-1 if replay < 0 else _slot_of(span, replay, page_rows) for replay in columns)
+        slots = tuple(-1 if column < 0 else _slot_of(span, column, page_rows) for column in columns)
         outputs = tuple(
             (tree_row + node, span.base - start + place)
             for place, node in enumerate(path)

@@ -503,6 +503,7 @@ def _pair_column(heading: str, key: str, number_format: str) -> Column:
     return Column(heading, lambda row: " / ".join(format(value, number_format) for value in row[key]))
 
 
+# Columns of the table of aspects by category.
 COLUMNS = (
     text("category", "category"),
     figure("n", "questions", 0),
