@@ -228,32 +228,33 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
     return emit
 
 
-def _by_three(emitter: Callable[..., Any], vectors: int, given: int) -> Any:
-    """Return a function that computes as many of the `left` queries as one tile takes, and returns how many
-    those were.
+def _by_three(emitter: Callable[..., Any], vectors: int, num_arguments: int) -> Any:
+    """Return a function that computes one tile of 1 to 3 queries, and returns how many queries that were.
 
-    3 left: one tile of 3. 4 left: two tiles of 2. 5 left: 3, then 2.
+        3 queries left -> one tile of 3; 4 left -> two tiles of 2; 5 left -> 3, then 2
 
     emitter: makes the emitter of a tile from numbers of vectors and queries: `_scores` or `_values`.
     vectors: number of vectors that are computed of each query.
-    given: number of the emitter's arguments, all int64.
+    num_arguments: number of the emitter's arguments, all int64.
     """
-    one, two, three = (operation(types.void, (INT,) * given, emitter(vectors, count)) for count in (1, 2, 3))
+    one, two, three = (
+        operation(types.void, (INT,) * num_arguments, emitter(vectors, count)) for count in (1, 2, 3)
+    )
 
     @numba.njit
-    def fit(left: Any, given: Any) -> Any:
+    def fit(num_left: Any, arguments: Any) -> Any:
         """Compute 1 to 3 queries, and return how many.
 
-        left: number of queries that are left.
-        given: the arguments of the emitter, for the first of these queries.
+        num_left: number of queries that are left, at least 1.
+        arguments: the arguments of the emitter, for the first of these queries.
         """
-        if left == 3 or left > 4:
-            three(*given)
+        if num_left == 3 or num_left > 4:
+            three(*arguments)
             return 3
-        if left > 1:
-            two(*given)
+        if num_left > 1:
+            two(*arguments)
             return 2
-        one(*given)
+        one(*arguments)
         return 1
 
     return fit

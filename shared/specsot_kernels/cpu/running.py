@@ -239,13 +239,13 @@ def _padded_offsets(offsets: Numbers) -> Numbers:
 class _Scratch(threading.local):
     """Memory that this thread's newest frame works in.
 
-    held: the memory, reused by all frames of the thread.
-    wanted: bytes that the newest frame needed.
+    memory: the memory, reused by all frames of the thread.
+    needed_bytes: bytes that the newest frame needed.
     """
 
     def __init__(self) -> None:
-        self.held = torch.empty(0, dtype=torch.uint8)
-        self.wanted = 0
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.needed_bytes = 0
 
 
 # The scratch memory of each thread.
@@ -270,10 +270,10 @@ class KernelFrame:
         self._tables = np.zeros(3, dtype=np.int64)
         self._tables[0] = self._numbers.ctypes.data
         self._held: list[object] = []
-        if _scratch.wanted > len(_scratch.held):
-            _scratch.held = torch.empty(_scratch.wanted, dtype=torch.uint8)
-        self._free = _scratch.held.data_ptr()
-        self._scratch = _scratch.held
+        if _scratch.needed_bytes > len(_scratch.memory):
+            _scratch.memory = torch.empty(_scratch.needed_bytes, dtype=torch.uint8)
+        self._free = _scratch.memory.data_ptr()
+        self._scratch = _scratch.memory
         self._used = 0
         self._threads = torch.get_num_threads() if _openmp() else 1
         self.put(steps.ROWS, rows)
@@ -317,7 +317,7 @@ class KernelFrame:
         if self._used <= len(self._scratch):
             self.put(field, self._free + first)
         else:
-            _scratch.wanted = self._used
+            _scratch.needed_bytes = self._used
             self.point(field, torch.empty(size, dtype=torch.uint8))
 
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:

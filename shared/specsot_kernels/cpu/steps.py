@@ -667,30 +667,31 @@ def run_layer(thread, threads, frame, layer):
 
 
 def _run(tables):
-    """Run what is asked for.
+    """Run the work of one call on this thread: a product, the choice of its best outputs, keys and values
+    alone, or some layers.
 
-    tables: address of three numbers: the addresses of a frame's table and of a layer's or product's table,
-        and what is asked for (see `MULTIPLY`).
+    tables: address of three int64 numbers: the addresses of a frame's table and of a layer's or product's
+        table, and what is computed: MULTIPLY, CHOOSE, REMEMBER, or a number of layers.
     """
     frame = v.get_long(tables)
     layer = v.get_long(tables + 8)
-    asked = v.get_long(tables + 16)
+    work = v.get_long(tables + 16)
     thread, threads = team(frame)
-    if asked == REMEMBER:
+    if work == REMEMBER:
         before_attention(thread, threads, frame, layer)
         return
     taps = v.get_long(frame + TAPS)
-    for number in range(asked):
+    for number in range(work):
         place = taps + 16 * number
         if taps and v.get_long(place):
             tap(thread, threads, frame, v.get_long(place), v.get_long(place + 8))
         run_layer(thread, threads, frame, layer + number * LAYER * 8)
-    if asked > 0:
+    if work > 0:
         return
     stride = v.get_long(layer + INPUTS) * 4
     out = v.get_long(frame + OUTPUT)
     project(thread, threads, frame, layer, v.get_long(frame + X), stride, v.get_long(frame + NORM), out)
-    if asked == CHOOSE:
+    if work == CHOOSE:
         wait(frame, threads)
         count = v.get_long(frame + COUNT)
         size = v.get_long(frame + BEST)

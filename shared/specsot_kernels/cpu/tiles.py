@@ -438,8 +438,8 @@ def _compiled(bits: int, rows: int, blocks: int, near: int | None) -> Any:
 
 
 def _tallest(bits: int, heights: Sequence[int]) -> Any:
-    """Return a function that computes as many of the `left` rows as the largest fitting tile takes, and
-    returns that number.
+    """Return a function that computes the largest tile that has no more rows than are left, and returns the
+    number of its rows.
 
     bits: bits of a weight: 8 or 4.
     heights: rows of the tiles, falling, the last one 1.
@@ -448,22 +448,22 @@ def _tallest(bits: int, heights: Sequence[int]) -> Any:
     less = _tallest(bits, heights[1:]) if height > 1 else None
 
     @numba.njit
-    def fit(left: Any, given: Any) -> Any:
-        """Compute one tile, and return how many rows it took.
+    def fit(num_left: Any, arguments: Any) -> Any:
+        """Compute one tile, and return how many rows it has.
 
-        left: number of rows that are left.
-        given: the arguments of the tile.
+        num_left: number of rows that are left, at least 1.
+        arguments: the arguments of the tile.
         """
-        if less is None or left >= height:
-            tile(*given)
+        if less is None or num_left >= height:
+            tile(*arguments)
             return height
-        return less(left, given)
+        return less(num_left, arguments)
 
     return fit
 
 
 def _multiplied(bits: int) -> Any:
-    """Return a function that computes one tile, and returns how many rows it took.
+    """Return a function that computes one tile, and returns how many rows it has.
 
     bits: bits of a weight: 8 or 4.
     """
@@ -473,23 +473,23 @@ def _multiplied(bits: int) -> Any:
     wide, one = _compiled(bits, 1, WIDE_BLOCKS, SECOND), _compiled(bits, 1, 1, None)
 
     @numba.njit
-    def multiply(width: Any, left: Any, given: Any, few: Any) -> Any:
-        """Compute one tile, and return how many rows it took.
+    def multiply(width: Any, num_left: Any, arguments: Any, few: Any) -> Any:
+        """Compute one tile, and return how many rows it has.
 
         width: blocks of outputs.
-        left: number of rows that are left.
-        given: the arguments of the tile.
+        num_left: number of rows that are left, at least 1.
+        arguments: the arguments of the tile.
         few: whether at most FEW_PASSES passes are made over a block.
         """
-        if width == TALL_BLOCKS and left >= tallest and not few:
-            full(*given)
+        if width == TALL_BLOCKS and num_left >= tallest and not few:
+            full(*arguments)
             return tallest
         if width == TALL_BLOCKS:
-            return tall(left, given)
+            return tall(num_left, arguments)
         if width == WIDE_BLOCKS:
-            wide(*given)
+            wide(*arguments)
         else:
-            one(*given)
+            one(*arguments)
         return 1
 
     return multiply

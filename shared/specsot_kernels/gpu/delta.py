@@ -279,13 +279,13 @@ def _place(number, half, other_half):
 
 @kernel
 def _gate_row(
-    given, pages, source, slot, half, other_half, decay, bias, gates, head, width: tl.constexpr,
+    row_inputs, pages, source, slot, half, other_half, decay, bias, gates, head, width: tl.constexpr,
     value_heads: tl.constexpr,
 ):  # fmt: skip
     """Compute one head's gates of a row: the state's decay, the rate at which it takes up the row, the
     decay's logarithm.
 
-    given: address of the row in the frame's inputs.
+    row_inputs: address of the row in the frame's inputs.
     pages: address of the stored inputs.
     source: where the row's inputs come from: a slot, or -2 - row of the frame.
     slot: the row's slot, at which b and a are stored; negative: they are not.
@@ -303,8 +303,8 @@ def _gate_row(
     stored = pages + tl.maximum(source, 0) * half
     old_rate = tl.load(stored + _place(rate_at, half, other_half), mask=source >= 0, other=0.0)
     old_step = tl.load(stored + _place(step_at, half, other_half), mask=source >= 0, other=0.0)
-    new_rate = tl.load(given + rate_at, mask=source <= -2, other=0.0)
-    new_step = tl.load(given + step_at, mask=source <= -2, other=0.0)
+    new_rate = tl.load(row_inputs + rate_at, mask=source <= -2, other=0.0)
+    new_step = tl.load(row_inputs + step_at, mask=source <= -2, other=0.0)
     tl.store(pages + slot * half + _place(rate_at, half, other_half), new_rate, mask=slot >= 0)
     tl.store(pages + slot * half + _place(step_at, half, other_half), new_step, mask=slot >= 0)
     rate = tl.where(source >= 0, old_rate, new_rate).to(tl.float32)

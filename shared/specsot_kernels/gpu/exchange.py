@@ -43,7 +43,7 @@ def reach_each_other(
     driver: Callable[[], Any] = lambda: ctypes.CDLL("libcuda.so.1"),
 ) -> bool:
     """Return whether each GPU can read, and do atomic operations in, the memory of all others: over NVLink,
-    not PCIe.
+    not PCIe. Return False without CUDA's driver.
 
     devices: the GPUs.
     can_read: tells whether one GPU can read the memory of another one; replaced by tests.

@@ -58,9 +58,8 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 def launch(
     run: Any, grid: tuple[int, int, int], kind: tuple[Any, ...], arguments: tuple[Any, ...], **options: int
 ) -> None:
-    """Run `run[grid](*arguments)`; from the second launch on, skip Triton's inspection of each argument.
-
-    That inspection is most of the cost of a launch.
+    """Launch a kernel. If it was launched before with the same kind of arguments, Triton's inspection of each
+    argument, which is most of the cost of a launch, is skipped.
 
     run: the kernel.
     grid: number of programs in each dimension.

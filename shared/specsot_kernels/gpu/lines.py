@@ -129,7 +129,7 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
     weights = q.new_empty((plan.slots, kv_heads * g, 2), dtype=torch.float32)
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
-    near = plan.sinces is not None
+    windowed = plan.sinces is not None
     sinces = plan.sinces if plan.sinces is not None else leads
     wide, *together = launch_of(QUERIES, room, q.itemsize)
     strides = (*q.stride()[:3], *kv_layer.stride()[:4])
@@ -139,12 +139,12 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
         if len(pieces):
             _read_pieces[(kv_heads, min(len(pieces), max(LOOPING_PROGRAMS // kv_heads, 1)))](
                 q, kv_layer, pieces, pages, leads, sinces, starts, parts, weights, *strides, len(pieces),
-                *given, QUERIES, wide, PIECE_COLUMNS, plan.page_rows % wide == 0, near,
+                *given, QUERIES, wide, PIECE_COLUMNS, plan.page_rows % wide == 0, windowed,
                 **_exactly(q, *together),
             )  # fmt: skip
         _read_own[(rows, kv_heads)](
             q, kv_layer, leads, sinces, starts, plan.own, plan.counts, parts, weights, *strides,
-            plan.own.shape[1], *given, tile, wide, PIECE_COLUMNS, near, **_exactly(q, *alone),
+            plan.own.shape[1], *given, tile, wide, PIECE_COLUMNS, windowed, **_exactly(q, *alone),
         )  # fmt: skip
         each = power_of_two(-(-rows * kv_heads * g // MAX_MERGE_PROGRAMS))
         _add_pieces[(rows, -(-kv_heads * g // each))](
@@ -206,9 +206,9 @@ def _lay(
     base = tl.load(bases + row)
     pages += tl.load(wheres + row)
     own += row.to(tl.int64) * width
-    near = lead + tl.arange(0, block)
-    page = tl.load(pages + near // page_rows, mask=near < base, other=0)
-    tl.store(own + near - lead, page * page_rows + near % page_rows, mask=near < base)
+    column = lead + tl.arange(0, block)
+    page = tl.load(pages + column // page_rows, mask=column < base, other=0)
+    tl.store(own + column - lead, page * page_rows + column % page_rows, mask=column < base)
     place = tl.arange(0, room)
     word = tl.load(bits + row * words + place // 32, mask=place // 32 < words, other=0)
     bit = (word >> (place % 32)) & 1
@@ -225,7 +225,8 @@ def _lay(
 def _read_pieces(
     q, kv, pieces, pages, leads, sinces, starts, parts, weights, q_row, q_group, q_head, kv_half, kv_page,
     kv_head, kv_row, many, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
-    wide: tl.constexpr, piece: tl.constexpr, flat: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
+    wide: tl.constexpr, piece: tl.constexpr, on_one_page: tl.constexpr, windowed: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """Read piece after piece under one KV head. Unused pieces come last and have no rows.
 
@@ -235,7 +236,7 @@ def _read_pieces(
     pages: int32, page numbers of all sequences.
     leads: int32 [rows], number of columns that each row reads in pieces.
     starts: int32 [rows], first slot of each row.
-    sinces: [rows], the first column that each row sees, if `near`.
+    sinces: [rows], the first column that each row sees, if `windowed`.
     parts: fp32 [slots, heads, dim], receives weighted values.
     weights: fp32 [slots, heads, 2], receives highest score and sum of weights.
     q_row: numbers from one row of `q` to the next.
@@ -253,8 +254,8 @@ def _read_pieces(
     tile: queries of a tile.
     wide: columns that are read at a time.
     piece: PIECE_COLUMNS, the columns of a slot.
-    flat: whether the columns of a tile lie on one page.
-    near: whether rows have a first visible column.
+    on_one_page: whether the columns of a tile lie on one page.
+    windowed: whether rows have a first visible column.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -278,12 +279,12 @@ def _read_pieces(
         state = _nothing(tile, room)
         begin = at
         since = tl.zeros_like(lead)
-        if near:
+        if windowed:
             since = tl.load(sinces + row, mask=live, other=0)
             begin = tl.maximum(at, tl.min(tl.where(live, since, stop), 0) // wide * wide)
         for left in range(begin, stop, wide):
             column = left + tl.arange(0, wide)
-            if flat:
+            if on_one_page:
                 page = tl.load(pages + where + left // page_rows).to(tl.int64)
             else:
                 page = tl.load(pages + where + column // page_rows, mask=column < stop, other=0).to(tl.int64)
@@ -300,7 +301,7 @@ def _read_pieces(
 def _read_own(
     q, kv, leads, sinces, starts, own, counts, parts, weights, q_row, q_group, q_head, kv_half, kv_page,
     kv_head, kv_row, width, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
-    wide: tl.constexpr, piece: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
+    wide: tl.constexpr, piece: tl.constexpr, windowed: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Continue one row under one KV head with the columns that it reads by itself, from the state of its last
     piece.
@@ -308,7 +309,7 @@ def _read_own(
     q: [rows, kv_heads, g, dim], the scaled queries.
     kv: [2, pages, kv_heads, page_rows, dim].
     leads: int32 [rows], number of columns that each row reads in pieces.
-    sinces: int32 [rows], the first column that each row sees, if `near`.
+    sinces: int32 [rows], the first column that each row sees, if `windowed`.
     starts: int32 [rows], first slot of each row.
     own: int32 [rows, width], KV slots of the columns that each row reads by itself; see `LinePlan`.
     counts: int32 [rows], their number.
@@ -330,7 +331,7 @@ def _read_own(
     tile: queries of a tile.
     wide: columns that are read at a time.
     piece: PIECE_COLUMNS, the columns of a slot.
-    near: whether rows have a first visible column.
+    windowed: whether rows have a first visible column.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -346,7 +347,7 @@ def _read_own(
     await_preceding_kernel(early)
     end = lead + tl.load(counts + row)
     since = 0
-    if near:
+    if windowed:
         since = tl.load(sinces + row)
     own += row.to(tl.int64) * width - lead
     queries = _queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
@@ -416,21 +417,21 @@ def _add_pieces(
 
 
 @kernel
-def _store_state(state, weights, parts, given, live, d, dim: tl.constexpr):
+def _store_state(state, weights, parts, places, live, d, dim: tl.constexpr):
     """Store the state of a piece without normalizing it.
 
     state: highest score, sum of weights and weighted values of a tile.
     weights: fp32 [slots, heads, 2].
     parts: fp32 [slots, heads, dim].
-    given: [tile], slot * heads + head of each line of the tile.
+    places: [tile], slot * heads + head of each line of the tile.
     live: [tile], which lines are stored.
     d: [room], numbers of a head.
     dim: numbers of a head.
     """
     highest, total, sums = state
-    tl.store(weights + 2 * given, highest, mask=live)
-    tl.store(weights + 2 * given + 1, total, mask=live)
-    tl.store(parts + given[:, None] * dim + d[None, :], sums, mask=live[:, None] & (d < dim)[None, :])
+    tl.store(weights + 2 * places, highest, mask=live)
+    tl.store(weights + 2 * places + 1, total, mask=live)
+    tl.store(parts + places[:, None] * dim + d[None, :], sums, mask=live[:, None] & (d < dim)[None, :])
 
 
 @kernel

@@ -268,13 +268,13 @@ def _multiply(
 
 @kernel
 def _sum_up(
-    given, begin, inputs, span, many: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    arguments, begin, inputs, span, many: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     whole: tl.constexpr, blocks: tl.constexpr, gated: tl.constexpr, ahead: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Sum the products of one part's inputs; if gated, for the other half of the outputs, too.
 
     ahead: the first weights are requested before this function waits for the preceding kernel.
-    given: addresses of x and weight with their offsets, as `_multiply` makes them.
+    arguments: addresses of x and weight with their offsets, as `_multiply` makes them.
     begin: first input of the part.
     inputs: number of inputs.
     span: inputs of a part.
@@ -286,7 +286,7 @@ def _sum_up(
     gated: whether the other half of the outputs is summed, too.
     early: whether the device starts kernels early (see `launching`).
     """
-    x, line, top, first, other = given
+    x, line, top, first, other = arguments
     total = tl.zeros((high, many), tl.float32)
     beside = tl.zeros((high, many), tl.float32)
     end = tl.minimum(begin + span, inputs)

@@ -106,7 +106,7 @@ def _prompt(
     q, blocks, out, tiles, pages, q_row, q_group, q_head, g, half, page_rows, dim: tl.constexpr,
     tile: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of rows under one KV head.
+    """Compute one tile of rows under one KV head. A tile without rows writes nothing.
 
     q: [rows, kv_heads, g, dim], the scaled queries.
     blocks: a tensor descriptor of the KV, in blocks of [wide, dim].
