@@ -203,7 +203,7 @@ class ReadPlan:
 
 
 def plan_reads(spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> ReadPlan:
-    """Plan the reads of a frame: which rows read which columns of which page.
+    """Return the reads of a frame: which rows read which columns of which page.
 
     spans: one span per segment of the frame, in row order; an empty frame yields no groups.
     page_rows: number of rows of a KV page.

@@ -119,7 +119,7 @@ def plan_attention(
     invariant: bool = False,
     window: int | None = None,
 ) -> AttentionPlan:
-    """Plan one frame's attention, for `attend`.
+    """Return the plan of one frame's attention, for `attend`.
 
     spans: One span per segment, in row order.
     page_rows: Rows of a KV page.
@@ -193,7 +193,7 @@ def plan_readings(
     device: torch.device | str,
     frequencies: Tensor | None = None,
 ) -> AttentionPlan:
-    """Plan attention in torch alone, for any device.
+    """Return a plan of attention in torch alone, for any device.
 
     In the layout "packed", spans are read one by one, except that shared pages are read once. In the layout
     "batched", spans whose pages are consecutive are read as one product, padded to equal row counts. A

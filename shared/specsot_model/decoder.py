@@ -257,7 +257,7 @@ class Decoder:
         return self._kv_dtype == "auto" or self.device.type == "cuda"
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
-        """Plan the attention of one frame, for `forward`.
+        """Return the plan of one frame's attention, for `forward`.
 
         The plan does not depend on which layers this range has. If some layers attend to a sliding window
         only, the plan of those layers is the `sliding` of the result, or the result itself if all layers do.
@@ -281,8 +281,8 @@ class Decoder:
     def _plan(
         self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, window: int | None = None
     ) -> AttentionPlan:
-        """Plan the attention of one frame for the kind of layers that run here: packed, split over devices,
-        or plain.
+        """Return the plan of one frame's attention for the kind of layers that run here: packed, split over
+        devices, or neither.
 
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.

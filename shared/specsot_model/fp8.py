@@ -54,7 +54,7 @@ class Fp8:
     rounding of a row does not depend on the batch. Other devices convert the weight back to floats.
 
     weight: [out, in], floats or `Codes` of fp8 with a scale per output.
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     """
 
     __slots__ = ("_fp8_weight", "_scales", "_unit_scale", "bias")

@@ -23,7 +23,7 @@ class Int8:
     exact. A row's result is therefore the same in any batch, bit for bit.
 
     weight: [out, in], floats or `Codes` of int8 with a scale per output.
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     """
 
     __slots__ = ("_counts", "_int8_weight", "_scales", "bias")

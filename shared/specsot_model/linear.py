@@ -56,7 +56,7 @@ class Linear:
 
         weight: [out, in]; `Codes` if the files hold it quantized in the form `quantization` already; `Packed`
             if it is packed for the CPU kernels already.
-        bias: [out], or None.
+        bias: [out]; None: no bias is added.
         quantization: Form in which to store the weight; None keeps its dtype.
         """
         self.shape = weight.shape
@@ -87,7 +87,7 @@ def _torch_product(weight: Tensor, bias: Tensor | None) -> Multiply:
     """Return PyTorch's own product with a weight.
 
     weight: [out, in].
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     """
     return lambda x: F.linear(x, weight, bias)
 
@@ -96,7 +96,7 @@ def _onednn_product(weight: Tensor, bias: Tensor | None) -> Multiply:
     """Return oneDNN's product with a weight, which is packed here.
 
     weight: [out, in], fp32 or bf16, on a CPU.
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)  # noqa: SLF001
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # noqa: SLF001
@@ -106,7 +106,7 @@ def _quantized_product(weight: Tensor | Codes, bias: Tensor | None, kind: Quanti
     """Return the product with a weight in a quantized form.
 
     weight: [out, in]: floats, or `Codes` if the files hold it quantized in this form already.
-    bias: [out], or None. It is added here if the form does not add it.
+    bias: [out]; None: no bias is added. It is added here if the form does not add it.
     kind: The quantized form.
     """
     held = quantize(weight, kind, bias)
@@ -156,7 +156,7 @@ def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     x: [rows, in].
     weight: [out, in].
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     """
     if x.dtype == torch.float32 or not _can_return_sums(x.device):
         return F.linear(x, weight, bias)
@@ -180,7 +180,7 @@ class RowProduct:
     """A product for CUDA graphs in floats, which chooses its kernel by the number of rows.
 
     weight: [out, in].
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     """
 
     weight: Tensor
@@ -514,7 +514,7 @@ class Packed:
 
     dtype: Type of the rows that `rows` returns: that of the original weight, or fp32 for `Codes`.
     weight: [out, in], floats or `Codes` of this form.
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     kind: "int8" or "int4".
 
     Raises ModelError if the processor lacks instructions that the kernels need.

@@ -44,7 +44,7 @@ from specsot_lab.train.head import (
 from specsot_lab.train.rows import Row
 from specsot_lab.train.settings import VOCABULARY, TrainOptions
 from specsot_lab.train.text_files import ROWS_SUFFIX, files_in, read_questions, rows_of
-from specsot_lab.train.trainer import Measurement, Trainer
+from specsot_lab.train.trainer import Trainer, TrainingMeasurement
 from specsot_lab.train.unrolling import Teacher, Unrolling
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -353,7 +353,7 @@ def _train_or_measure(
     training_rows: list[Row],
     held_out_rows: list[Row],
     progress: Progress,
-) -> Measurement:
+) -> TrainingMeasurement:
     """Train the head, or only measure it if the run has 0 steps. Return the last measurement.
 
     options: Options of the run.
@@ -366,10 +366,10 @@ def _train_or_measure(
     learning = options.learning
     trainer = Trainer(learner.objective, learner.head, learning, decoder.device)
     if learning.steps == 0:
-        return Measurement(0, None, 0.0, trainer.measure(held_out_rows))
+        return TrainingMeasurement(0, None, 0.0, trainer.measure(held_out_rows))
     task = progress.add_task("training", total=learning.steps)
 
-    def on_progress(step: int, measurement: Measurement | None) -> None:
+    def on_progress(step: int, measurement: TrainingMeasurement | None) -> None:
         """Advance the bar to a step. After a measurement, show the acceptance.
 
         step: Number of steps done.
@@ -401,7 +401,7 @@ def _run_identity(options: TrainOptions) -> dict[str, Any]:
 
 
 def _report_text(
-    options: TrainOptions, result: Measurement, training_rows: list[Row], held_out_rows: list[Row]
+    options: TrainOptions, result: TrainingMeasurement, training_rows: list[Row], held_out_rows: list[Row]
 ) -> str:
     """Return the result as text: where the head is, how many rows there were, and the acceptance. With 0
     steps no head is named.

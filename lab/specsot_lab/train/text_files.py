@@ -122,7 +122,8 @@ def conversation(messages: Sequence[Message], text: Text, group: int) -> Row:
         prompt_text = text.render(messages[:turn])
         full_text = text.render(messages[: turn + 1], for_answer=False)
         if not (prompt_text.startswith(rendered_so_far) and full_text.startswith(prompt_text)):
-            break  # a template that rewrites what it said before: the turns so far
+            # The template rewrites earlier turns, so the row ends here.
+            break
         parts += [
             (text.encode(prompt_text[len(rendered_so_far) :]), False),
             (text.encode(full_text[len(prompt_text) :]), True),

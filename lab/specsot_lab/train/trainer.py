@@ -210,7 +210,7 @@ def _learned_segments(learned: Bools) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class TrainingMeasurement:
     """One measurement of a run.
 
     step: Number of optimiser steps done.
@@ -237,7 +237,7 @@ class Measurement:
 
 # Called after each step with (steps done, None), and after each measurement with (steps done, the
 # measurement).
-OnProgress = Callable[[int, Measurement | None], object]
+OnProgress = Callable[[int, TrainingMeasurement | None], object]
 
 
 class Trainer:
@@ -266,7 +266,7 @@ class Trainer:
         run_identity: Mapping[str, Any],
         on_progress: OnProgress,
         publish: Callable[[], object],
-    ) -> Measurement:
+    ) -> TrainingMeasurement:
         """Train from the checkpoint of the folder, or from the first step if it has none, to the last step.
         Return the last measurement.
 
@@ -332,7 +332,7 @@ class Trainer:
         start_time: float,
         folder: Path,
         on_progress: OnProgress,
-    ) -> Measurement:
+    ) -> TrainingMeasurement:
         """Measure the head, append a line to the folder's log, report the measurement and return it.
 
         step: Number of steps done.
@@ -344,7 +344,9 @@ class Trainer:
         """
         loss = float(torch.stack(losses).mean()) if losses else None
         losses.clear()
-        measurement = Measurement(step, loss, round(time.monotonic() - start_time, 1), self.measure(rows))
+        measurement = TrainingMeasurement(
+            step, loss, round(time.monotonic() - start_time, 1), self.measure(rows)
+        )
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(measurement.as_json()) + "\n")

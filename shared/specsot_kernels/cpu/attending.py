@@ -110,7 +110,7 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
         out: address of the first query's scores, fp32.
         out_apart: bytes from one query's scores to the next.
         further: not 0 if scores are added to those at `out`.
-        values: address from which values at the same offsets are prefetched, or 0.
+        values: address from which values at the same offsets are prefetched; 0: nothing is prefetched.
         """
         asked = [
             [read(VF)(b, address(b, q, (q_apart, query), (part, BYTES))) for part in range(vectors)]
@@ -278,7 +278,7 @@ def score(queries, group, keys, offsets, count, dim, out, apart, values):
     dim: numbers of a head.
     out: address of the first query's scores, fp32.
     apart: bytes from one query's scores to the next.
-    values: address from which values of the same columns are prefetched, or 0.
+    values: address from which values of the same columns are prefetched; 0: nothing is prefetched.
     """
     first = 0
     while first < dim:
@@ -307,7 +307,7 @@ def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, 
     dim: numbers of a head.
     odd: address of the first query's sum of values 0, 2, 4, ..., fp32.
     even: address of the first query's sum of values 1, 3, 5, ..., fp32.
-    keys: address to which the offsets at `soon` are added to prefetch keys, or 0.
+    keys: address to which the offsets at `soon` are added to prefetch keys; 0: nothing is prefetched.
     soon: address of int64 offsets of as many columns to prefetch.
     """
     first = 0
@@ -332,7 +332,7 @@ def soften(scores, count):
     """Replace scores by exponentials (softmax without division), pad them to whole vectors, and return 1 /
     their sum.
 
-    Padding is e ** -87 at most, that is, nothing beside the largest weight of 1.
+    Padding is e ** -87 at most, that is, nothing compared with the largest weight of 1.
 
     scores: address of the scores, fp32, with room for a whole last vector.
     count: number of scores, at least 1.

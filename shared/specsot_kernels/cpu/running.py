@@ -53,7 +53,7 @@ class PackedWeight:
 
         weight: numbers [out, in], which are rounded; or codes [out, in] (int8, or uint8 below 16) that must
             not be rounded again, with their scales and least values, fp32 [out, 1] or [out, in / 32].
-        bias: [out], or None.
+        bias: [out]; None: no bias is added.
         bits: 8 or 4.
         """
         codes_of = (weight,) if isinstance(weight, Tensor) else weight
@@ -336,7 +336,7 @@ class KernelFrame:
             self.make(field, queries * head_dim * 4)
 
     def run(self, table: Numbers, work: int) -> None:
-        """Run the kernel on all threads.
+        """Run the kernel on all threads, and return when all have finished.
 
         table: int64, the tables of layers, or of a product.
         work: what is computed; see `steps.MULTIPLY`.

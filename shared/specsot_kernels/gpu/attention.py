@@ -170,7 +170,7 @@ def plan_attention(
     window: int | None = None,
     rates: Tensor | None = None,
 ) -> TreePlan:
-    """Plan one frame's attention, with one copy to the device (prompts need a second one).
+    """Return the plan of one frame's attention, with one copy to the device (prompts need a second one).
 
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.

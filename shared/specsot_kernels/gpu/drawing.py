@@ -45,16 +45,16 @@ def choose_tokens(
     drawn = any(one[0] > 0 for one in settings)
     cut = any(one[1] or one[2] < 1 for one in settings)
     tokens = logits.new_empty(rows, dtype=torch.int32)
-    told = logits
+    device_settings = logits
     if drawn:
         here = torch.tensor(settings, dtype=torch.float64, pin_memory=logits.is_cuda)
-        told = here.to(logits.device, non_blocking=True)
+        device_settings = here.to(logits.device, non_blocking=True)
     wide = min(power_of_two(columns), WIDE)
     parts = power_of_two(-(-columns // wide))
     line = min(wide, LINE)
     with on_device_of(logits):
         _choose[(rows,)](
-            logits, told, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
+            logits, device_settings, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
             parts, line, drawn, cut, num_warps=32 if wide == WIDE else 4,
         )  # fmt: skip
     if meanwhile is not None and logits.is_cuda:

@@ -99,7 +99,7 @@ def plan_lines(
     device: torch.device | str,
     window: int | None = None,
 ) -> LinePlan:
-    """Plan one frame's attention, with one copy to the device.
+    """Return the plan of one frame's attention, with one copy to the device.
 
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.

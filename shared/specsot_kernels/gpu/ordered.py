@@ -236,7 +236,7 @@ def _multiply(
         given = source, line, column, column, outputs.to(tl.int64) * inputs
     if not ahead:
         await_preceding_kernel(early)
-    total, beside = _sum_up(
+    total, second_half = _sum_up(
         given, part * span, inputs, span, many, high, wide, whole, blocks, gated, ahead, early
     )  # fmt: skip
     if apart:
@@ -245,7 +245,7 @@ def _multiply(
         held = there[:, None] & live[None, :]
         tl.store(place, total, mask=held)
         if gated:
-            tl.store(place + outputs, beside, mask=held)
+            tl.store(place + outputs, second_half, mask=held)
     else:
         if cut:
             for number in range(1, parts):
@@ -253,16 +253,16 @@ def _multiply(
                     given, number * span, inputs, span, many, high, wide, whole, blocks, gated, False, early
                 )  # fmt: skip
                 total += one
-                beside += two
+                second_half += two
         place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
         held = there[:, None] & live[None, :]
-        before = total
+        addend = total
         if added:
-            before = tl.load(place, mask=held, other=0.0).to(tl.float32)
+            addend = tl.load(place, mask=held, other=0.0).to(tl.float32)
         offset = tl.zeros((high,), tl.float32)
         if biased:
             offset = tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
-        result = _finish(total, beside, offset[:, None], before, biased, gated, added)
+        result = _finish(total, second_half, offset[:, None], addend, biased, gated, added)
         tl.store(place, result.to(out.dtype.element_ty), mask=held)
 
 
@@ -288,7 +288,7 @@ def _sum_up(
     """
     x, line, top, first, other = arguments
     total = tl.zeros((high, many), tl.float32)
-    beside = tl.zeros((high, many), tl.float32)
+    second_half = tl.zeros((high, many), tl.float32)
     end = tl.minimum(begin + span, inputs)
     if ahead:
         tile = _fetch(line + begin, (begin + first < inputs)[None, :], whole)
@@ -297,7 +297,7 @@ def _sum_up(
         values = _fetch(x + begin, (begin + top < inputs)[:, None], whole)
         total = tl.dot(tile, values, total, input_precision="ieee")
         if gated:
-            beside = tl.dot(twin, values, beside, input_precision="ieee")
+            second_half = tl.dot(twin, values, second_half, input_precision="ieee")
         begin += wide
     for left in range(begin, end, wide):
         if blocks:
@@ -312,8 +312,8 @@ def _sum_up(
                 twin = line.load([other, left])
             else:
                 twin = _fetch(line + other + left, (left + first < inputs)[None, :], whole)
-            beside = tl.dot(twin, values, beside, input_precision="ieee")
-    return total, beside
+            second_half = tl.dot(twin, values, second_half, input_precision="ieee")
+    return total, second_half
 
 
 @kernel
@@ -329,24 +329,24 @@ def _fetch(place, inside, whole: tl.constexpr):
 
 @kernel
 def _finish(
-    total, beside, offset, before, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr
+    total, second_half, offset, addend, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr
 ):  # fmt: skip
     """Return the sums after gate, bias and addition.
 
     total: fp32, the sums of a tile.
-    beside: fp32, the sums of the second half, if `gated`.
+    second_half: fp32, the sums of the second half, if `gated`.
     offset: fp32, the bias, if `biased`.
-    before: fp32, what the result is added to, if `added`.
+    addend: fp32, what the result is added to, if `added`.
     biased: whether the bias is added.
     gated: whether the sums are gated.
-    added: whether `before` is added.
+    added: whether `addend` is added.
     """
     if gated:
-        total = total / (1 + tl.exp(-total)) * beside
+        total = total / (1 + tl.exp(-total)) * second_half
     if biased:
         total += offset
     if added:
-        total += before
+        total += addend
     return total
 
 
@@ -380,16 +380,16 @@ def _add_parts(
     place = sums + row * size + column
     step = tl.num_programs(0).to(tl.int64) * size
     total = tl.load(place, mask=there, other=0.0)
-    beside = tl.zeros((wide,), tl.float32)
+    second_half = tl.zeros((wide,), tl.float32)
     if gated:
-        beside = tl.load(place + outputs, mask=there, other=0.0)
+        second_half = tl.load(place + outputs, mask=there, other=0.0)
     for _ in tl.static_range(1, parts):
         place += step
         total += tl.load(place, mask=there, other=0.0)
         if gated:
-            beside += tl.load(place + outputs, mask=there, other=0.0)
-    before = total
+            second_half += tl.load(place + outputs, mask=there, other=0.0)
+    addend = total
     if added:
-        before = tl.load(out + row * outputs + column, mask=there, other=0.0).to(tl.float32)
-    result = _finish(total, beside, offset, before, biased, gated, added)
+        addend = tl.load(out + row * outputs + column, mask=there, other=0.0).to(tl.float32)
+    result = _finish(total, second_half, offset, addend, biased, gated, added)
     tl.store(out + row * outputs + column, result.to(out.dtype.element_ty), mask=there)

@@ -63,7 +63,7 @@ def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
 def plan_prompts(
     spans: Sequence[TableSpan], page_rows: int, heads_per_kv: int, device: torch.device | str
 ) -> PromptPlan:
-    """Plan one frame of prompts.
+    """Return the tables of one frame of prompts.
 
     spans: one span per prompt, in row order; all causal.
     page_rows: columns of a page.

@@ -203,15 +203,18 @@ def tree_speculative_sampling(
     aligned = (target.data_ptr() % 16 == 0, draft.data_ptr() % 16 == 0)
     kind = (candidates.device, *types, *aligned, kinds, drafted)
     before = (*tree, coins, target, draft, *found, ends)
-    behind = (nodes, steps, kinds)
+    later_arguments = (nodes, steps, kinds)
     with on_device_of(candidates):
         launch(
-            _weigh, (batch, parts, 1), (*kind, single, acc), (*before, *behind, single, acc, drafted, PART)
+            _weigh,
+            (batch, parts, 1),
+            (*kind, single, acc),
+            (*before, *later_arguments, single, acc, drafted, PART),
         )
         room = power_of_two(parts)
         launch(
             _draw, (batch, 1, 1), kind,
-            (*tree, last, target, draft, *found, ends, *behind, parts, drafted, PART, room),
+            (*tree, last, target, draft, *found, ends, *later_arguments, parts, drafted, PART, room),
         )  # fmt: skip
     return found
 

@@ -246,7 +246,7 @@ def _launch(
     weight: int8 [outputs, or twice as many if gated, inputs].
     columns: fp32, the scales of the weight's rows.
     counts: int32 [outputs], zeros; see `multiply_whole`.
-    bias: [outputs], or None.
+    bias: [outputs]; None: none is added.
     out: [rows, outputs], receives the product.
     steps: fp32 [groups of outputs, rows], receives the scales of a gated product; None: the product is not
         gated.
