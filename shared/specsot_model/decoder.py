@@ -337,9 +337,9 @@ class Decoder:
         """
         if self._embedding is None:
             raise ModelError(f"layers {self.layers} hold no embedding")
-        found = look_up(self._embedding, tokens)
+        embeddings = look_up(self._embedding, tokens)
         scale = self.config.embedding_scale
-        return found if scale == 1 else found * torch.tensor(scale, dtype=found.dtype)
+        return embeddings if scale == 1 else embeddings * torch.tensor(scale, dtype=embeddings.dtype)
 
     @torch.inference_mode()
     def forward(
@@ -440,8 +440,8 @@ class Decoder:
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
         cap = self.config.logit_softcap
-        found = self._split_head(hidden) if self._split_head else None
+        kernel_logits = self._split_head(hidden) if self._split_head else None
         if self._fused:
-            found = fused_logits(self._head, self._norm, hidden, self.batch_invariant)
-        logits = logits_of(self._head, self._norm, hidden) if found is None else found
+            kernel_logits = fused_logits(self._head, self._norm, hidden, self.batch_invariant)
+        logits = logits_of(self._head, self._norm, hidden) if kernel_logits is None else kernel_logits
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

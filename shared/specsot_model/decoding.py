@@ -155,7 +155,7 @@ def _int4_codes(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes
     if values.max() > 15:
         raise ValueError("the codes have more than 4 bits")
     parts = scale, -(zero + sign_offset) * scale
-    return Codes(values, *(each.repeat_interleave(group // GROUP, 1)[:, :groups] for each in parts))
+    return Codes(values, *(part.repeat_interleave(group // GROUP, 1)[:, :groups] for part in parts))
 
 
 def unpack(packed: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:

@@ -130,13 +130,13 @@ class DeltaBlock(Block):
         q, k, v = (summed * _sigmoid(summed)).split((delta.keys, delta.keys, delta.values), -1)
         group = delta.value_heads // delta.key_heads
         q, k = (
-            _unit_vectors(each.unflatten(-1, (delta.key_heads, -1))).repeat_interleave(group, 2)
-            for each in (q, k)
+            _unit_vectors(part.unflatten(-1, (delta.key_heads, -1))).repeat_interleave(group, 2)
+            for part in (q, k)
         )
         decay = self.decay * _softplus(a + self.bias)
         heads = q * delta.key_dim**-0.5, k, v.unflatten(-1, (delta.value_heads, -1)), decay, _sigmoid(b)
         # One memory layout for one replay and for several; else products would differ in their last bits.
-        q, k, v, decay, beta = (each.transpose(1, 2).contiguous() for each in heads)
+        q, k, v, decay, beta = (part.transpose(1, 2).contiguous() for part in heads)
         return q, k, v, decay, beta
 
 

@@ -68,11 +68,11 @@ class ReplayBatch:
         for index, replay in enumerate(replays):
             for chunk, state in replay.saves:
                 saves.setdefault(chunk, []).append((index, state))
-        pairs = [list(each) for part in (outputs, *saves.values()) for each in zip(*part)]
+        pairs = [list(column) for part in (outputs, *saves.values()) for column in zip(*part)]
         number_lists = [[slot for replay in slots for slot in replay], states, *pairs]
         sent = indices([number for part in number_lists for number in part], device)
-        rows, first, places, targets, *kept = sent.split([len(part) for part in number_lists])
-        by_chunk = {chunk: (kept[2 * n], kept[2 * n + 1]) for n, chunk in enumerate(saves)}
+        rows, first, places, targets, *save_parts = sent.split([len(part) for part in number_lists])
+        by_chunk = {chunk: (save_parts[2 * n], save_parts[2 * n + 1]) for n, chunk in enumerate(saves)}
         return cls(rows.view(len(replays), -1), first, places, targets, by_chunk)
 
 

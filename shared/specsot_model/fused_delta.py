@@ -26,9 +26,9 @@ class FusedDelta:
         """
         from specsot_kernels.gpu.delta import DeltaRule
 
-        products = [captured_product(each) for each in (block.qkv, block.out)]
+        products = [captured_product(product) for product in (block.qkv, block.out)]
         norm = block.input_norm
-        self._inputs, self._out = (each for each in products if isinstance(each, RowProduct))
+        self._inputs, self._out = (product for product in products if isinstance(product, RowProduct))
         assert isinstance(norm, Norm)
         self._input_norm = (norm.weight, norm.eps)
         self._add_mlp = add_mlp

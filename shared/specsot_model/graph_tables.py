@@ -186,9 +186,9 @@ class FrameTables:
         all_visible = self._frequencies is None and not any(firsts)
         page_runs = page_runs_unshared(rows, pages, size) if all_visible else None
         if page_runs is None:
-            whole = [whole_pages(*each, size) for each in zip(rows, bases, pages)]
+            whole_spans = [whole_pages(*span_parts, size) for span_parts in zip(rows, bases, pages)]
             sinces = np.repeat(numbers(firsts) * size, rows) if any(firsts) else None
-            page_runs = page_runs_of(whole, size, sinces)
+            page_runs = page_runs_of(whole_spans, size, sinces)
         if self._frequencies is not None:
             of_anchors = list(anchor_runs(spans, size))
         leads = numbers(bases).repeat(rows)

@@ -172,7 +172,7 @@ class KVPages:
         layer: int,
         sources: Tensor,
         targets: Tensor,
-        own: Tensor | None = None,
+        holds_row: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
         """Prune by key norm: move the rows of each head whose keys have the least L2 norm to `targets`.
@@ -181,7 +181,7 @@ class KVPages:
 
         sources: Slots [rows] to choose from.
         targets: Slots [kept] that receive the chosen rows.
-        own: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
+        holds_row: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
         counts: [kv_heads], how many rows each head keeps, in the first targets. The remaining targets receive
             some finite row that the head never sees. None: every head fills all targets.
         layer: Index of the layer within the cache.
@@ -195,8 +195,8 @@ class KVPages:
         rows = self._rows[:, :, layer][self.locate(sources)]  # [rows, 2, kv_heads, head_dim]
         keys = as_numbers(rows[:, 0], torch.float32).float()
         norms = keys.norm(dim=-1).bfloat16()
-        if own is not None:
-            norms = norms.masked_fill(~own, float("inf"))
+        if holds_row is not None:
+            norms = norms.masked_fill(~holds_row, float("inf"))
         # The stable sort runs over reversed rows, so that among equal norms the later row comes first.
         smallest = norms.flip(0).argsort(dim=0, stable=True)[: len(targets)]
         last = len(sources) - 1

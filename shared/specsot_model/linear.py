@@ -109,8 +109,12 @@ def _quantized_product(weight: Tensor | Codes, bias: Tensor | None, kind: Quanti
     bias: [out]; None: no bias is added. It is added here if the form does not add it.
     kind: The quantized form.
     """
-    held = quantize(weight, kind, bias)
-    return held if bias is None or isinstance(held, Packed | Fp8 | Int8) else lambda x: held(x).add_(bias)
+    rounded = quantize(weight, kind, bias)
+    return (
+        rounded
+        if bias is None or isinstance(rounded, Packed | Fp8 | Int8)
+        else lambda x: rounded(x).add_(bias)
+    )
 
 
 @cache

@@ -303,7 +303,7 @@ class PackedLayers:
         if len(self._turns) < positions:
             count = max(TURNS_AT_ONCE, 2 ** (positions - 1).bit_length())
             angles = torch.arange(count).float()[:, None] * self._frequencies
-            cosines, sines = (each.float() for each in (angles.double().cos(), angles.double().sin()))
+            cosines, sines = (table.float() for table in (angles.double().cos(), angles.double().sin()))
             signed = torch.stack((-sines, sines), -1).flatten(1)
             self._turns = torch.stack((cosines.repeat_interleave(2, 1), signed), 1).contiguous()
         return self._turns

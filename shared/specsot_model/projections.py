@@ -104,6 +104,6 @@ def _fuse(
             f"the projections {', '.join(shapes)} run as one product, but only some of them are quantized;"
             " set --dtype, which decodes the quantized ones"
         )
-    weight = Codes(*(join(*each) for each in zip(*codes))) if codes else join(*weights)
+    weight = Codes(*(join(*parts) for parts in zip(*codes))) if codes else join(*weights)
     biases = [fetch(f"{name}.bias", shape[:1]) for name, shape in shapes.items()] if bias else []
     return Linear(weight, join(*biases) if biases else None, fetch.form(f"{next(iter(shapes))}.weight"))

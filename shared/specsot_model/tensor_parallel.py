@@ -282,15 +282,15 @@ class SplitPages(KVPages):
         layer: int,
         sources: Tensor,
         targets: Tensor,
-        own: Tensor | None = None,
+        holds_row: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
-        """Prune by key norm on every device: each device gets its own heads of `own` and `counts`.
+        """Prune by key norm on every device: each device gets its own heads of `holds_row` and `counts`.
 
         layer: Index of the layer within the cache.
         sources: Slots [rows] to choose from.
         targets: Slots [kept] that receive the chosen rows.
-        own: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
+        holds_row: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
         counts: [kv_heads], how many rows each head keeps; None: every head fills all targets.
         """
         first = 0
@@ -299,9 +299,9 @@ class SplitPages(KVPages):
             heads = slice(first, first + kv_layer.shape[2])
             device = kv_layer.device
             first = heads.stop
-            part_own = None if own is None else own[:, heads].to(device)
+            part_holds_row = None if holds_row is None else holds_row[:, heads].to(device)
             part_counts = None if counts is None else counts[heads].to(device)
-            part.keep_least(layer, sources.to(device), targets.to(device), part_own, part_counts)
+            part.keep_least(layer, sources.to(device), targets.to(device), part_holds_row, part_counts)
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of a page to another page, in every layer, on every device.

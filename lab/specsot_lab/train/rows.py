@@ -211,7 +211,7 @@ def load(path: Path) -> list[Row]:
         learned = np.unpackbits(arrays["learned"], count=int(ends[-1])).astype(np.bool_)
         marks = np.split(learned, ends[:-1])
         groups = arrays["groups"].tolist()
-    return [Row(*each) for each in zip(tokens, marks, groups)]
+    return [Row(*row_parts) for row_parts in zip(tokens, marks, groups)]
 
 
 def read_sources(path: Path) -> dict[str, Any] | None:

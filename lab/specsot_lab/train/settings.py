@@ -135,8 +135,8 @@ class HeadPlan:
             "intermediate": self.intermediate,
             "head_layers": self.layers,
         }
-        for name, asked in counts.items():
-            _require(asked is None or asked >= 1, name, "must be >= 1")
+        for name, value in counts.items():
+            _require(value is None or value >= 1, name, "must be >= 1")
 
 
 @dataclass(frozen=True, slots=True)

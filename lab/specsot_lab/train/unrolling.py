@@ -248,12 +248,12 @@ class Unrolling:
         batch: The token ids, and which of them are learned.
         """
         base_outputs = self._teacher.forward(batch.tokens)
-        found = torch.zeros(*batch.tokens.shape, self._depth, dtype=torch.bool, device=batch.tokens.device)
+        all_hits = torch.zeros(*batch.tokens.shape, self._depth, dtype=torch.bool, device=batch.tokens.device)
         with self._autocast():
             for k, step in enumerate(self._steps(base_outputs, batch, batch.learned.roll(-1, 1))):
                 drafted_tokens = self._draft_ids[self._head.logits(step.outputs).argmax(-1)]
-                found[..., k][step.rows] = drafted_tokens == batch.tokens.roll(-2 - k, 1)[step.rows]
-        return found
+                all_hits[..., k][step.rows] = drafted_tokens == batch.tokens.roll(-2 - k, 1)[step.rows]
+        return all_hits
 
     def _steps(
         self, base_outputs: BaseOutputs, batch: TokenBatch, is_target: Tensor

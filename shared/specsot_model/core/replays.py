@@ -168,9 +168,9 @@ class CachedStates:
 
     def commit(self) -> None:
         """Make the reserved states valid: call it after all layers have run the plan."""
-        for page, kept in self._reserved.items():
+        for page, entry in self._reserved.items():
             self._free_state(page)
-            self._state_of_page[page] = kept
+            self._state_of_page[page] = entry
         self._reserved = {}
 
     def copy(self, source: int, target: int, rows: int) -> tuple[int, int] | None:
@@ -283,9 +283,9 @@ class CachedStates:
         latest = self._latest_start(span)
         for place in range(min(latest // self.page_rows, len(span.pages) - 1), -1, -1):
             page = span.pages[place]
-            if (held := self._state_of_page.get(page)) is None:
+            if (entry := self._state_of_page.get(page)) is None:
                 continue
-            row = place * self.page_rows + held[1]
+            row = place * self.page_rows + entry[1]
             end = -(-row // CHUNK) * CHUNK
             if row <= latest and not (row < end <= latest and self._ran_as_chunk(span, end)):
                 # Reinserting the key makes the state the most recently used one.
@@ -385,10 +385,10 @@ def _paths(span: RowSpan) -> Iterator[tuple[list[int], int]]:
 
     span: The rows of one segment of the frame, with its sequence's pages.
     """
-    own = span.tail - span.rows
-    missing = ((1 << span.rows) - 1) << own
+    first_own = span.tail - span.rows
+    missing = ((1 << span.rows) - 1) << first_own
     while missing:
-        seen = missing if span.visible is None else span.visible[missing.bit_length() - 1 - own]
+        seen = missing if span.visible is None else span.visible[missing.bit_length() - 1 - first_own]
         yield [node for node in range(span.tail) if seen >> node & 1], seen & missing
         missing &= ~seen
 
