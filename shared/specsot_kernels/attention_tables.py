@@ -436,7 +436,7 @@ def cut_pieces(
     page_runs: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
     leads: [rows] as in `AttentionTables`.
     times: each row of a page run stands for so many rows of the frame.
-    places: see `places_of`.
+    places: pieces that run at once under each KV head; see `places_of`.
     page_rows: columns of a page.
     tile_rows: largest number of rows of a piece.
     anchored: the runs of anchor columns, in row order; see `anchors.anchor_runs`.
@@ -562,7 +562,7 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
 
     columns: int64 [page runs], number of columns of each page run.
     tiles: int64 [page runs], number of tiles that each page run's rows make.
-    places: see `places_of`.
+    places: pieces that run at once under each KV head; see `places_of`.
     page_rows: columns of a page; the result is a multiple of it.
     tile_rows: largest number of rows of a piece.
     """
@@ -667,7 +667,7 @@ def _without_hidden_pages(page_runs: Sequence[PageRun], sinces: Numbers, page_ro
     """Yield each page run without the leading whole pages that none of its rows sees; nothing if all are
     hidden.
 
-    page_runs: the runs.
+    page_runs: the page runs, in row order.
     sinces: int32 [rows], the first column that each row of the frame sees.
     page_rows: columns (rows) of a KV page.
     """

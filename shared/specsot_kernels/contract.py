@@ -175,7 +175,7 @@ def check_shape(name: str, array: Array, *sizes: int) -> None:
     """Check an array's shape.
 
     name: name of the argument, for the error.
-    array: the array.
+    array: the array, whose shape is checked.
     sizes: the size that each dimension must have.
 
     Raises InvalidArguments with both shapes.

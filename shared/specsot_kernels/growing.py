@@ -128,8 +128,8 @@ class ChoiceNumbers(NamedTuple):
 class TreeRows(NamedTuple):
     """The rows of trees that a captured graph of a verification step reads, all int32.
 
-    tokens: [rows].
-    positions: [rows].
+    tokens: [rows], the token of each row.
+    positions: [rows], the position of each row.
     bits: [rows, words]: which rows of its tree, itself included, each row sees; see `AttentionTables`.
     """
 

@@ -85,7 +85,7 @@ class DeltaBlock(Block):
         """Return the normed output of each head times silu of its gate, [rows, heads, value_dim].
 
         mixed: [rows, heads, value_dim], the outputs of the delta rule.
-        gate: [rows, heads, value_dim].
+        gate: [rows, heads, value_dim], the gates.
         """
         exact = mixed.float()
         normed = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.config.eps)
@@ -204,7 +204,7 @@ def apply_delta_rule(
 
     q: fp32 [replays, heads, rows, key_dim], queries; `rows` is a multiple of CHUNK.
     k: fp32 [replays, heads, rows, key_dim], keys.
-    v: fp32 [replays, heads, rows, value_dim].
+    v: fp32 [replays, heads, rows, value_dim], values.
     decay: [replays, heads, rows], the logarithm of the factor by which the state shrinks.
     beta: [replays, heads, rows], the rate of each update.
     state: [replays, heads, key_dim, value_dim], the state before the first row.

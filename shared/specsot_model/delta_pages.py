@@ -79,7 +79,7 @@ class ReplayBatch:
 def _num_chunks(replay: PathReplay, history: int) -> int:
     """Return the number of chunks of a path, the last one perhaps partly filled.
 
-    replay: The path.
+    replay: The path through a sequence.
     history: Number of preceding tokens that a convolution reads.
     """
     return -(-(len(replay.slots) - history) // CHUNK)

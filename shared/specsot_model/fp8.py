@@ -37,7 +37,7 @@ class ShortRows(NamedTuple):
 class Unscaled(NamedTuple):
     """A product before its scales are applied.
 
-    product: [rows, out].
+    product: [rows, out], the product.
     rows: fp32 [rows], what each row is still to be multiplied by.
     columns: fp32 [out], what each column is still to be multiplied by.
     """
@@ -135,7 +135,7 @@ class Fp8:
         The result may be `Unscaled`: its scales are left to `turn_and_store`, which applies them in the same
         kernel.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
         rows: The normed rows in fp8, if they are computed already; None: they are computed here.
         """
@@ -196,7 +196,7 @@ class Fp8:
     def _biased(self, product: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the product in `dtype`, with the bias added if there is one.
 
-        product: [rows, out].
+        product: [rows, out], the product.
         dtype: Type of the result.
         """
         product = product.to(dtype)

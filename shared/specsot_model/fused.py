@@ -291,7 +291,7 @@ def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -
 
     Return None if there is no kernel for this norm and lm_head.
 
-    head: The lm_head.
+    head: The lm_head, [hidden] -> vocab.
     norm: The norm before the lm_head.
     hidden: [rows, H], the output of the last layer.
     invariant: True if the product must be batch-invariant.

@@ -217,7 +217,7 @@ class LineFrames(FrameTables):
         """Return the attention plan that reads these tables.
 
         flat: int32 buffer on the device with as many numbers as `shapes` need.
-        heads_per_kv: Not used.
+        heads_per_kv: Not used; batch-invariant tiles do not depend on it.
         """
         from specsot_kernels.gpu.lines import plan_over_lines
 

@@ -130,7 +130,7 @@ class KVPages:
 
         layer: Index of the layer within the cache.
         places: Page and offset of each row, as `locate` returns them.
-        rows: [rows, 2, kv_heads, numbers of a stored row].
+        rows: [rows, 2, kv_heads, numbers of a stored row], the rows.
         """
         self._rows[:, :, layer].index_put_(places, rows)
 

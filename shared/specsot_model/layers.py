@@ -236,7 +236,7 @@ class Block:
 def _unchanged(update: Tensor) -> Tensor:
     """Return the update itself: the norm after attention or MLP of a model that has none there.
 
-    update: [rows, hidden].
+    update: [rows, hidden], what the layer adds to the residual stream.
     """
     return update
 
@@ -265,7 +265,7 @@ def fetch_head_norms(
 
     fetch: Reads tensors from the model's files.
     prefix: Name of the attention module, without a dot at the end.
-    head_dim: Head size.
+    head_dim: Numbers of a head.
     eps: Epsilon of both norms.
     rotated: How many numbers of a head rotate; None: all. The weights are reordered as `interleave` does it.
     spans: How many query heads, and how many key heads, one norm covers at once: (1, 1) normalizes each head

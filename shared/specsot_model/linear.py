@@ -86,7 +86,7 @@ class Linear:
 def _torch_product(weight: Tensor, bias: Tensor | None) -> Multiply:
     """Return PyTorch's own product with a weight.
 
-    weight: [out, in].
+    weight: [out, in], the weight.
     bias: [out]; None: no bias is added.
     """
     return lambda x: F.linear(x, weight, bias)
@@ -158,8 +158,8 @@ def _onednn_agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
 def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias in fp32, as it is summed, if the library can; else in x's dtype.
 
-    x: [rows, in].
-    weight: [out, in].
+    x: [rows, in], the input.
+    weight: [out, in], the weight.
     bias: [out]; None: no bias is added.
     """
     if x.dtype == torch.float32 or not _can_return_sums(x.device):
@@ -183,7 +183,7 @@ def _can_return_sums(device: torch.device) -> bool:
 class RowProduct:
     """A product for CUDA graphs in floats, which chooses its kernel by the number of rows.
 
-    weight: [out, in].
+    weight: [out, in], the weight.
     bias: [out]; None: no bias is added.
     """
 
@@ -195,7 +195,7 @@ class RowProduct:
     ) -> Tensor | Unscaled:
         """Return queries, keys and values [rows, out], after an RMSNorm if one is given.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
         rows: Not used; 8-bit products take it.
         """
@@ -233,7 +233,7 @@ class RowProduct:
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         """Multiply x [rows, in] -> [rows, out].
 
-        x: [rows, in].
+        x: [rows, in], the input.
         gated: If true, return silu(first half) * second half of the product, [rows, out / 2].
         """
         from specsot_kernels.gpu.ordered import multiply_ordered
@@ -290,14 +290,14 @@ class RowProduct:
     def _is_single_row(self, x: Tensor) -> bool:
         """Tell whether x has a single row, for which there is a kernel of its own.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         """
         return len(x) == 1
 
     def _runs_ordered(self, x: Tensor, gated: bool = False) -> bool:
         """Tell whether the kernel with a fixed order of sums is faster for so many rows.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         gated: Whether the kernel also combines the two halves of the product.
         """
         from specsot_kernels.gpu.ordered import is_faster
@@ -313,14 +313,14 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
     def _is_single_row(self, x: Tensor) -> bool:
         """Return False: a single row runs in the same kernel as many rows, so that its sums keep their order.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         """
         return False
 
     def _runs_ordered(self, x: Tensor, gated: bool = False) -> bool:
         """Return True: every batch runs in the kernel with a fixed order of sums.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         gated: Whether the kernel also combines the two halves of the product.
         """
         return True

@@ -256,7 +256,7 @@ class GroupedExperts:
         """Prepare the experts from their weights, of which all experts' are in one tensor.
 
         gate_up: [experts, 2 * width, hidden], gates followed by ups.
-        down: [experts, hidden, width].
+        down: [experts, hidden, width], the last product of each expert.
         gate: Combines gates and ups: [pairs, 2 * width] -> [pairs, width].
         biases: Those of both products, [experts, outputs] each; None: there are none.
         """

@@ -391,7 +391,7 @@ def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
     A packed lm_head computes each row by itself. The result is fp32 if the library returns fp32 without extra
     cost (`multiply_wide`), else in the type of `hidden`.
 
-    head: The lm_head.
+    head: The lm_head, [hidden] -> vocab.
     norm: The norm before the lm_head.
     hidden: [rows, H], the output of the last layer.
     """
@@ -409,7 +409,7 @@ def best_tokens(
     norm: Norm before the lm_head; None: there is none.
     offsets: [V], the number that turns each output's index into a token id of the base model (d2t) when it is
         added to the index; None: the index is the token id.
-    head: The lm_head.
+    head: The lm_head, [hidden] -> vocab.
     outputs: [rows, H], hidden states.
     count: How many tokens to return per row.
 

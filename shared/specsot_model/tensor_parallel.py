@@ -337,7 +337,7 @@ def can_capture_split(config: ModelConfig, devices: Sequence[torch.device]) -> b
     or devices.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
-    devices: The devices.
+    devices: The devices that share each layer.
     """
     if not all(map(runs_kernels, devices)) or not can_fuse(config):
         return False
@@ -442,7 +442,7 @@ class FusedPart:
     """The part of a layer range that one device runs.
 
     config: Config of the part: fewer heads, and a narrower MLP.
-    device: The device.
+    device: The device that runs the part.
     blocks: The device's part of every layer.
     alone: Context in which the device waits for no other, for capturing; see `PeerSums.alone`.
     """

@@ -103,7 +103,7 @@ class PackedWeight:
 def padded(shape: Sequence[int]) -> tuple[int, int]:
     """Return numbers of outputs and inputs as they are held: multiples of 16 and 32.
 
-    shape: (out, in).
+    shape: (out, in) of a weight.
     """
     return -(-shape[0] // LANES) * LANES, -(-shape[1] // GROUP) * GROUP
 
@@ -112,7 +112,7 @@ def _round8(weight: Tensor) -> Codes:
     """Round to int8 with a symmetric scale for each output: return codes [out, in], scales [out, 1], and
     zeros [out, 1].
 
-    weight: fp32 [out, in].
+    weight: fp32 [out, in], the weight.
     """
     scale = weight.abs().amax(1, keepdim=True) / 127
     return (weight / scale.clamp_min(TINY)).round_().to(torch.int8), scale, torch.zeros_like(scale)
@@ -122,7 +122,7 @@ def _lay8(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     """Reorder 8-bit codes into blocks and steps; codes become unsigned by adding 128.
 
     codes: int8 [out, in], of whole blocks.
-    scale: fp32 [out, 1].
+    scale: fp32 [out, 1], the scales.
     least: not used; 8-bit codes are symmetric.
     """
     whole = codes.view(torch.uint8) ^ 128  # 128 more
@@ -292,7 +292,7 @@ class KernelFrame:
         """Write a number into a field of the table.
 
         field: offset of the field in bytes; see `steps`.
-        number: the number.
+        number: an integer or an address.
         """
         self._numbers[field // 8] = number
 
@@ -356,7 +356,7 @@ Normed = tuple[Tensor, float]
 def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Tensor:
     """Return the product of x [rows, in] with a packed weight, fp32 [rows, out].
 
-    x: [rows, in].
+    x: [rows, in], the input.
     weight: the packed weight.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
     """
@@ -377,7 +377,7 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Return the best outputs of each row: log-probabilities and token ids, [rows, count] each, best first.
 
-    x: fp32 [rows, in].
+    x: fp32 [rows, in], the input.
     weight: the packed weight; its outputs must be a multiple of 16, since padding would compete.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
     count: how many outputs to return, at most the number of outputs.
@@ -400,7 +400,7 @@ def choose(
 def _product_frame(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
     """Return a frame for one product.
 
-    x: fp32 [rows, in].
+    x: fp32 [rows, in], the input.
     weight: the packed weight.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
     """

@@ -70,7 +70,7 @@ def _concatenated(b: Builder, parts: list[Value]) -> Value:
     """Concatenate vectors of one type; their number is a power of two.
 
     b: the LLVM builder into which code is emitted.
-    parts: the vectors.
+    parts: the vectors, in the order of their lanes.
     """
     while len(parts) > 1:
         count = 2 * parts[0].type.count
@@ -115,7 +115,7 @@ class _Sums:
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return spread(b, read(I32)(b, x))
 
@@ -123,7 +123,7 @@ class _Sums:
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """
@@ -133,7 +133,7 @@ class _Sums:
         """Emit the 16 sums as 32-bit integers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         """
         return sums[0]
 
@@ -147,7 +147,7 @@ class _HalfSums(_Sums):
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return spread(b, read(I32)(b, x), 8)
 
@@ -155,7 +155,7 @@ class _HalfSums(_Sums):
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """
@@ -167,7 +167,7 @@ class _HalfSums(_Sums):
         """Emit the 16 sums as 32-bit integers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         """
         return _concatenated(b, sums)
 
@@ -183,7 +183,7 @@ class _PairSums(_Sums):
         """Emit a load of the 4 inputs at an address, 16-bit numbers, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return b.bitcast(spread(b, read(I64)(b, x), 4), ir.VectorType(ir.IntType(16), 16))
 
@@ -191,7 +191,7 @@ class _PairSums(_Sums):
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """
@@ -203,7 +203,7 @@ class _PairSums(_Sums):
         """Emit the 16 sums as 32-bit integers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         """
         return _pairs(b, _concatenated(b, sums))
 
@@ -228,7 +228,7 @@ class _ShortSums(_Sums):
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return b.bitcast(spread(b, read(I32)(b, x), 8), _bytes(32))
 
@@ -236,7 +236,7 @@ class _ShortSums(_Sums):
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """
@@ -250,7 +250,7 @@ class _ShortSums(_Sums):
         """Emit the 16 sums as 32-bit integers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         """
         ones = ir.Constant(self.kind, [1] * 16)
         wide = ir.VectorType(I32, 8)
@@ -264,7 +264,7 @@ class _AnySums(_Sums):
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return b.bitcast(spread(b, read(I32)(b, x)), _bytes(64))
 
@@ -272,7 +272,7 @@ class _AnySums(_Sums):
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """

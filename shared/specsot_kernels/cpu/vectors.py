@@ -174,7 +174,7 @@ def spread(b: Builder, value: Value, lanes: int = LANES) -> Value:
     """Emit a vector with one number in all lanes.
 
     b: the LLVM builder into which code is emitted.
-    value: the number.
+    value: the number, an LLVM value.
     lanes: number of lanes.
     """
     kind = ir.VectorType(value.type, lanes)

@@ -554,7 +554,7 @@ def _read_piece(
 def _score(queries, keys, scale, cap: tl.constexpr, is_int8: tl.constexpr):
     """Return scores, fp32 [tile, wide].
 
-    queries: [tile, room].
+    queries: [tile, room], the queries.
     keys: [wide, room], in the queries' type.
     scale: fp32 [wide], the scales of int8 keys, if `is_int8`.
     cap: scores become cap * tanh(score / cap); 0: they stay as they are.
@@ -673,7 +673,7 @@ def update_softmax(state, scores, values, scale, is_int8: tl.constexpr):
 
     state: highest score [tile], sum of weights [tile] and weighted values [tile, room].
     scores: fp32 [tile, wide]; LOWEST where a row does not see a column.
-    values: [wide, room].
+    values: [wide, room], the values.
     scale: fp32 [wide], the scales of int8 values, if `is_int8`.
     is_int8: whether the values are int8.
     """

@@ -166,7 +166,7 @@ def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
     """Return the results as views of one allocation.
 
     rows: int64 [6, bs * n]: positions, index, children, siblings and tokens, then scratch.
-    mask: the mask.
+    mask: the mask of all trees, which becomes a field of the result.
     batch: number of requests.
     """
     positions, index, first, following, tokens, _ = rows.unbind()

@@ -37,7 +37,7 @@ def choose_tokens(
     The host waits for the device once.
     meanwhile: on a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
         None.
-    logits: [rows, V].
+    logits: [rows, V], the logits of each row.
     settings: one for each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit key.
     """
     rows, columns = logits.shape

@@ -45,7 +45,7 @@ def reach_each_other(
     """Return whether each GPU can read, and do atomic operations in, the memory of all others: over NVLink,
     not PCIe. Return False without CUDA's driver.
 
-    devices: the GPUs.
+    devices: the GPUs of one host.
     can_read: tells whether one GPU can read the memory of another one; replaced by tests.
     driver: returns CUDA's driver library, or raises OSError; replaced by tests.
     """

@@ -61,7 +61,7 @@ def launch(
     """Launch a kernel. If it was launched before with the same kind of arguments, Triton's inspection of each
     argument, which is most of the cost of a launch, is skipped.
 
-    run: the kernel.
+    run: the kernel, a function that `kernel` decorated.
     grid: number of programs in each dimension.
     kind: hashable; everything that a compiled form depends on: the device, the types of arrays that may
         differ, the constants, and what numbers and addresses are specialized on.

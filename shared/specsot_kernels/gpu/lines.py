@@ -231,7 +231,7 @@ def _read_pieces(
     """Read piece after piece under one KV head. Unused pieces come last and have no rows.
 
     q: [rows, kv_heads, g, dim], the scaled queries.
-    kv: [2, pages, kv_heads, page_rows, dim].
+    kv: [2, pages, kv_heads, page_rows, dim], keys and values of the layer.
     pieces: int32 [pieces, 5], the pieces of the frame; see `LineCut`.
     pages: int32, page numbers of all sequences.
     leads: int32 [rows], number of columns that each row reads in pieces.
@@ -307,7 +307,7 @@ def _read_own(
     piece.
 
     q: [rows, kv_heads, g, dim], the scaled queries.
-    kv: [2, pages, kv_heads, page_rows, dim].
+    kv: [2, pages, kv_heads, page_rows, dim], keys and values of the layer.
     leads: int32 [rows], number of columns that each row reads in pieces.
     sinces: int32 [rows], the first column that each row sees, if `windowed`.
     starts: int32 [rows], first slot of each row.
@@ -421,8 +421,8 @@ def _store_state(state, weights, parts, places, live, d, dim: tl.constexpr):
     """Store the state of a piece without normalizing it.
 
     state: highest score, sum of weights and weighted values of a tile.
-    weights: fp32 [slots, heads, 2].
-    parts: fp32 [slots, heads, dim].
+    weights: fp32 [slots, heads, 2], each slot's highest score and sum of weights.
+    parts: fp32 [slots, heads, dim], each slot's weighted values.
     places: [tile], slot * heads + head of each line of the tile.
     live: [tile], which lines are stored.
     d: [room], numbers of a head.
@@ -473,7 +473,7 @@ def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.cons
     """Return the state, updated with a block of columns.
 
     state: highest score, sum of weights and weighted values of a tile.
-    queries: [tile, room].
+    queries: [tile, room], the queries.
     kv: address of the KV head's keys in page 0.
     place: [wide], where the key of each column begins.
     there: [wide], which columns exist.

@@ -94,7 +94,7 @@ def is_faster(x: Tensor, outputs: int, gated: bool) -> bool:
 
     Tiles of odd widths are not loaded asynchronously, so that they are left to cuBLAS.
 
-    x: [rows, inputs].
+    x: [rows, inputs], the input.
     outputs: number of outputs of the weight, both halves if gated.
     gated: whether the product is gated.
     """
@@ -179,7 +179,7 @@ def multiply_ordered(
 def _in_blocks(matrix: Tensor) -> bool:
     """Return whether blocks of the matrix can be loaded by tensor descriptors.
 
-    matrix: [rows, columns].
+    matrix: [rows, columns], the matrix.
     """
     aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
     return copies_blocks(matrix.device) and aligned and matrix.stride(1) == 1
@@ -320,7 +320,7 @@ def _sum_up(
 def _fetch(place, inside, whole: tl.constexpr):
     """Load numbers, with a mask only if some inputs are missing.
 
-    place: addresses.
+    place: addresses of the numbers, of any shape.
     inside: which inputs exist; the others become 0.
     whole: whether all inputs exist.
     """

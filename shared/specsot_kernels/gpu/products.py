@@ -68,7 +68,7 @@ def multiply_row(
     """Return weight @ x, [1, outputs], computed in fp32.
 
     gated: the result is silu(first half) * second half, [1, outputs / 2].
-    x: [1, inputs].
+    x: [1, inputs], the input.
     weight: [outputs, inputs], contiguous.
     norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first; None: no norm.
     add: [outputs], bias or residual that is added; may be `into`. None: nothing is added.
@@ -155,7 +155,7 @@ def _multiply_one(
 def _fetch(place, held, whole: tl.constexpr):
     """Load weights; they are read once, so that they need not stay in the cache.
 
-    place: addresses.
+    place: addresses of the numbers, of any shape.
     held: which weights exist; the others become 0.
     whole: whether all exist.
     """
@@ -202,7 +202,7 @@ def multiply_short_row(
 
     x is quantized, with the scale of its own peak, as it is read.
 
-    x: [1, inputs].
+    x: [1, inputs], the input.
     weight: [outputs, inputs] float8_e4m3fn, contiguous.
     scales: fp32 [outputs], the scales of the weight's rows.
     norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first; None: no norm.
@@ -310,7 +310,7 @@ def _load(place, held, whole: tl.constexpr):
     Masks that are always true would keep the compiler from separating the last iteration of the loop from the
     others.
 
-    place: addresses.
+    place: addresses of the numbers, of any shape.
     held: which numbers exist; the others become 0.
     whole: whether all exist.
     """

@@ -36,8 +36,8 @@ LOWEST = tl.constexpr(-1e30)
 class PromptPlan:
     """The tables of `tabulate_prompts` on the device. A tile of no rows does nothing.
 
-    tiles: int32 [tiles, 4].
-    pages: int32 [pages].
+    tiles: int32 [tiles, 4], the tiles of rows.
+    pages: int32 [pages], the page numbers.
     """
 
     tiles: Tensor
@@ -168,7 +168,7 @@ def _take_in(state, scores, values):
 
     state: highest score [tile], sum of weights [tile] and weighted values [tile, dim].
     scores: fp32 [tile, wide]; LOWEST where a row does not see a column.
-    values: [wide, dim].
+    values: [wide, dim], the values.
     """
     highest, total, sums = state
     higher = tl.maximum(highest, tl.max(scores, 1) * LOG2E)

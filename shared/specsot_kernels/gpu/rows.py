@@ -40,8 +40,8 @@ MOVED = 256
 class Turning:
     """How queries and keys are rotated and scaled (rotary embedding).
 
-    heads: query heads.
-    kv_heads: KV heads.
+    heads: number of query heads.
+    kv_heads: number of KV heads.
     frequencies: fp32 [head_dim / 2], radians for each position.
     scale: factor of the queries.
     norms: weights [head_dim] of the norms over each query and each key head; None: heads are not normed.
@@ -103,7 +103,7 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the RMSNorm of each row, [rows, size], contiguous, computed in fp32.
 
     x: [rows, size], contiguous.
-    weight: [size].
+    weight: [size], weight of the norm.
     eps: added to the mean square.
     """
     out = x.new_empty(x.shape)
@@ -165,7 +165,7 @@ def join_rows(
     norms: weights [size] of the norms of embedding and feature.
     normed: the residual is the normed feature instead of the feature.
     table: [V, size], the embedding.
-    features: [n, size].
+    features: [n, size], the features.
     eps: epsilon of both norms.
     returns [rows, 2 * size] and [rows, size].
     """
@@ -190,7 +190,7 @@ def _turn(
 ):  # fmt: skip
     """Rotate and store a few heads of one row; queries, keys and values may be among them.
 
-    qkv: [rows, heads + 2 * kv_heads, 2 * pairs].
+    qkv: [rows, heads + 2 * kv_heads, 2 * pairs], queries, keys and values of each row.
     positions: [rows], the position of each row in its sequence.
     slots: [rows], the KV slot of each row; negative: nothing is stored.
     kv: the KV of one layer.
@@ -298,7 +298,7 @@ def _round(values):
 def _pick(weight, column, inside):
     """Load a norm's weights, fp32 [1, pairs], as a row that broadcasts over heads.
 
-    weight: [head_dim].
+    weight: [head_dim], weight of the norm.
     column: [pairs], which weights.
     inside: [pairs], which of them exist; the others become 0.
     """
@@ -309,8 +309,8 @@ def _pick(weight, column, inside):
 def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     """Norm one row.
 
-    x: [rows, size].
-    weight: [size].
+    x: [rows, size], the input.
+    weight: [size], weight of the norm.
     out: [rows, size], receives the result.
     size: numbers of a row.
     room: `size`, rounded up to a power of two.
@@ -334,7 +334,7 @@ def _move(
 ):  # fmt: skip
     """Move one head's keys, or its values, in one layer; for long rows only a range of columns.
 
-    kv: [layers, 2, pages, kv_heads, page_rows, dim].
+    kv: [layers, 2, pages, kv_heads, page_rows, dim], keys and values of all layers.
     moves: [2, count], source and target slots.
     pages: number of pages.
     kv_heads: number of KV heads.
@@ -375,7 +375,7 @@ def _join(
     tokens: [rows], row numbers in `table`.
     origins: [rows], row numbers in `features`.
     table: [V, size], the embedding.
-    features: [n, size].
+    features: [n, size], the features.
     token_norm: [size], weights of the norm of embeddings.
     feature_norm: [size], weights of the norm of features.
     inputs: [rows, 2 * size], receives both normed halves.
@@ -410,7 +410,7 @@ def _join(
 def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
     """Gate a range of columns of one row.
 
-    gate_up: [rows, 2 * width].
+    gate_up: [rows, 2 * width], gates followed by ups.
     out: [rows, width], receives the result.
     width: number of columns.
     wide: columns of one program.

@@ -131,7 +131,7 @@ def number_at(array, place, size):
     """Return array[place] as int64, or -1 if the place is outside the array.
 
     array: address of the array's first number.
-    place: the index.
+    place: the index; it may lie outside the array.
     size: length of the array.
     """
     return tl.load(array + place, mask=(place >= 0) & (place < size), other=-1).to(tl.int64)
@@ -142,7 +142,7 @@ def put_at(array, place, size, value):
     """Set array[place] = value; do nothing if the place is outside the array.
 
     array: address of the array's first number.
-    place: the index.
+    place: the index; it may lie outside the array.
     size: length of the array.
     value: the new value.
     """
@@ -407,6 +407,6 @@ def _chances(array, tokens, there):
 def _chance(place):
     """Load one number as float64.
 
-    place: its address.
+    place: address of the number.
     """
     return tl.load(place).to(tl.float64)

@@ -243,7 +243,7 @@ def _launch(
 
     codes: int8 [rows, inputs], the quantized rows, from `round_rows`.
     scales: fp32 [groups, rows], their scales.
-    weight: int8 [outputs, or twice as many if gated, inputs].
+    weight: int8 [outputs, or twice as many if gated, inputs], the weight.
     columns: fp32, the scales of the weight's rows.
     counts: int32 [outputs], zeros; see `multiply_whole`.
     bias: [outputs]; None: none is added.
@@ -287,7 +287,7 @@ def _multiply(
     apart: each part has a program; the last one that finishes adds the parts up.
     tall: the first axis of a tile are rows, else outputs: a multiprocessor multiplies 64 of that axis at
         once.
-    as_bits: see `_sum_up`.
+    as_bits: whether integer sums become floats by their bits, see `_sum_up`.
     codes: int8 [rows, inputs], the quantized rows.
     scales: fp32 [groups, rows], their scales.
     weight: int8 [outputs, inputs], the quantized weight.
@@ -393,10 +393,10 @@ def _multiply(
 def _ask_for(weight, output, inputs, begin, width: tl.constexpr, early: tl.constexpr):
     """Prefetch the weights of some outputs into the L2 cache without waiting for them.
 
-    weight: the weight.
+    weight: int8 [outputs, inputs], the weight.
     output: [high], numbers of the outputs.
     inputs: number of inputs of the weight.
-    begin: first input.
+    begin: number of the first input that is prefetched.
     width: bytes of each output.
     early: whether the device is an NVIDIA GPU of Hopper or later; nothing is prefetched on others.
     """
@@ -423,7 +423,7 @@ def _zeros(high: tl.constexpr, many: tl.constexpr, tall: tl.constexpr):
 def _fetch(place, inside, whole: tl.constexpr):
     """Load numbers, with a mask only if some inputs are missing.
 
-    place: addresses.
+    place: addresses of the numbers, of any shape.
     inside: which inputs exist; the others become 0.
     whole: whether all inputs exist.
     """
