@@ -295,7 +295,7 @@ def measure(
     decoder = Decoder.load(models.base, None, torch.float32, "cpu")
     head = load_head(models.draft, models.base, torch.float32, "cpu")
     conversations = islice(rows_of(texts, Tokens(models.base), MAX_TOKENS, 0), max_conversations)
-    rows = [row for row in conversations if row.useful]
+    rows = [row for row in conversations if row.has_targets]
     counts = ShapeSteps([-shapes[0], *shapes[1:]]) if shapes else Counts()
     record_trees(decoder, head, rows, counts, 1 if shapes else TREE_INTERVAL, tokens)
     settings: dict[str, object] = {"texts": texts.name, "conversations": len(rows)}
