@@ -189,8 +189,10 @@ H200_HOST: tuple[Curve, Curve] = (
     ((1, 0.0), (8, 0.0), (64, 2.6e-3)),
     ((1, 0.1e-3), (8, 0.75e-3), (64, 5.0e-3)),
 )
-H200 = Machine(H200_STEP, H200_LEVEL, (H200_STEP, H200_LEVEL), 0.05e-3, 0.0, 0.1e-3, 0.0, 0.0, 100, 4e-6, True,
-               switch=(1e-3, 1.1e-3), waits=2, deciding=0.5e-3, host=H200_HOST)  # fmt: skip
+H200 = Machine(
+    H200_STEP, H200_LEVEL, (H200_STEP, H200_LEVEL), growth=0.05e-3, handover=0.1e-3, prompt=100, row=4e-6,
+    graphs=True, switch=(1e-3, 1.1e-3), waits=2, deciding=0.5e-3, host=H200_HOST,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,8 +291,8 @@ class ExtraSeconds:
     def __init__(self, extra: Iterable[Point] = ()) -> None:
         """Group recorded steps by the bit length of their number of sequences, one typical point per group.
 
-        extra: (sequences, seconds beyond the measured curve) of each step; the seconds may be negative. Without
-            steps, every number of sequences has 0 extra seconds.
+        extra: (sequences, seconds beyond the measured curve) of each step; the seconds may be negative.
+            Without steps, every number of sequences has 0 extra seconds.
         """
         groups = defaultdict[int, list[Point]](list)
         for sequences, seconds in extra:
@@ -304,9 +304,9 @@ class ExtraSeconds:
         return bool(self._points)
 
     def at(self, sequences: int) -> float:
-        """Return the extra seconds of the recorded group that is nearest in the ratio of sequences. Nothing is
-        extrapolated: numbers of sequences that never ran cost too little rather than too much, so that they
-        are tried.
+        """Return the extra seconds of the recorded group that is nearest in the ratio of sequences; 0 if no
+        step was recorded. Nothing is extrapolated: numbers of sequences that never ran cost too little rather
+        than too much, so that they are tried.
 
         sequences: Number of sequences, at least 1.
         """
