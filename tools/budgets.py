@@ -76,7 +76,8 @@ def table_size(value: Any) -> int:
 def over_budget(sizes: Mapping[str, int], budgets: Mapping[str, Budget]) -> list[str]:
     """Return a line for each room that has more than its budget or none at all; no lines if all is well.
 
-    sizes: statements by room. budgets: by room.
+    sizes: Statements by room.
+    budgets: By room.
     """
     lines: list[str] = []
     how = 'raise it in this commit: python tools/house.py budgets --write --reason "..."'
@@ -92,7 +93,9 @@ def over_budget(sizes: Mapping[str, int], budgets: Mapping[str, Budget]) -> list
 def renewed(sizes: Mapping[str, int], budgets: Mapping[str, Budget], reason: str | None) -> dict[str, Budget]:
     """Return the budgets for these sizes; a room that shrank gets less.
 
-    sizes: statements by room. budgets: the present ones. reason: why rooms need more; None: none may.
+    sizes: Statements by room.
+    budgets: The present ones.
+    reason: Why rooms need more; None: none may.
     Raises ValueError if a room needs more and no reason is given.
     """
     new_budgets: dict[str, Budget] = {}

@@ -39,7 +39,7 @@ def dialect_in(text: str) -> Counter[str]:
 def dialect_report(texts: Mapping[str, list[str]]) -> str:
     """Return a line for each room that has such words, most first, then a line for each group of words.
 
-    texts: the files' texts by room.
+    texts: The files' texts by room.
     """
     rooms = {
         room: sum((dialect_in(text) for text in listed), Counter[str]()) for room, listed in texts.items()

@@ -45,7 +45,7 @@ WALK, BUDGETS = "docs/walk.md", "tools/house.toml"
 class House:
     """Every Python file of the work tree that git does not ignore and nothing generates: path -> text.
 
-    tables: the same of the TOML files of the product and the lab.
+    tables: The same of the TOML files of the product and the lab.
     """
 
     files: dict[str, str]
@@ -53,7 +53,10 @@ class House:
 
     @staticmethod
     def read(root: Path) -> House:
-        """Return the files of a work tree. root: of the repository."""
+        """Return the files of a work tree.
+
+        root: Of the repository.
+        """
         command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z", "*.py", "*.toml"]
         listed_paths = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
         paths = [path for path in listed_paths if (root / path).is_file() and not path.startswith(GENERATED)]
@@ -148,8 +151,9 @@ def circles(house: House) -> list[list[str]]:
 
 
 def way_round(house: House, ring: list[str]) -> list[str]:
-    """Return one shortest way round a circle, first module last again. ring: a set as `circles`
-    returns it.
+    """Return one shortest way round a circle, first module last again.
+
+    ring: A set as `circles` returns it.
     """
     edges = edges_of(house)
     start = ring[0]
@@ -204,7 +208,11 @@ def sizes(house: House) -> str:
 
 
 def row(name: str, texts: dict[str, str]) -> str:
-    """Return one line of that table. name: of the room. texts: of its files, by path."""
+    """Return one line of that table.
+
+    name: Of the room.
+    texts: Of its files, by path.
+    """
     lines = [text.count("\n") for text in texts.values()]
     classes = sum(
         isinstance(node, ast.ClassDef) for text in texts.values() for node in ast.walk(ast.parse(text))
@@ -231,7 +239,10 @@ def room_sizes(house: House) -> dict[str, int]:
 
 
 def read_budgets(root: Path) -> dict[str, Budget] | None:
-    """Return the budgets by room; None if the tree has no file of budgets. root: of the repository."""
+    """Return the budgets by room; None if the tree has no file of budgets.
+
+    root: Of the repository.
+    """
     page = root / BUDGETS
     return parse_budgets(page.read_text(encoding="utf-8")) if page.is_file() else None
 
@@ -249,7 +260,9 @@ def write_budgets(root: Path, sizes: dict[str, int], reason: str | None) -> int:
     """Write the budgets that are needed now; return 2, after a line, if a reason is needed and missing, else
     0.
 
-    root: of the repository. sizes: statements by room. reason: why rooms need more, or None.
+    root: Of the repository.
+    sizes: Statements by room.
+    reason: Why rooms need more, or None.
     """
     try:
         budgets = renewed(sizes, read_budgets(root) or {}, reason)
@@ -273,7 +286,7 @@ def words(house: House) -> str:
 def features(house: House, page_text: str) -> str:
     """Return a row for each feature, largest first; then the files that belong to none.
 
-    page_text: text of a page like docs/results/house.toml.
+    page_text: Text of a page like docs/results/house.toml.
     """
     feature_tables = tomllib.loads(page_text)["feature"]
     found: dict[str, list[str]] = {feature["name"]: [] for feature in feature_tables}
@@ -301,7 +314,8 @@ def features(house: House, page_text: str) -> str:
 def main(arguments: list[str] | None = None, root: Path | None = None) -> int:
     """Run the command; return the exit status.
 
-    arguments: of the command line; None: those of this process. root: of the repository; None: this one.
+    arguments: Of the command line; None: those of this process.
+    root: Of the repository; None: this one.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -330,7 +344,10 @@ def main(arguments: list[str] | None = None, root: Path | None = None) -> int:
 
 
 def gate(house: House, root: Path) -> int:
-    """Print what is wrong, and warnings; return 1 if something is wrong, else 0. root: of the repository."""
+    """Print what is wrong, and warnings; return 1 if something is wrong, else 0.
+
+    root: Of the repository.
+    """
     problems = [" -> ".join(way_round(house, ring)) for ring in circles(house)]
     budgets = read_budgets(root)
     if budgets is not None:

@@ -41,7 +41,8 @@ WORDS = (
 def read(path: Path, count: Callable[[str], int]) -> Iterator[tuple[str, float]]:
     """Yield questions, and how many tokens their direct answers have.
 
-    path: JSON lines: conversations, or records of `specsot eval`. count: counts the tokens of a text.
+    path: JSON lines: conversations, or records of `specsot eval`.
+    count: Counts the tokens of a text.
     """
     for line in path.read_text().splitlines():
         row = json.loads(line)
@@ -52,7 +53,10 @@ def read(path: Path, count: Callable[[str], int]) -> Iterator[tuple[str, float]]
 
 
 def counting(tokenizer: Path) -> Callable[[str], int]:
-    """Return a function that counts the tokens of a text. tokenizer: its tokenizer.json."""
+    """Return a function that counts the tokens of a text.
+
+    tokenizer: Its tokenizer.json.
+    """
     from tokenizers import Tokenizer
 
     known = Tokenizer.from_file(str(tokenizer))
@@ -63,7 +67,8 @@ def features(question: str, kinds: Sequence[str]) -> list[float]:
     """Return the features of a question: its class by the router, its length, and words that tell of its
     form.
 
-    question: plain text. kinds: all classes.
+    question: Plain text.
+    kinds: All classes.
     """
     low, kind = question.lower(), decide_question(question).reason
     about = [math.log(len(low.split()) + 1), math.log(len(low) + 1), float(points_asked(question) or 0)]
@@ -75,7 +80,8 @@ def ridge(known: Any, lengths: Any) -> Callable[[Any], Any]:
     """Return a function that predicts lengths [n] from features [n, num_features], by ridge regression on
     their logarithm.
 
-    known: [n, num_features] features to learn from. lengths: [n] tokens.
+    known: [n, num_features] features to learn from.
+    lengths: [n] tokens.
     """
     middle, wide, logs = known.mean(0), known.std(0) + 1e-6, np.log(lengths)
     scaled = (known - middle) / wide
@@ -87,7 +93,8 @@ def ridge(known: Any, lengths: Any) -> Callable[[Any], Any]:
 def shares(questions_and_lengths: Sequence[tuple[str, float]], limit: int) -> dict[str, float]:
     """Return, by way of forecasting, the fraction of answers that are near the forecast.
 
-    questions_and_lengths: all answers. limit: tokens at which answers were cut.
+    questions_and_lengths: All answers.
+    limit: Tokens at which answers were cut.
     """
     lengths = np.array([length for _, length in questions_and_lengths])
     kinds = [decide_question(question).reason for question, _ in questions_and_lengths]

@@ -42,9 +42,12 @@ SILENT = {"log", "warnings", "dataclass", "field"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed line. verdict: caught, survived, equivalent. by: the test that fails, or why none does.
+    """One changed line.
 
-    first, before: where it was sampled, and what the suite of that day said.
+    verdict: Caught, survived, equivalent.
+    by: The test that fails, or why none does.
+
+    first, before: Where it was sampled, and what the suite of that day said.
     """
 
     id: int
@@ -67,8 +70,9 @@ Change = tuple[str, int, int, int, str]  # operator, line, first and last column
 
 
 def sources(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of every file that may be changed, generated ones left out. root: of the
-    work tree.
+    """Yield (path, text) of every file that may be changed, generated ones left out.
+
+    root: Of the work tree.
     """
     for home in HOMES:
         for path in sorted((root / home).rglob("*.py")):
@@ -83,8 +87,9 @@ def functions_of(text: str) -> dict[int, str]:
     found: dict[int, str] = {}
 
     def visit(node: ast.AST, names: tuple[str, ...]) -> None:
-        """Record the lines of a node and of all nodes within it. names: of the classes and functions around
-        it.
+        """Record the lines of a node and of all nodes within it.
+
+        names: Of the classes and functions around it.
         """
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names = (*names, node.name)
@@ -122,7 +127,10 @@ def is_silent(node: ast.AST) -> bool:
 
 
 def changes(node: ast.AST, lines: list[str]) -> Iterator[Change]:
-    """Yield the changes of one node, inner nodes left out. lines: of the file."""
+    """Yield the changes of one node, inner nodes left out.
+
+    lines: Of the file.
+    """
     match node:
         case ast.Constant(value=bool() as value):
             yield from instead("boolean", node, str(not value))
@@ -162,7 +170,10 @@ def between(
     """Yield the change of the sign between two operands of one line; nothing for other signs or several
     lines.
 
-    operator: its name. left, right: the operands. sign: class of the sign's node. lines: of the file.
+    operator: Its name.
+    left, right: The operands.
+    sign: Class of the sign's node.
+    lines: Of the file.
     """
     if sign in SIGNS and left.end_lineno == right.lineno:
         old, new = SIGNS[sign]
@@ -178,7 +189,8 @@ def sample(count: int, seed: int) -> list[Mutant]:
     """Return mutants: a file is drawn by its number of lines, then one of its operators, each as likely, then
     the place.
 
-    count: how many. seed: of the draws.
+    count: How many.
+    seed: Of the draws.
     """
     rng, files = random.Random(seed), dict(sources(ROOT))
     files = {path: text for path, text in files.items() if any(edits_of(text))}
@@ -187,7 +199,12 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
 
 def draw(number: int, path: str, text: str, rng: random.Random) -> Mutant:
-    """Return one mutant of a file. number: its id. path, text: of the file. rng: draws operator and place."""
+    """Return one mutant of a file.
+
+    number: Its id.
+    path, text: Of the file.
+    rng: Draws operator and place.
+    """
     edits = sorted(edits_of(text))
     operator = rng.choice(sorted({operator for operator, _, _ in edits}))
     _, line, new = rng.choice([edit for edit in edits if edit[0] == operator])
@@ -201,7 +218,7 @@ def find(mutant: Mutant, files: dict[str, str]) -> tuple[str, int] | None:
     """Return the mutant's file and line (from 0): the same text in the same function, else in one place only;
     None if there is no such place.
 
-    files: texts by path.
+    files: Texts by path.
     """
     equal_lines = [
         (path, number)
@@ -219,8 +236,9 @@ def find(mutant: Mutant, files: dict[str, str]) -> tuple[str, int] | None:
 
 
 def judge(mutant: Mutant, tests: list[str]) -> Mutant:
-    """Return the mutant with its result: "lost", "caught" with the test, or "survived". tests: what to run
-    after the test that caught it last.
+    """Return the mutant with its result: "lost", "caught" with the test, or "survived".
+
+    tests: What to run after the test that caught it last.
     """
     files = dict(sources(COPY))
     place = find(mutant, files)
@@ -241,7 +259,9 @@ def judge(mutant: Mutant, tests: list[str]) -> Mutant:
 def first_failure(tests: list[str]) -> str | None:
     """Return the test that fails first, or why the tests did not end; None if all pass.
 
-    It runs with COPY's modules before the installed ones. tests: arguments of pytest.
+    It runs with COPY's modules before the installed ones.
+
+    tests: Arguments of pytest.
     """
     python_path = os.pathsep.join(str(COPY / home) for home in HOMES)
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", *tests]
@@ -263,8 +283,10 @@ def first_failure(tests: list[str]) -> str | None:
 
 
 def judge_all(only: set[int], tests: list[str]) -> None:
-    """Judge mutants in a work tree of its own, and write each result at once. only: ids; empty: all. tests:
-    arguments of pytest.
+    """Judge mutants in a work tree of its own, and write each result at once.
+
+    only: Ids; empty: all.
+    tests: Arguments of pytest.
     """
     git("worktree", "add", "--quiet", "--detach", "--force", str(COPY), "HEAD")
     try:
@@ -287,7 +309,10 @@ def read() -> list[Mutant]:
 
 
 def write(mutants: list[Mutant], **about: object) -> None:
-    """Store the mutants. about: further entries of the file, which replace present ones."""
+    """Store the mutants.
+
+    about: Further entries of the file, which replace present ones.
+    """
     kept = json.loads(KEPT.read_text()) | about | {"mutants": [*map(asdict, mutants)]}
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 

@@ -35,8 +35,10 @@ def pip_options(
     """Return options for pip, in one line; empty where a GPU may be used, where an index was chosen, and
     where the index cannot be reached.
 
-    environment: variables of this process. platform: as sys.platform. has_driver: whether an NVIDIA driver is
-        installed. reaches: returns whether an address answers; only called if that matters.
+    environment: Variables of this process.
+    platform: As sys.platform.
+    has_driver: Whether an NVIDIA driver is installed.
+    reaches: Returns whether an address answers; only called if that matters.
     """
     chosen = any(environment.get(name) for name in CHOSEN)
     if has_driver or chosen or platform != "linux" or not reaches(INDEX):
@@ -47,7 +49,8 @@ def pip_options(
 def has_nvidia_driver(root: Path, which: Callable[[str], str | None] = shutil.which) -> bool:
     """Return whether an NVIDIA driver is installed.
 
-    root: of the file system. which: finds a program by its name.
+    root: Of the file system.
+    which: Finds a program by its name.
     """
     library = any((root / folder / LIBRARY).exists() for folder in LIBRARIES)
     return library or any((root / path).exists() for path in DRIVER) or which("nvidia-smi") is not None

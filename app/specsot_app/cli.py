@@ -107,10 +107,10 @@ ABOUT = (
 class Group(click.Group):
     """A group of subcommands, each imported when it is used.
 
-    name: name of the group, such as "bench".
-    about: one line of help.
-    listed: for each heading of the help, its subcommands with one line of help each.
-    prefix: what precedes a subcommand's name in an entry point's path: "bench" for "bench.load"; empty for
+    name: Name of the group, such as "bench".
+    about: One line of help.
+    listed: For each heading of the help, its subcommands with one line of help each.
+    prefix: What precedes a subcommand's name in an entry point's path: "bench" for "bench.load"; empty for
         the whole command.
     """
 
@@ -129,7 +129,7 @@ class Group(click.Group):
         """Return the names of all subcommands: first those of `listed`, then installed entry points below the
         prefix.
 
-        ctx: click's context, which is not used.
+        ctx: Click's context, which is not used.
         """
         known = [name for names in self._listed.values() for name in names]
         found = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
@@ -140,7 +140,8 @@ class Group(click.Group):
 
         A known command that is not installed is returned as a command that fails with what to install.
 
-        ctx: click's context. cmd_name: name of the subcommand, without the group's name.
+        ctx: Click's context.
+        cmd_name: Name of the subcommand, without the group's name.
         """
         if cmd_name not in self.list_commands(ctx):
             return None
@@ -160,7 +161,8 @@ class Group(click.Group):
         """Return (name, subcommand, its arguments) as click does; for an unknown name, fail with a usage
         error that suggests the most similar name.
 
-        ctx: click's context. args: the words after the group's name; the first one names the subcommand.
+        ctx: Click's context.
+        args: The words after the group's name; the first one names the subcommand.
         """
         name = args[0]
         known = self.get_command(ctx, name) is not None
@@ -175,7 +177,8 @@ class Group(click.Group):
 
         Help lines come from `listed`, so that no command is imported for its help.
 
-        ctx: click's context. incomplete: the typed beginning of a word; empty matches every name.
+        ctx: Click's context.
+        incomplete: The typed beginning of a word; empty matches every name.
         """
         about = {name: line for names in self._listed.values() for name, line in names.items()}
         matching = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
@@ -185,7 +188,8 @@ class Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of subcommands under their headings.
 
-        ctx: click's context, which is not used. formatter: receives one section for each heading of `listed`.
+        ctx: Click's context, which is not used.
+        formatter: Receives one section for each heading of `listed`.
         """
         for heading, names in self._listed.items():
             with formatter.section(heading):
@@ -244,8 +248,8 @@ def version() -> int:
 def main(arguments: Sequence[str] | None = None, only: click.Command | None = None) -> int:
     """Run one command; return the exit status, for which see `run`.
 
-    arguments: the words after the program's name; None takes those of this process.
-    only: the command to run, whose name is then not among `arguments`; None: the whole `specsot` command.
+    arguments: The words after the program's name; None takes those of this process.
+    only: The command to run, whose name is then not among `arguments`; None: the whole `specsot` command.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     set_runtime_defaults()
@@ -258,7 +262,7 @@ def main(arguments: Sequence[str] | None = None, only: click.Command | None = No
 class Warnings:
     """Shows a warning of an inactive option as one line on stderr, once for each message.
 
-    show_other: shows every other warning; it is what `warnings.showwarning` was before.
+    show_other: Shows every other warning; it is what `warnings.showwarning` was before.
     """
 
     def __init__(self, show_other: Callable[..., None]) -> None:
@@ -268,8 +272,9 @@ class Warnings:
     def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
         """Show one warning, as `warnings.showwarning` is called.
 
-        message: the warning. category: its class; anything but InactiveOption goes to `show_other`. where,
-            further: file name, line number and so on, as the warnings module passes them.
+        message: The warning.
+        category: Its class; anything but InactiveOption goes to `show_other`.
+        where, further: File name, line number and so on, as the warnings module passes them.
         """
         if not issubclass(category, InactiveOption):
             self._show_other(message, category, *where, **further)
@@ -286,8 +291,8 @@ def run(words: list[str], only: click.Command | None = None) -> int:
     exception is passed on. If the environment variable COMPLETE is set, completions for the shell are printed
     instead.
 
-    words: the command's arguments.
-    only: the command to run; None: the whole `specsot` command.
+    words: The command's arguments.
+    only: The command to run; None: the whole `specsot` command.
     """
     try:
         command = only or specsot()
@@ -318,7 +323,8 @@ def run(words: list[str], only: click.Command | None = None) -> int:
 def complain(error: object, status: int) -> int:
     """Print an error as one line on stderr, and return `status`.
 
-    error: what is printed after "specsot: ". status: the exit status to return.
+    error: What is printed after "specsot: ".
+    status: The exit status to return.
     """
     print(f"specsot: {error}", file=sys.stderr)
     return status
@@ -346,7 +352,7 @@ def command_of(path: str) -> click.Command:
 def paths_below(group: str) -> Iterator[str]:
     """Yield the paths of a group's commands: first those that are known here, then other installed ones.
 
-    group: name of the group: "bench" yields "bench.quick", "bench.load" and so on.
+    group: Name of the group: "bench" yields "bench.quick", "bench.load" and so on.
     """
     yield from dict.fromkeys(path for path in (*BENCH, *LAB, *_points()) if path.startswith(f"{group}."))
 
@@ -377,7 +383,7 @@ def _load(entry_point: EntryPoint) -> click.Command | None:
 def _refusing(path: str) -> click.Command:
     """Return a command that accepts any arguments and fails with InvalidRequest, which says what to install.
 
-    path: path of the command, such as "bench.load"; it decides between a new install and the lab's install.
+    path: Path of the command, such as "bench.load"; it decides between a new install and the lab's install.
     """
     missing = "a new install: pip install ." if path in BENCH else "the lab: pip install ./lab"
     message = f"`specsot {path.replace('.', ' ')}` needs {missing}, in SpecSoT's repository"

@@ -27,7 +27,8 @@ def run_until_signal(
 ) -> T:
     """Run the coroutine on a new event loop and return its result.
 
-    coroutine: what to run; Ctrl-C and the first SIGTERM cancel it. make_loop: makes the event loop.
+    coroutine: What to run; Ctrl-C and the first SIGTERM cancel it.
+    make_loop: Makes the event loop.
     Raises KeyboardInterrupt if a signal ended the coroutine, and what the coroutine raises.
     """
     try:
@@ -43,7 +44,7 @@ async def guarded(coroutine: Coroutine[Any, Any, T]) -> T:
 
     The command `timeout` sends the signal twice.
 
-    coroutine: what to run.
+    coroutine: What to run.
     """
     task, loop = asyncio.ensure_future(coroutine), asyncio.get_running_loop()
 
@@ -102,7 +103,7 @@ class BackgroundLoop:
         """Yield what an async generator yields on the background loop, item by item, so that a slow reader
         slows the generator down.
 
-        generator: runs on the background loop; it is closed when this iterator ends, is closed or fails.
+        generator: Runs on the background loop; it is closed when this iterator ends, is closed or fails.
         """
         # A cancelled step may still run for a while; the lock lets `_end` wait for it.
         step_lock = asyncio.Lock()
@@ -142,8 +143,8 @@ ENDED = object()
 async def step(generator: AsyncGenerator[T], step_lock: asyncio.Lock) -> object:
     """Return the generator's next item, or ENDED if it has none.
 
-    generator: the generator to advance. step_lock: held meanwhile, so that `_end` can wait for a step that
-        was cancelled but still runs.
+    generator: The generator to advance.
+    step_lock: Held meanwhile, so that `_end` can wait for a step that was cancelled but still runs.
     """
     async with step_lock:
         return await anext(generator, ENDED)
@@ -152,15 +153,17 @@ async def step(generator: AsyncGenerator[T], step_lock: asyncio.Lock) -> object:
 async def _end(generator: AsyncGenerator[Any], step_lock: asyncio.Lock) -> None:
     """Close the generator once no `step` holds the lock.
 
-    generator: the generator to close. step_lock: the lock of its steps.
+    generator: The generator to close.
+    step_lock: The lock of its steps.
     """
     async with step_lock:
         await generator.aclose()
 
 
 def _make_stderr_logger(*names: object) -> structlog.PrintLogger:
-    """Return a logger that writes to stderr. names: the logger's names, which structlog passes and which are
-    not used.
+    """Return a logger that writes to stderr.
+
+    names: The logger's names, which structlog passes and which are not used.
     """
     return structlog.PrintLogger(sys.stderr)
 
@@ -183,7 +186,7 @@ def quiet_logs() -> None:
 def _configure_logs(level: int) -> None:
     """Configure structlog to write lines of at least this level to stderr.
 
-    level: a level of the logging module, such as logging.INFO.
+    level: A level of the logging module, such as logging.INFO.
     """
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level), logger_factory=_make_stderr_logger

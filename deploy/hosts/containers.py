@@ -65,7 +65,10 @@ def trials() -> list[Trial]:
 
 
 def scaled(client: list[str]) -> list[Trial]:
-    """Return the trials with MORE workers. client: the `specsot` command, as it reaches the master."""
+    """Return the trials with MORE workers.
+
+    client: The `specsot` command, as it reaches the master.
+    """
     again = Step("docker start", docker("start", VICTIM), r"master.*ring complete")
     anew = Step("specsot rebalance", command(*client, "rebalance"))
     return [
@@ -75,16 +78,18 @@ def scaled(client: list[str]) -> list[Trial]:
 
 
 def broken(how: tuple[str, ...], healed: tuple[str, ...]) -> tuple[Step, ...]:
-    """Return the steps that break the victim, and heal it once the master has missed it. how, healed: words
-    of docker, without the container's name.
+    """Return the steps that break the victim, and heal it once the master has missed it.
+
+    how, healed: Words of docker, without the container's name.
     """
     first = Step(" ".join(("docker", *how)), docker(*how, VICTIM))
     return first, Step(" ".join(("docker", *healed)), docker(*healed, VICTIM), LOST)
 
 
 async def main(client: list[str]) -> int:
-    """Run all trials; return 0 if all answers were the same, else 1. client: the `specsot` command, as it
-    reaches the master.
+    """Run all trials; return 0 if all answers were the same, else 1.
+
+    client: The `specsot` command, as it reaches the master.
     """
     voices = Voices()
     follow = ["docker-compose", "logs", "--follow", "--no-color", "--tail", "0"]

@@ -44,7 +44,8 @@ def _plug_in(space: str, address: str) -> int:
     """Return the file descriptor of a new device, which stays ours when the device moves to the namespace,
     where it has the namespace's name.
 
-    space: the namespace. address: of the device there.
+    space: The namespace.
+    address: Of the device there.
     """
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, ATTACH, struct.pack("16sH", space.encode(), TUN_FLAGS))
@@ -59,7 +60,8 @@ def delayed(ends: tuple[int, int], seconds: float) -> Generator[None]:
     """Within the context, carry packets between the ends with a delay each way, while the event loop runs.
     Its timers must be exact.
 
-    ends: file descriptors. seconds: of one way.
+    ends: File descriptors.
+    seconds: Of one way.
     """
     loop = asyncio.get_running_loop()
 

@@ -65,7 +65,10 @@ def remove(space: str) -> None:
 
 
 def plug_in(host: str, address: str) -> None:
-    """Connect a host's namespace to the switch. address: of the host."""
+    """Connect a host's namespace to the switch.
+
+    address: Of the host.
+    """
     space = f"specsot-{host}"
     ip("link", "add", f"to-{host}", "netns", SWITCH, "type", "veth", "peer", "name", "eth0", "netns", space)
     ip("-n", SWITCH, "link", "set", f"to-{host}", "master", "bridge", "up")
@@ -96,7 +99,9 @@ class Hosts:
         """Start a service and listen to it. `serve` names the services in its own lines, so that its lines
         get no name.
 
-        name: what we call it. host: where it runs; empty for this machine itself. command: its command line.
+        name: What we call it.
+        host: Where it runs; empty for this machine itself.
+        command: Its command line.
         """
         self._commands[name] = host, command
         process = await asyncio.create_subprocess_exec(
@@ -113,7 +118,11 @@ class Hosts:
         self._tasks.append(asyncio.create_task(self.voices.listen(process, own)))
 
     def tell(self, name: str, number: signal.Signals) -> Act:
-        """Return an act that sends a signal to a process. name: of the process. number: the signal."""
+        """Return an act that sends a signal to a process.
+
+        name: Of the process.
+        number: The signal.
+        """
 
         async def act() -> None:
             """Send the signal."""
@@ -162,8 +171,10 @@ async def serve(hosts: Hosts, master: str, stages: Iterable[str], *tls_files: st
     """Start a fleet as a person would: what `specsot serve` prints is typed on the other hosts. Return once
     it is ready.
 
-    hosts: starts the processes. master: its host. stages: the host of each. tls_files: further flags of
-        `specsot serve`.
+    hosts: Starts the processes.
+    master: Its host.
+    stages: The host of each.
+    tls_files: Further flags of `specsot serve`.
     """
     devices = ",".join(f"{ADDRESSES[host]}#cpu" for host in stages)
     words = ("--devices", devices, "--fleet-listen", f"{ADDRESSES[master]}:50060", *tls_files)
@@ -196,8 +207,9 @@ def trials(hosts: Hosts) -> list[Trial]:
 
 
 def cut(host: str, until: str | None = None) -> tuple[Step, ...]:
-    """Return the steps that pull a host's cable and plug it in again. until: pattern of a line before the
-    cable is plugged in again; None: at once.
+    """Return the steps that pull a host's cable and plug it in again.
+
+    until: Pattern of a line before the cable is plugged in again; None: at once.
     """
     return Step(f"cable of {host} out", cable(host, "down")), Step("in again", cable(host, "up"), until)
 
@@ -227,8 +239,9 @@ def stalled(hosts: Hosts, name: str) -> tuple[Step, ...]:
 
 
 async def main(tls_files: list[str]) -> int:
-    """Run all trials; return 0 if all answers were the same, else 1. tls_files: empty, or the folder of
-    certificates.
+    """Run all trials; return 0 if all answers were the same, else 1.
+
+    tls_files: Empty, or the folder of certificates.
     """
     hosts, self = Hosts(), asyncio.current_task()
     assert self is not None
@@ -249,21 +262,28 @@ async def main(tls_files: list[str]) -> int:
 
 
 async def stand_by(hosts: Hosts, *tls_files: str) -> None:
-    """Start a worker more than the ring needs, on the last host, without layers of its own. tls_files: its
-    flags.
+    """Start a worker more than the ring needs, on the last host, without layers of its own.
+
+    tls_files: Its flags.
     """
     place = ("--name", "spare", "--listen", f"{HOSTS['d']}:50053", "--master", f"{HOSTS['a']}:50060")
     await hosts.start("spare", "d", "specsot-worker", "--model", "models/demo/base", *place, *tls_files)
 
 
 def certified(folder: str) -> list[str]:
-    """Return the flags of a worker's TLS files. folder: of the certificates."""
+    """Return the flags of a worker's TLS files.
+
+    folder: Of the certificates.
+    """
     own = f"{folder}/worker"
     return ["--tls-ca", f"{own}/ca.pem", "--tls-cert", f"{own}/own.pem", "--tls-key", f"{own}/own.key"]
 
 
 def shown(folder: str) -> list[str]:
-    """Return, as variables, what a client trusts and shows. folder: of the certificates."""
+    """Return, as variables, what a client trusts and shows.
+
+    folder: Of the certificates.
+    """
     return [f"SPECSOT_TLS_CA={folder}/ca.pem", f"SPECSOT_TOKEN_FILE={folder}/token"]
 
 

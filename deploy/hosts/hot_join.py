@@ -26,7 +26,9 @@ from trials import LIMIT, MASTER, QUESTION, lines_of
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """times: of each event that brought text, by the monotonic clock; tokens: that each brought."""
+    """times: Of each event that brought text, by the monotonic clock;
+    tokens: That each brought.
+    """
 
     text: str
     times: tuple[float, ...]
@@ -78,7 +80,11 @@ async def ask(given: argparse.Namespace, begun: asyncio.Event) -> Answer:
 
 
 async def worker(hosts: Hosts, given: argparse.Namespace, name: str, *command: str) -> None:
-    """Start a worker or drafter. name: of the member. command: its program with the first arguments."""
+    """Start a worker or drafter.
+
+    name: Of the member.
+    command: Its program with the first arguments.
+    """
     held = ("--quantization", given.quantization) if given.quantization else ("--dtype", "fp32")
     place = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER, "--kv-memory", "256M")
     await hosts.start(name, "", *command, *place, *held)
@@ -88,7 +94,9 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
     """Let a second machine join while an answer is written, print how it went, and return whether both
     answers are the same.
 
-    hosts: starts the processes. given: the options. cache: folder in which the second machine keeps layers.
+    hosts: Starts the processes.
+    given: The options.
+    cache: Folder in which the second machine keeps layers.
     """
     shared, voices = ("--model", given.model), hosts.voices
     leader = (str(BIN / "specsot-master"), *shared, "--listen", MASTER)
@@ -138,8 +146,10 @@ async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
 
 
 def moment(hosts: Hosts, pattern: str, since: int, until: float) -> float:
-    """Return when a service first wrote a line with this pattern. since: number of earlier lines. until: time
-    at which the answer ended.
+    """Return when a service first wrote a line with this pattern.
+
+    since: Number of earlier lines.
+    until: Time at which the answer ended.
 
     Ends this script if no such line came before that.
     """

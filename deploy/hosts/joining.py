@@ -31,38 +31,50 @@ Rows = list[tuple[str, str]]
 
 @dataclass(slots=True)
 class Machines:
-    """The first machine on a; others join from b and c. homes: what each keeps; a alone has the model."""
+    """The first machine on a; others join from b and c.
+
+    homes: What each keeps; a alone has the model.
+    """
 
     hosts: Hosts
     homes: Path
 
     def specsot(self, host: str, *words: str, code: str | None = None) -> list[str]:
-        """Return the words that run `specsot` on a host. words: its arguments. code: Python that runs instead
-        of it.
+        """Return the words that run `specsot` on a host.
+
+        words: Its arguments.
+        code: Python that runs instead of it.
         """
         command = ["specsot"] if code is None else ["python", "-c", code]
         own = [f"XDG_STATE_HOME={self.homes / host}", f"XDG_CACHE_HOME={self.homes / host}"]
         return ["env", *own[: 1 if host == "a" else 2], *command, *words]
 
     async def share(self, *words: str) -> None:
-        """Start `specsot serve --share` on the first machine. words: further arguments."""
+        """Start `specsot serve --share` on the first machine.
+
+        words: Further arguments.
+        """
         where = ("--fleet-listen", SHARED, "--dtype", "fp32", "--http-port", "8000")
         await self.hosts.start("serve", "a", *self.specsot("a", "serve", "--share", *where, *words))
 
     async def code(self, since: int = 0) -> str:
-        """Return the newest code that the first machine printed. since: number of earlier lines, which do not
-        count.
+        """Return the newest code that the first machine printed.
+
+        since: Number of earlier lines, which do not count.
         """
         return (await self.heard("^on the next machine: ", since)).split()[-1]
 
     async def heard(self, pattern: str, since: int = 0) -> str:
-        """Return the first line with this pattern; wait for it at most LIMIT seconds. since: number of
-        earlier lines, which do not count.
+        """Return the first line with this pattern; wait for it at most LIMIT seconds.
+
+        since: Number of earlier lines, which do not count.
         """
         return await asyncio.wait_for(self.hosts.voices.until(pattern, since), LIMIT)
 
     async def refused(self, host: str, written: str, code: str | None = None) -> str:
-        """Return what a machine prints that may not join, and its exit status. written: the code to join.
+        """Return what a machine prints that may not join, and its exit status.
+
+        written: The code to join.
         code: Python that runs instead of `specsot`.
         """
         words = [*on(host), *self.specsot(host, "join", written, code=code)]
@@ -115,8 +127,10 @@ async def fetching(machines: Machines) -> Rows:
 
 
 async def main(given: argparse.Namespace, words: list[str]) -> int:
-    """Run everything, print it, and return 0 if the answers were the same, else 1. given: parsed options.
-    words: further arguments of `specsot serve`.
+    """Run everything, print it, and return 0 if the answers were the same, else 1.
+
+    given: Parsed options.
+    words: Further arguments of `specsot serve`.
     """
     hosts, self = Hosts(), asyncio.current_task()
     assert self is not None

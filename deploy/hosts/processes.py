@@ -25,7 +25,9 @@ Who = Callable[[], str]  # the name of a member, once a trial needs it
 
 def trials(hosts: Hosts, standby: bool) -> list[Trial]:
     """Return the trials of each member; a member that is gone comes back once the answer is written, so that
-    nothing waits for it. standby: a further worker is registered.
+    nothing waits for it.
+
+    standby: A further worker is registered.
     """
     beside = ", another one stands by" if standby else ""
     parts: list[tuple[str, Who]] = [
@@ -54,7 +56,9 @@ def trials(hosts: Hosts, standby: bool) -> list[Trial]:
 
 def running(hosts: Hosts, stage: int) -> Who:
     """Return a function that returns the name of the worker that runs a stage now, by the master's newest
-    line. stage: its number; -1: the last one.
+    line.
+
+    stage: Its number; -1: the last one.
     """
 
     def look() -> str:
@@ -68,8 +72,10 @@ def running(hosts: Hosts, stage: int) -> Who:
 
 
 def broken(hosts: Hosts, who: Who, how: signal.Signals) -> tuple[Step, ...]:
-    """Return the steps that kill a member and start it again, or freeze it until the answer is written. who:
-    returns its name. how: SIGKILL or SIGSTOP.
+    """Return the steps that kill a member and start it again, or freeze it until the answer is written.
+
+    who: Returns its name.
+    how: SIGKILL or SIGSTOP.
     """
     victims: list[str] = []
 
@@ -87,7 +93,10 @@ def broken(hosts: Hosts, who: Who, how: signal.Signals) -> tuple[Step, ...]:
 
 
 def stalled(hosts: Hosts, who: Who) -> tuple[Step, ...]:
-    """Return the step that freezes a member for STALL seconds. who: returns its name."""
+    """Return the step that freezes a member for STALL seconds.
+
+    who: Returns its name.
+    """
 
     async def stand_still() -> None:
         """Freeze the member, wait, and let it continue."""
@@ -100,7 +109,10 @@ def stalled(hosts: Hosts, who: Who) -> tuple[Step, ...]:
 
 
 async def serve(hosts: Hosts, given: argparse.Namespace) -> None:
-    """Start master, workers and drafter, and wait until the ring is complete. given: the options."""
+    """Start master, workers and drafter, and wait until the ring is complete.
+
+    given: The options.
+    """
     master = ("--listen", MASTER, "--workers", str(STAGES))
     await start(hosts, "master", given, *master, "--drafter", "eagle" if given.head else "none")
     for number in range(STAGES):
@@ -111,14 +123,20 @@ async def serve(hosts: Hosts, given: argparse.Namespace) -> None:
 
 
 async def member(hosts: Hosts, name: str, given: argparse.Namespace, *more: str) -> None:
-    """Start a worker or the drafter. name: of the member. more: further arguments."""
+    """Start a worker or the drafter.
+
+    name: Of the member.
+    more: Further arguments.
+    """
     place = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER)
     await start(hosts, name, given, *place, "--kv-memory", "256M", "--dtype", "fp32", *more)
 
 
 async def start(hosts: Hosts, name: str, given: argparse.Namespace, *words: str) -> None:
     """Start a service by the same interpreter; each process computes with one thread, as there are fewer
-    cores than members. words: its arguments.
+    cores than members.
+
+    words: Its arguments.
     """
     kind = "worker" if name == "spare" else name.partition("-")[0]
     command = ("env", "OMP_NUM_THREADS=1", str(BIN / f"specsot-{kind}"), "--model", given.model, *words)

@@ -56,8 +56,9 @@ async def json_of(*command: str) -> Any:
 
 
 async def peer(given: argparse.Namespace) -> list[float]:
-    """Return llama.cpp's tokens a second in each round while it writes one text, prompts not counted. given:
-    the options.
+    """Return llama.cpp's tokens a second in each round while it writes one text, prompts not counted.
+
+    given: The options.
     """
     hosts, layers = Hosts(), read_config(resolve_model(given.model)).layers
     await hosts.start(
@@ -84,8 +85,9 @@ async def peer(given: argparse.Namespace) -> list[float]:
 
 
 async def ours(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Return the statistics of whole requests, prompts included, by way; the ways take turns. given: the
-    options.
+    """Return the statistics of whole requests, prompts included, by way; the ways take turns.
+
+    given: The options.
     """
     hosts, found = Hosts(), {way: list[dict[str, Any]]() for way in WAYS}
     model = ("--model", given.model, "--draft-model", given.draft_model, "--quantization", given.quantization)
@@ -109,8 +111,9 @@ async def ours(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
 def rows_of(rtt: float, before: Sequence[float], found: Mapping[str, Sequence[Any]], after: Sequence[float]):
     """Return one row for each way.
 
-    rtt: milliseconds. before, after: llama.cpp's tokens a second before and after our runs. found: our
-        statistics by way.
+    rtt: Milliseconds.
+    before, after: Llama.cpp's tokens a second before and after our runs.
+    found: Our statistics by way.
     """
     theirs = [*before, *after]
     rates = {
@@ -143,8 +146,10 @@ COLUMNS = (
 
 
 async def main(given: argparse.Namespace, ends: tuple[int, int]) -> None:
-    """Measure every distance, and print a table after each. given: the options. ends: of the line between the
-    hosts.
+    """Measure every distance, and print a table after each.
+
+    given: The options.
+    ends: Of the line between the hosts.
     """
     rows: list[dict[str, Any]] = []
     for rtt in given.rtt:

@@ -29,8 +29,11 @@ Act = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that is done during a trial. name: in words. act: what to do. after: pattern of a service's
-    line to wait for; None: at once.
+    """One thing that is done during a trial.
+
+    name: In words.
+    act: What to do.
+    after: Pattern of a service's line to wait for; None: at once.
     """
 
     name: str
@@ -40,8 +43,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What happens while an answer is written. name: in words. steps: in order. harmless: no member may be
-    missed for it.
+    """What happens while an answer is written.
+
+    name: In words.
+    steps: In order.
+    harmless: No member may be missed for it.
     """
 
     name: str
@@ -51,8 +57,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an answer ended. text: the answer; None: there was none. seconds: from the first event. silence:
-    the longest time without an event, in seconds. error: why there was no answer; else empty.
+    """How an answer ended.
+
+    text: The answer; None: there was none.
+    seconds: From the first event.
+    silence: The longest time without an event, in seconds.
+    error: Why there was no answer; else empty.
     """
 
     text: str | None
@@ -63,9 +73,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One trial. trial: its name. outcome: of the answer. said: lines of the services while the trial ran,
-    and ours where a step was taken. at: when each line came, in seconds since the first step. harmless: see
-    `Trial`.
+    """One trial.
+
+    trial: Its name.
+    outcome: Of the answer.
+    said: Lines of the services while the trial ran, and ours where a step was taken.
+    at: When each line came, in seconds since the first step.
+    harmless: See `Trial`.
     """
 
     trial: str
@@ -98,7 +112,7 @@ class Report:
 class Voices:
     """Everything the services say, in order. A line is "service | words".
 
-    times: when each came, by the monotonic clock.
+    times: When each came, by the monotonic clock.
     """
 
     lines: list[str] = field(default_factory=list[str])
@@ -106,8 +120,9 @@ class Voices:
     _heard: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def listen(self, process: Process, name: str | None = None) -> None:
-        """Record a process's lines until it ends. name: of a service whose lines do not have it; None: they
-        do.
+        """Record a process's lines until it ends.
+
+        name: Of a service whose lines do not have it; None: they do.
         """
         async for line in lines_of(process):
             async with self._heard:
@@ -139,9 +154,12 @@ async def run(
 ) -> bool:
     """Run all trials, print them, and return whether all answers are the same.
 
-    trials: what happens while an answer is written. specsot: the command, as a client runs it. voices: the
-        services' lines. members: how many have joined when the ring is complete. stages: how many of them
-        have layers; None: any number. asking: arguments of `specsot infer`.
+    trials: What happens while an answer is written.
+    specsot: The command, as a client runs it.
+    voices: The services' lines.
+    members: How many have joined when the ring is complete.
+    stages: How many of them have layers; None: any number.
+    asking: Arguments of `specsot infer`.
     """
     reports: list[Report] = []
     for trial in (Trial("nothing"), *trials):
@@ -168,8 +186,9 @@ async def until_whole(specsot: Sequence[str], members: int, stages: int | None =
 
 
 def is_whole(info: dict[str, Any], members: int, stages: int | None) -> bool:
-    """Return whether all members have joined, and as many of them as there are stages have layers. info: as
-    `specsot info --json` prints it.
+    """Return whether all members have joined, and as many of them as there are stages have layers.
+
+    info: As `specsot info --json` prints it.
     """
     running = [one for one in info["members"] if one["layers"] is not None and one["kind"] == "worker"]
     enough = stages is None or len(running) == stages
@@ -196,8 +215,9 @@ async def attempt(
 
 
 async def take(trial: Trial, midst: asyncio.Event, voices: Voices, since: int) -> None:
-    """Take the trial's steps once `midst` is set, each after the line that it waits for. since: number of
-    earlier lines, which do not count.
+    """Take the trial's steps once `midst` is set, each after the line that it waits for.
+
+    since: Number of earlier lines, which do not count.
     """
     await midst.wait()
     for step in trial.steps:
@@ -248,8 +268,10 @@ async def lines_of(process: Process) -> AsyncIterator[str]:
 
 
 def outcome_of(last: str, seconds: float, silence: float) -> Outcome:
-    """Return the outcome by the last line that the client wrote. seconds: of the answer. silence: the longest
-    time without an event.
+    """Return the outcome by the last line that the client wrote.
+
+    seconds: Of the answer.
+    silence: The longest time without an event.
     """
     try:
         event = json.loads(last)
@@ -272,7 +294,10 @@ def same(first: Report, report: Report) -> bool:
 
 
 def verdict(first: Report, report: Report) -> str:
-    """Return in words what became of the trial. first: the undisturbed report."""
+    """Return in words what became of the trial.
+
+    first: The undisturbed report.
+    """
     if report.outcome.error:
         return report.outcome.error
     if report.late:
@@ -290,8 +315,9 @@ def shortened(report: Report) -> list[str]:
 
 
 def told(first: Report, report: Report) -> list[str]:
-    """Return the lines about one trial: how it ended, and what each service wrote. first: the undisturbed
-    report.
+    """Return the lines about one trial: how it ended, and what each service wrote.
+
+    first: The undisturbed report.
     """
     outcome = report.outcome
     ended = verdict(first, report)
@@ -300,7 +326,10 @@ def told(first: Report, report: Report) -> list[str]:
 
 
 def table(reports: Sequence[Report]) -> list[str]:
-    """Return a table of all trials, in Markdown. reports: the undisturbed one first."""
+    """Return a table of all trials, in Markdown.
+
+    reports: The undisturbed one first.
+    """
     rows = [
         "| what happened while an answer was written | answer | seconds | longest silence |",
         "|---|---|---|---|",

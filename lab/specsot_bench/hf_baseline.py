@@ -28,7 +28,7 @@ MAX_ERROR_CHARACTERS = 200
 class HfOutput:
     """What was written.
 
-    tokens: the token ids.
+    tokens: The token ids.
     steps: (seconds, tokens so far) after each step; the last entry is the whole.
     """
 
@@ -44,8 +44,10 @@ class HfOutput:
 class HfBaseline:
     """A model that Transformers has loaded in another process. Close it after use.
 
-    model: its directory. dtype: data type of the weights. device: a torch device. assistant: directory of a
-        small model that may assist it; None: none.
+    model: Its directory.
+    dtype: Data type of the weights.
+    device: A torch device.
+    assistant: Directory of a small model that may assist it; None: none.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class HfBaseline:
     ) -> HfOutput:
         """Write exactly `max_new_tokens` tokens after a prompt; an end-of-sequence token counts as any other.
 
-        prompt: token ids. assisted: whether the small model drafts. timeout: seconds; None: no limit.
+        prompt: Token ids.
+        assisted: Whether the small model drafts.
+        timeout: Seconds; None: no limit.
         Raises Unavailable if Transformers cannot load or write with these models, or its process died;
         TimeoutError if the tokens were not written in time.
         """
@@ -90,8 +94,9 @@ class TokenTimes:
         self._prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """Note the time of some tokens; the first call brings the prompt, which is not noted. value: token
-        ids.
+        """Note the time of some tokens; the first call brings the prompt, which is not noted.
+
+        value: Token ids.
         """
         if self._prompt:
             self._prompt = False
@@ -105,8 +110,9 @@ class TokenTimes:
 
 
 class HfModel:
-    """A model that is loaded in this process. model, assistant: models of Transformers; assistant None:
-    nothing can assist.
+    """A model that is loaded in this process.
+
+    model, assistant: Models of Transformers; assistant None: nothing can assist.
     """
 
     def __init__(self, model: Any, assistant: Any = None) -> None:
@@ -119,8 +125,10 @@ class HfModel:
     ) -> HfOutput:
         """Write greedily; return fewer tokens if the time runs out.
 
-        prompt: token ids. max_new_tokens: how many to write. assisted: whether the small model drafts.
-            timeout: seconds; None: no limit.
+        prompt: Token ids.
+        max_new_tokens: How many to write.
+        assisted: Whether the small model drafts.
+        timeout: Seconds; None: no limit.
         """
         ids = torch.tensor([prompt], device=self._model.device)
         steps = TokenTimes()
@@ -141,7 +149,9 @@ class HfModel:
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """Return a model without end tokens, so that all answers are equally long.
 
-    folder: the model's directory. dtype: data type of its weights. device: a torch device.
+    folder: The model's directory.
+    dtype: Data type of its weights.
+    device: A torch device.
     """
     from transformers.utils import logging
 
@@ -158,8 +168,10 @@ _held: list[HfModel | str] = []
 def _load(model: Path, dtype: torch.dtype, device: str, assistant: Path | None) -> None:
     """Load the models in the child process, and keep them, or the reason of a failure, in `_held`.
 
-    model: directory. dtype: data type. device: a torch device. assistant: directory of the small model, or
-        None.
+    model: Directory.
+    dtype: Data type.
+    device: A torch device.
+    assistant: Directory of the small model, or None.
     """
     try:
         _held.append(HfModel(_open(model, dtype, device), assistant and _open(assistant, dtype, device)))

@@ -38,8 +38,10 @@ def losses(
 
     Each token is predicted from the tokens before it, as far as the policy keeps them.
 
-    decoder: the whole model. tokens: token ids of the text. policy: which earlier positions are attended to;
-        None: all. first_scored: positions before it, such as a prompt, are read but not scored; at least 1.
+    decoder: The whole model.
+    tokens: Token ids of the text.
+    policy: Which earlier positions are attended to; None: all.
+    first_scored: Positions before it, such as a prompt, are read but not scored; at least 1.
     Raises InvalidRequest if no token is left to score, or if the text is longer than the model's context and
     the policy is no window.
     """
@@ -67,8 +69,9 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
     """Yield the start of every chunk of the text, and the logits [chunk_tokens, vocab_size] after each of its
     tokens.
 
-    decoder: the whole model. tokens: token ids. policy: a pruning policy also shortens chunks, so that each
-        begins where it prunes.
+    decoder: The whole model.
+    tokens: Token ids.
+    policy: A pruning policy also shortens chunks, so that each begins where it prunes.
     """
     stage = DecoderStage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
     opening = Opening(1, len(tokens), decodes=False, drafted=False, **_named(policy))
@@ -108,7 +111,8 @@ class Scores:
     def __init__(self, models: ModelSet, reference: str | None) -> None:
         """Prepare the reference text.
 
-        models: has the base model. reference: the text; None reads none.
+        models: Has the base model.
+        reference: The text; None reads none.
         Raises InvalidRequest for a text of fewer than two tokens.
         """
         self._models = models
@@ -130,7 +134,7 @@ class Scores:
         own: computed without a window, as far as the base's context reaches. reference: computed with the
             method's window; None without a reference text.
 
-        runs: what the method wrote, with the prompts.
+        runs: What the method wrote, with the prompts.
         """
         written_texts = [excerpt.text for excerpt in runs.readings]
         own_losses = [
@@ -146,7 +150,9 @@ class Scores:
     def _losses(self, tokens: tuple[int, ...], first_scored: int, window: Window | None) -> tuple[float, ...]:
         """Return the losses of a text; without a window, of as much as fits the context.
 
-        tokens: token ids. first_scored: position of the first token that is scored. window: as for `losses`.
+        tokens: Token ids.
+        first_scored: Position of the first token that is scored.
+        window: As for `losses`.
         """
         max_positions = self._decoder.config.max_positions
         scored_tokens = tokens[:max_positions] if window is None else tokens

@@ -35,8 +35,11 @@ def picture(
     """Yield the panels of a picture, side by side; at the end of the context, add one legend of their labels
     and write a PNG.
 
-    file: the PNG. title: above the panels. size: inches (width, height). panels: their number. shared_axes:
-        `sharex=True` or `sharey=True`.
+    file: The PNG.
+    title: Above the panels.
+    size: Inches (width, height).
+    panels: Their number.
+    shared_axes: `sharex=True` or `sharey=True`.
     Raises InvalidRequest if matplotlib is not installed.
     """
     try:
@@ -66,9 +69,12 @@ def bars(
 ) -> None:
     """Draw a bar for each value, the first on top, with a label after it.
 
-    panel: matplotlib's axes. names: left of the bars. values: lengths of the bars. bar_labels: right of the
-        bars. bar_colours: one for all or one for each. spread: minimum and maximum of each value; empty draws
-        none.
+    panel: Matplotlib's axes.
+    names: Left of the bars.
+    values: Lengths of the bars.
+    bar_labels: Right of the bars.
+    bar_colours: One for all or one for each.
+    spread: Minimum and maximum of each value; empty draws none.
     """
     error_bars = None
     if spread:
@@ -88,7 +94,9 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
     """Write `stem`-speed.png and `stem`-memory.png, with a panel for every length; nothing if no row was
     measured.
 
-    rows: of a table. title: above the panels. stem: path without suffix.
+    rows: Of a table.
+    title: Above the panels.
+    stem: Path without suffix.
     Raises InvalidRequest if matplotlib is not installed.
     """
     lengths = by_length([row for row in rows if "skipped" not in row])
@@ -113,7 +121,11 @@ def draw_if_possible(draw: Callable[[], object]) -> None:
 
 
 def _speeds(panel: Any, rows: Sequence[Row]) -> None:
-    """Draw the speedup of each row, with its range. panel: matplotlib's axes. rows: of one length."""
+    """Draw the speedup of each row, with its range.
+
+    panel: Matplotlib's axes.
+    rows: Of one length.
+    """
     bar_labels = [f"{row['tokens_per_second']:.0f} tok/s" for row in rows]
     _methods(panel, rows, "speedup", bar_labels, [row["speedup_range"] for row in rows])
     panel.axvline(1, color=PLAIN, linewidth=0.8)
@@ -121,7 +133,11 @@ def _speeds(panel: Any, rows: Sequence[Row]) -> None:
 
 
 def _memory(panel: Any, rows: Sequence[Row]) -> None:
-    """Draw the memory of each row. panel: matplotlib's axes. rows: of one length."""
+    """Draw the memory of each row.
+
+    panel: Matplotlib's axes.
+    rows: Of one length.
+    """
     _methods(panel, rows, "memory_mib", [f"{row['memory_mib']:.1f}" for row in rows])
     panel.set_xlabel("own memory, MiB")
 
@@ -135,8 +151,11 @@ def _methods(
 ) -> None:
     """Draw a bar for each method, in its colour.
 
-    panel: matplotlib's axes. rows: of one length. key: of the figure that is drawn. bar_labels: right of the
-        bars. spread: minimum and maximum of each figure; empty draws none.
+    panel: Matplotlib's axes.
+    rows: Of one length.
+    key: Of the figure that is drawn.
+    bar_labels: Right of the bars.
+    spread: Minimum and maximum of each figure; empty draws none.
     """
     names = [row["method"] for row in rows]
     values = [row[key] for row in rows]

@@ -29,7 +29,7 @@ from specsot_model.linear import check_device, check_quantization
 def load_decoder(options: ModelOptions) -> Decoder:
     """Return a model with all its layers, loaded as a worker does.
 
-    options: the model and its precision.
+    options: The model and its precision.
     Raises ModelError, InvalidRequest.
     """
     check_device(options.device)
@@ -47,7 +47,8 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
     A GGUF file is read and dequantized by Transformers itself, but with our config: Transformers overlooks
     how Llama 3 scales rotary positions, and head sizes of Qwen3.
 
-    folder: the model's directory. dtype: data type of its weights.
+    folder: The model's directory.
+    dtype: Data type of its weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
@@ -89,8 +90,9 @@ def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tupl
     """Return the hidden states [num_tokens, hidden_size] after the last layer, and the sum [num_tokens,
     head_hidden_size] over the taps, or None without taps.
 
-    base: the whole model. tokens: [num_tokens] token ids of one text. taps: by layer, the slice of the head's
-        weights that its input is multiplied with.
+    base: The whole model.
+    tokens: [num_tokens] token ids of one text.
+    taps: By layer, the slice of the head's weights that its input is multiplied with.
     """
     num_tokens = len(tokens)
     plan = base.plan([RowSpan(num_tokens, 0, num_tokens, (0,))], num_tokens, "packed")
@@ -104,8 +106,10 @@ def feed_head(
 ) -> tuple[Tensor, KVPages]:
     """Return the head's outputs [num_tokens, hidden_size], and its KV in one page.
 
-    head: the draft head. tokens: [num_tokens] token ids. features: [num_tokens, hidden_size] of the base.
-        free_rows: rows that stay free in the page.
+    head: The draft head.
+    tokens: [num_tokens] token ids.
+    features: [num_tokens, hidden_size] of the base.
+    free_rows: Rows that stay free in the page.
     """
     num_tokens = len(tokens)
     kv = head.make_kv(1, num_tokens + free_rows)
@@ -124,7 +128,9 @@ Logits = Callable[[Sequence[int], int], Tensor]
 def of_transformers(model: Path, dtype: torch.dtype, device: str) -> Logits:
     """Return a function that computes logits with a model that Transformers loads and runs.
 
-    model: the model's directory. dtype: data type of its weights. device: a torch device.
+    model: The model's directory.
+    dtype: Data type of its weights.
+    device: A torch device.
     Raises ModelError.
     """
     loaded = load_in_transformers(model, dtype).to(device).eval()
@@ -132,8 +138,9 @@ def of_transformers(model: Path, dtype: torch.dtype, device: str) -> Logits:
 
 
 def of_base(base: Decoder) -> Logits:
-    """Return a function that computes logits as SpecSoT reads a whole text, in one pass without drafts. base:
-    the whole model.
+    """Return a function that computes logits as SpecSoT reads a whole text, in one pass without drafts.
+
+    base: The whole model.
     """
     return lambda tokens, rows: base.logits(
         feed_base(base, torch.tensor(tokens, device=base.device), {})[0][-rows:]
@@ -148,8 +155,9 @@ def compare(
 
     If there is none, greedy decoding by the reference writes exactly these tokens.
 
-    reference: computes logits. prompt, answer: token ids.
-    ends: one of these token ids must come next; None if the answer was cut off, so that nothing is required.
+    reference: Computes logits.
+    prompt, answer: Token ids.
+    ends: One of these token ids must come next; None if the answer was cut off, so that nothing is required.
     """
     logits = reference([*prompt, *answer], len(answer) + 1).float()
     first, second = logits.topk(2).values.unbind(-1)

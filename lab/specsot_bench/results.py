@@ -24,7 +24,10 @@ now: Clock = time.perf_counter
 
 
 class Stopwatch:
-    """Measures the seconds since it was made. clock: returns seconds; tests pass their own."""
+    """Measures the seconds since it was made.
+
+    clock: Returns seconds; tests pass their own.
+    """
 
     def __init__(self, clock: Clock = now) -> None:
         self._clock = clock
@@ -40,8 +43,10 @@ def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) ->
     """Write one JSON object with what was measured, where and how; folders are created. Paths in it become
     strings.
 
-    file: is replaced if it exists. bench: name of the benchmark. settings: of the run, by name. rows: the
-        figures of each row, by name.
+    file: Is replaced if it exists.
+    bench: Name of the benchmark.
+    settings: Of the run, by name.
+    rows: The figures of each row, by name.
     """
     figures = {
         "bench": bench,
@@ -65,9 +70,12 @@ def publish(
     """Print the page. If an output file is given, write the figures as JSON, and the page and plots beside
     it.
 
-    bench: name of the benchmark. settings: of the run, by name. rows: the figures of each row, by name. page:
-        Markdown. output: the JSON file; None: only print.
-    draw: called with the files' common path without suffix; None: no plots. Without matplotlib, a line is
+    bench: Name of the benchmark.
+    settings: Of the run, by name.
+    rows: The figures of each row, by name.
+    page: Markdown.
+    output: The JSON file; None: only print.
+    draw: Called with the files' common path without suffix; None: no plots. Without matplotlib, a line is
         printed instead.
     """
     print(page)
@@ -83,7 +91,8 @@ def named(rows: Sequence[Row], *keys: str) -> list[Row]:
     """Return the rows, each with an entry "name" made of these keys: strings as they are, numbers after their
     key.
 
-    rows: figures by name. keys: those that tell the rows apart; a row that lacks one leaves it out.
+    rows: Figures by name.
+    keys: Those that tell the rows apart; a row that lacks one leaves it out.
     """
     return [
         {"name": ", ".join(_label_of(key, row[key]) for key in keys if key in row)} | dict(row)

@@ -57,11 +57,11 @@ QUESTIONS = (
 class TableRun:
     """What is measured.
 
-    course: the methods, lengths and rounds.
-    models: the models.
-    questions: one for each round, from the first one on again if there are more rounds.
-    reference: a text for perplexity, or None.
-    seconds: after so many, the first round has no answers except those without drafts, not even one in
+    course: The methods, lengths and rounds.
+    models: The models.
+    questions: One for each round, from the first one on again if there are more rounds.
+    reference: A text for perplexity, or None.
+    seconds: After so many, the first round has no answers except those without drafts, not even one in
         progress, and no further round begins that would not end in time.
     """
 
@@ -79,7 +79,8 @@ class TableRun:
 def models_of(options: FleetOptions, small_model: str | None) -> ModelSet:
     """Return the models of a run; the demo model brings a head and a small model.
 
-    options: of the fleet. small_model: directory or name of the small language model; None: none.
+    options: Of the fleet.
+    small_model: Directory or name of the small language model; None: none.
     Raises ModelError if a model is not found.
     """
     directories = [path and resolve_model(path) for path in (options.model, options.draft_model, small_model)]
@@ -112,7 +113,7 @@ def read_reference(file: Path | None) -> str:
 def measure(table_run: TableRun) -> tuple[Row, list[Row]]:
     """Run everything; return the settings and the rows of the table, those of skipped methods last.
 
-    table_run: what is measured.
+    table_run: What is measured.
     """
     quiet_logs()
     # Made first, so that a text that cannot be used is reported at once.
@@ -147,7 +148,10 @@ class MethodWriter(Protocol):
     ) -> Recording:
         """Return the answer to a question, written with a method.
 
-        method: how to write. question: plain text. tokens: of the answer. seconds: the limit; None: no limit.
+        method: How to write.
+        question: Plain text.
+        tokens: Of the answer.
+        seconds: The limit; None: no limit.
         """
         ...
 
@@ -159,8 +163,10 @@ async def write_rounds(
 
     table_run's methods are written in the order of `order`, so that a drifting machine affects all alike.
 
-    task: what is measured. writer: answers a question with a method. to_write: methods and numbers of tokens.
-        clock: returns seconds.
+    task: What is measured.
+    writer: Answers a question with a method.
+    to_write: Methods and numbers of tokens.
+    clock: Returns seconds.
     """
     answers: Answers = {(method.name, tokens): [] for method, tokens in to_write}
     failures: dict[tuple[str, int], str] = {}
@@ -192,7 +198,9 @@ def _seconds_left(task: TableRun, method: Method, seconds_passed: float) -> floa
 
     The baseline is not limited, since without it there is nothing to compare with.
 
-    task: has the limit. method: that is next. seconds_passed: since the first answer began.
+    task: Has the limit.
+    method: That is next.
+    seconds_passed: Since the first answer began.
     """
     return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - seconds_passed
 
@@ -220,8 +228,9 @@ def _lengths_to_write(method: Method, lengths: Sequence[int], names_left_out: se
     Shorter answers are prefixes of the longest one; but each length of a plan is written, since its branches
     share it.
 
-    method: that writes. lengths: at which it is measured, ascending. names_left_out: names of rows that are
-        not measured.
+    method: That writes.
+    lengths: At which it is measured, ascending.
+    names_left_out: Names of rows that are not measured.
     """
     remaining = [tokens for tokens in lengths if name_of(method, tokens) not in names_left_out]
     return remaining if method.planned else remaining[-1:]
@@ -252,8 +261,10 @@ async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
 def _left_out(task: TableRun, runners: Runners, method: Method, failures: dict[str, str]) -> list[Row]:
     """Return the rows of a method that cannot be measured, one for each length.
 
-    task: what is measured. runners: has the model's context. method: the method. failures: why a method
-        cannot write, by its name.
+    task: What is measured.
+    runners: Has the model's context.
+    method: The method.
+    failures: Why a method cannot write, by its name.
     """
     rows: list[Row] = []
     for tokens in task.course.lengths_of(method):
@@ -279,7 +290,9 @@ def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
 def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     """Return the measured rows, by length, then in the methods' order.
 
-    task: what was measured. answers: by method and requested length. scores: computes perplexities.
+    task: What was measured.
+    answers: By method and requested length.
+    scores: Computes perplexities.
     """
     runs = runs_of(answers, task.course)
     with counting_bar(sys.stderr, "perplexity", len(runs)) as advance:
@@ -315,8 +328,9 @@ def _settings(task: TableRun, runners: Runners) -> Row:
 def publish(table_run: TableRun, name: str, output: Path | None = None) -> int:
     """Measure, show and save; return the exit status 0.
 
-    table_run: what is measured. name: "quick" or "full". output: the JSON file; Markdown, LaTeX and plots are
-        written beside it; None: nothing is saved.
+    table_run: What is measured.
+    name: "quick" or "full".
+    output: The JSON file; Markdown, LaTeX and plots are written beside it; None: nothing is saved.
     """
     settings, rows = measure(table_run)
     title = f"specsot bench {name}, {settings['model']}"
@@ -328,8 +342,10 @@ def publish(table_run: TableRun, name: str, output: Path | None = None) -> int:
 
 
 def _description(name: str, settings: Row) -> str:
-    """Return the paragraph that says what was measured on which machine. name: of the benchmark. settings: of
-    the run.
+    """Return the paragraph that says what was measured on which machine.
+
+    name: Of the benchmark.
+    settings: Of the run.
     """
     machine = results.describe_machine()
     return (
@@ -341,7 +357,10 @@ def _description(name: str, settings: Row) -> str:
 
 
 def precision_of(settings: Row) -> str:
-    """Return the precision in words, as far as it differs from the default. settings: of a run."""
+    """Return the precision in words, as far as it differs from the default.
+
+    settings: Of a run.
+    """
     kv_format = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
     drafts = settings.get("draft_quantization") or settings.get("draft_dtype")
     parts = settings["dtype"], settings.get("quantization"), kv_format, drafts and f"drafts {drafts}"

@@ -53,8 +53,9 @@ class StepRecorder(WorkerWatch):
     def __init__(self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = now) -> None:
         """Record with a clock.
 
-        row_bytes: KV bytes of a position in all layers. drafts: records the drafter; None: no drafter holds
-            memory. clock: returns seconds.
+        row_bytes: KV bytes of a position in all layers.
+        drafts: Records the drafter; None: no drafter holds memory.
+        clock: Returns seconds.
         """
         self._row_bytes = row_bytes
         self._drafts = drafts
@@ -79,15 +80,18 @@ class StepRecorder(WorkerWatch):
         return self._watch.seconds
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
-        """Record the page table of the stage. configuration: of the ring, not used. stage: the stage that
-        computes.
+        """Record the page table of the stage.
+
+        configuration: Of the ring, not used.
+        stage: The stage that computes.
         """
         self._table = stage.table
 
     def computed(self, frame: Frame, seconds: float) -> None:
         """Record memory and evictions after a frame. The page table is in the state that the frame left.
 
-        frame: what was computed. seconds: its duration, which is not used.
+        frame: What was computed.
+        seconds: Its duration, which is not used.
         """
         table = self._table
         assert table is not None
@@ -102,8 +106,9 @@ class StepRecorder(WorkerWatch):
                 self._evicted[segment.sequence] = evicted_by(window, committed_by(segment))
 
     def returned(self, result: Result, now: float) -> None:
-        """Record the tokens of a result. now: the time of the result, which is not used, since the recorder
-        has its own clock.
+        """Record the tokens of a result.
+
+        now: The time of the result, which is not used, since the recorder has its own clock.
         """
         tree_outcomes = [outcome for outcome in result.outcomes if outcome.draft_round]
         self._steps += bool(tree_outcomes)
@@ -133,7 +138,11 @@ class StepRecorder(WorkerWatch):
 
 
 class DraftRecorder(DrafterWatch):
-    """Records a drafter's memory. row_bytes: KV bytes of a position. weights: bytes of the draft model."""
+    """Records a drafter's memory.
+
+    row_bytes: KV bytes of a position.
+    weights: Bytes of the draft model.
+    """
 
     def __init__(self, row_bytes: int, weights: int) -> None:
         self._row_bytes = row_bytes
@@ -155,7 +164,8 @@ class DraftRecorder(DrafterWatch):
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         """Record how many pages there are, and how to ask for the free ones.
 
-        configuration: of the ring. free: returns the number of free pages.
+        configuration: Of the ring.
+        free: Returns the number of free pages.
         """
         self._free = free
         self._count = configuration.pages
@@ -186,8 +196,8 @@ class ModelSet(DraftModelOptions):
     """The models of a run. The options of precision apply to SpecSoT; Transformers computes without
     quantization.
 
-    head: an EAGLE head, or None.
-    small: a language model with the base's tokens, or None.
+    head: An EAGLE head, or None.
+    small: A language model with the base's tokens, or None.
     """
 
     head: Path | None = None
@@ -210,7 +220,11 @@ class Runners:
     """Opens what is needed when it is first needed, and closes all of it at the end of the context."""
 
     def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
-        """Prepare the shared weights. models: of the run. rows: KV positions that a fleet has pages for."""
+        """Prepare the shared weights.
+
+        models: Of the run.
+        rows: KV positions that a fleet has pages for.
+        """
         self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
@@ -247,8 +261,10 @@ class Runners:
     ) -> Recording:
         """Return one answer of so many tokens, whatever end tokens come.
 
-        method: how to write. question: plain text. tokens: of the answer. seconds: the limit, loading not
-            counted; None: no limit.
+        method: How to write.
+        question: Plain text.
+        tokens: Of the answer.
+        seconds: The limit, loading not counted; None: no limit.
         Raises TimeoutError after that time; one step may still be running then. Raises what writing raises.
         """
         if method.rival:
@@ -269,7 +285,9 @@ class Runners:
     async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
         """Return the seconds until all questions, asked at once, have direct answers of so many tokens.
 
-        method: how to write. questions: plain texts. tokens: of each answer.
+        method: How to write.
+        questions: Plain texts.
+        tokens: Of each answer.
         """
         fleet, _ = await self._fleet_of(method)
         limits = Limits(max_new_tokens=tokens)
@@ -324,7 +342,8 @@ class Runners:
     async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, StepRecorder]:
         """Open a fleet that shares the base's weights, and return it with its recorder.
 
-        drafter: what drafts. options: how it drafts.
+        drafter: What drafts.
+        options: How it drafts.
         """
         models = self.models
         loop = asyncio.get_running_loop()
@@ -335,13 +354,19 @@ class Runners:
         )
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-            """Make the worker, which shares the base's weights. name: not used. dialer, compute: connection
-            and thread.
+            """Make the worker, which shares the base's weights.
+
+            name: Not used.
+            dialer, compute: Connection and thread.
             """
             return Worker(self._worker, dialer, compute, observer=recorder)
 
         def drafting(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-            """Make the drafter. name: not used. dialer, compute: connection and thread."""
+            """Make the drafter.
+
+            name: Not used.
+            dialer, compute: Connection and thread.
+            """
             assert draft_loader is not None
             return Drafter(draft_loader, dialer, compute, draft_recorder)
 
@@ -363,7 +388,8 @@ class Runners:
     ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
         """Load what drafts, and return its loader with its recorder; (None, None) if no model drafts.
 
-        drafter: what drafts. options: how it drafts.
+        drafter: What drafts.
+        options: How it drafts.
         """
         models = self.models
         draft_folder = self.models.drafts_with(drafter)
@@ -380,7 +406,9 @@ class Runners:
     def _row_bytes(self, folder: Path, kv_dtype: KvDtype = "auto", packed: bool = False) -> int:
         """Return the KV bytes of one position in all layers.
 
-        folder: of the model. kv_dtype: in which KV is kept. packed: whether the weights are packed.
+        folder: Of the model.
+        kv_dtype: In which KV is kept.
+        packed: Whether the weights are packed.
         """
         config = read_config(folder)
         itemsize = row_itemsize(config, self._numbers.itemsize, packed)

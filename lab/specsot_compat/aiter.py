@@ -82,9 +82,9 @@ class EAGLEInference:
     ) -> None:
         """Load or take the models.
 
-        draft_model: an EAGLE head.
-        target_model: as in `Eagle`; a model in memory is moved to `device`.
-        dtype: for directories, such as "fp16".
+        draft_model: An EAGLE head.
+        target_model: As in `Eagle`; a model in memory is moved to `device`.
+        dtype: For directories, such as "fp16".
         Raises ModelError, HeadMismatch, InvalidRequest.
         """
         if device is not None and hasattr(target_model, "to"):
@@ -105,7 +105,7 @@ class EAGLEInference:
         """Return the prompts followed by what was generated, and the statistics of `figures_of` (None without
         return_stats).
 
-        temperature, top_p, top_k: for this call; None takes the config's.
+        temperature, top_p, top_k: For this call; None takes the config's.
         """
         given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
         once = copy.copy(self.eagle)
@@ -209,9 +209,7 @@ build_tree_kernel_efficient = build_tree_efficient_triton
 
 
 def _known(parent_list: Tensor, batch: int) -> Tensor:
-    """Return the parent list; SGLang's list for a single level is empty, and becomes [-1] for each
-    request.
-    """
+    """Return the parent list; SGLang's list for a single level is empty, and becomes [-1] for each request."""
     return parent_list if parent_list.shape[1] else parent_list.new_full((batch, 1), -1)
 
 

@@ -26,7 +26,10 @@ _LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constra
 
 
 class GenerateBody(BaseModel):
-    """POST /generate. top_p 0 means no cut. max_new_tokens: 512 unless given, or as many as fit."""
+    """POST /generate. top_p 0 means no cut.
+
+    max_new_tokens: 512 unless given, or as many as fit.
+    """
 
     model_config = ConfigDict(strict=True)
 

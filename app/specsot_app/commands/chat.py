@@ -81,7 +81,7 @@ def chat(options: ChatOptions) -> int:
 def leave(signal_number: int, frame: FrameType | None) -> None:
     """End the process by SystemExit with status TERMINATED, so that the fleet is closed on the way out.
 
-    signal_number, frame: as Python passes them to a signal handler.
+    signal_number, frame: As Python passes them to a signal handler.
     """
     raise SystemExit(TERMINATED)
 
@@ -97,9 +97,12 @@ def converse(
     """Open the fleet, run the chat, and close the fleet; return the exit status: 1 if a question was not
     answered, else 0.
 
-    options: the fleet to open. history: the conversation to begin with. request_options: keywords of `ask_of`
-        for every question. keyboard: the source of lines. streams: where answers and remarks go. opener:
-        opens the fleet.
+    options: The fleet to open.
+    history: The conversation to begin with.
+    request_options: Keywords of `ask_of` for every question.
+    keyboard: The source of lines.
+    streams: Where answers and remarks go.
+    opener: Opens the fleet.
     """
     from specsot_app.runtime import BackgroundLoop
     from specsot_app.terminal.chat import Chat
@@ -108,7 +111,8 @@ def converse(
     def make_ask(history: ChatHistory, question: str) -> Ask:
         """Return the request for a question; the history decides its mode and seed.
 
-        history: the conversation before the question. question: what is asked.
+        history: The conversation before the question.
+        question: What is asked.
         """
         polish = bool(request_options.get("polish")) and history.mode != "direct"
         return ask_of(

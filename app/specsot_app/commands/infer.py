@@ -107,7 +107,7 @@ def read_schema(schema: str) -> str:
 
     The file is read up to one byte more than MAX_FORM_BYTES, so that a longer one is refused later.
 
-    schema: a text that begins with "{", or the name of a file.
+    schema: A text that begins with "{", or the name of a file.
     Raises InvalidRequest for a name of no readable file.
     """
     if schema.lstrip().startswith("{"):
@@ -123,7 +123,8 @@ def read_schema(schema: str) -> str:
 def other_way(ask: Ask, planned: bool = False) -> Ask:
     """Return the same question with a plan, or without one if the first answer was planned.
 
-    ask: the first request. planned: whether its answer was planned.
+    ask: The first request.
+    planned: Whether its answer was planned.
     Raises InvalidRequest if the request cannot have a plan.
     """
     if planned:
@@ -142,9 +143,12 @@ async def answer(
     """Open the fleet, show the answer to one request, close the fleet; return 1 if the request failed, else
     0.
 
-    ask: the request. options: the fleet to open. streams: where to show. output_format: how to show. opener:
-        opens the fleet.
-    compare: afterwards, answer the other way and show both durations.
+    ask: The request.
+    options: The fleet to open.
+    streams: Where to show.
+    output_format: How to show.
+    opener: Opens the fleet.
+    compare: Afterwards, answer the other way and show both durations.
     """
     from specsot_app.core.answer_view import has_no_plan, summary
     from specsot_app.terminal.show import show
@@ -152,7 +156,8 @@ async def answer(
     async def show_answer(shown_ask: Ask, make_summary: Summary) -> View:
         """Send a request, show its events, and return the last view.
 
-        shown_ask: the request. make_summary: makes the line below the answer.
+        shown_ask: The request.
+        make_summary: Makes the line below the answer.
         """
         async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(shown_ask))) as events:
             return await show(events, output_format, streams, make_summary)

@@ -22,7 +22,10 @@ TITLES = ("device", "layers", "weights", "KV", "graphs", "drafter", "together", 
 
 
 def lines_of(plan: FleetPlan) -> list[str]:
-    """Return the plan as lines: models, a table of stages, KV and speed, what is missing. plan: the plan."""
+    """Return the plan as lines: models, a table of stages, KV and speed, what is missing.
+
+    plan: The plan.
+    """
     rows = [TITLES, *map(_row, plan.stages)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
@@ -68,7 +71,8 @@ def _ring_lines(plan: FleetPlan) -> list[str]:
 def _speed(stages: Sequence[StagePlan], tokens_per_second: float | None) -> str:
     """Return the predicted speed in words, or why there is none.
 
-    stages: the workers. tokens_per_second: the prediction; None if the bandwidth of a device is unknown.
+    stages: The workers.
+    tokens_per_second: The prediction; None if the bandwidth of a device is unknown.
     """
     bytes_read = f"{memory_in_words(sum(stage.read for stage in stages))} of weights that one step reads"
     if tokens_per_second is None:

@@ -133,7 +133,7 @@ def on_http_port(given: dict[str, Any]) -> dict[str, Any]:
 
     Returned unchanged if `http-port` is given or `port` is not.
 
-    given: values by flag, such as "http-port", under the names of another system.
+    given: Values by flag, such as "http-port", under the names of another system.
     """
     if given.get("http-port") is not None or "port" not in given:
         return given
@@ -144,8 +144,8 @@ def on_http_port(given: dict[str, Any]) -> dict[str, Any]:
 def serve(options: ServeOptions) -> int:
     """Start a fleet of processes: master, workers and drafter. Ctrl-C ends it.
 
-    With --devices on other machines, prints the commands to run there and waits for them; with --share,
-    waits for machines that join with a code.
+    With --devices on other machines, prints the commands to run there and waits for them; with --share, waits
+    for machines that join with a code.
     """
     from specsot.transport.grpc_server import check_free
     from specsot.transport.security import first_token
@@ -207,8 +207,8 @@ def serve(options: ServeOptions) -> int:
 def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
     """Return the models with the layer ranges of --layer-splits; unchanged if it is not given.
 
-    models: the directories to load. layer_splits: such as "14,28": the first layer of each stage after the
-        first.
+    models: The directories to load.
+    layer_splits: Such as "14,28": the first layer of each stage after the first.
     Raises InvalidRequest if a range would be empty.
     """
     if layer_splits is None:
@@ -219,7 +219,7 @@ def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
 def http_port_of(requested: int | None) -> int | None:
     """Return the master's HTTP port; None if no port was asked for and the HTTP packages are not installed.
 
-    requested: the option's value; None: HTTP_PORT, or any free port if that is taken; 0: any free port.
+    requested: The option's value; None: HTTP_PORT, or any free port if that is taken; 0: any free port.
     """
     from specsot_app.fleet.processes import free_port, is_free
 
@@ -240,9 +240,12 @@ async def run_fleet(
 ) -> None:
     """Run the fleet until it is stopped, or its master ends; print how to use it once it is ready.
 
-    options: the fleet. models: the directories to load. port: the master's port for gRPC; 0: any free one.
-        http_port: its port for HTTP; None: no HTTP. serving: addresses, TLS files and flags.
-    open_page: opens the page's address in a browser; None: nothing is opened.
+    options: The fleet.
+    models: The directories to load.
+    port: The master's port for gRPC; 0: any free one.
+    http_port: Its port for HTTP; None: no HTTP.
+    serving: Addresses, TLS files and flags.
+    open_page: Opens the page's address in a browser; None: nothing is opened.
     Raises why the fleet could not start, or why it ended.
     """
     from specsot.transport.grpc_server import check_free
@@ -270,8 +273,8 @@ async def run_fleet(
 def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
     """Return the context in which the join server runs, with which other machines join.
 
-    options: the fleet's options, whose flags for workers are passed on as far as all workers share them.
-    serving: the addresses of the services; it has certificates and the address of the members' server.
+    options: The fleet's options, whose flags for workers are passed on as far as all workers share them.
+    serving: The addresses of the services; it has certificates and the address of the members' server.
     """
     from specsot_app.core.device_map import address_of
     from specsot_app.fleet.joining import PORT, SHARED, open_join_server
@@ -292,7 +295,8 @@ def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncCont
 def page_of(serving: Serving, http_port: int) -> str:
     """Return the address of the web page.
 
-    serving: decides on host and TLS. http_port: the master's port for HTTP.
+    serving: Decides on host and TLS.
+    http_port: The master's port for HTTP.
     """
     return f"{'https' if serving.tls_files_of_clients else 'http'}://{serving.reached(http_port)}/"
 
@@ -307,8 +311,10 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
     """Return the lines that say what a user can do now. Each works as it is, in the folder where `serve` was
     started.
 
-    model: the model's public name. serving: addresses, TLS files and tokens. master_address: host:port for
-        gRPC. http_port: None if there is no HTTP.
+    model: The model's public name.
+    serving: Addresses, TLS files and tokens.
+    master_address: host:port for gRPC.
+    http_port: None if there is no HTTP.
     """
     client = serving.client
     file = quote(str(client.token_file))
@@ -364,6 +370,7 @@ def announce_missing() -> OnMissing:
 def print_output(service_name: str, line: str) -> None:
     """Print a service's line of output to stderr, after its name.
 
-    service_name: the service. line: the line without its end.
+    service_name: The service.
+    line: The line without its end.
     """
     print(f"{service_name:<8} | {line}", file=sys.stderr, flush=True)

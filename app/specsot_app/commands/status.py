@@ -57,7 +57,8 @@ def info(options: InfoOptions) -> int:
 def show(options: MasterOptions, as_json: bool) -> int:
     """Print the state once; return 0 if the ring is complete, else 1.
 
-    options: which master to ask. as_json: print one JSON object instead of lines.
+    options: Which master to ask.
+    as_json: Print one JSON object instead of lines.
     """
     from specsot_app.terminal.status_view import lines_of
 
@@ -67,7 +68,11 @@ def show(options: MasterOptions, as_json: bool) -> int:
 
 
 async def get_state(options: MasterOptions) -> Info:
-    """Return the master's state. options: which master to ask. Raises Unavailable."""
+    """Return the master's state.
+
+    options: Which master to ask.
+    Raises Unavailable.
+    """
     async with options.client.connected(options.master) as master:
         return await master.info()
 
@@ -89,8 +94,8 @@ class StatusOptions(MasterOptions):
 def status(options: StatusOptions) -> int:
     """Show members, layer ranges, pages, requests and steps per second, live until Ctrl-C.
 
-    Prints the state once with --once or --json, or if the output is not a terminal; the exit status is
-    then 1 if the ring is not complete.
+    Prints the state once with --once or --json, or if the output is not a terminal; the exit status is then 1
+    if the ring is not complete.
     """
     if options.once or options.json or not sys.stdout.isatty():
         return show(options, options.json)
@@ -100,7 +105,10 @@ def status(options: StatusOptions) -> int:
 
 
 async def show_live(options: StatusOptions) -> None:
-    """Show the state until cancelled. options: which master to ask, and how often."""
+    """Show the state until cancelled.
+
+    options: Which master to ask, and how often.
+    """
     from rich.console import Console
 
     from specsot_app.terminal.status_view import watch
@@ -122,8 +130,8 @@ class RebalanceOptions(MasterOptions):
 def rebalance(options: RebalanceOptions) -> int:
     """Redistribute the layers over all workers, standby workers included.
 
-    Running requests continue. Returns when the ring is complete again. Exit status 1 if there is not
-    enough memory, or the ring is not complete in time.
+    Running requests continue. Returns when the ring is complete again. Exit status 1 if there is not enough
+    memory, or the ring is not complete in time.
     """
     rebalanced = run_until_signal(rebalance_and_wait(options))
     print(f"epoch {rebalanced.epoch}{'' if rebalanced.changed else ', as it was'} · {rebalanced.plan}")
@@ -133,7 +141,7 @@ def rebalance(options: RebalanceOptions) -> int:
 async def rebalance_and_wait(options: RebalanceOptions) -> Rebalanced:
     """Redistribute the layers, wait for the new ring, and return what the master reported.
 
-    options: which master to ask, and how long to wait.
+    options: Which master to ask, and how long to wait.
     Raises Unavailable if the ring is not complete in time.
     """
     async with options.client.connected(options.master) as master:
@@ -150,7 +158,8 @@ def is_complete(info: Info, epoch: int) -> bool:
     """Return whether the ring of this epoch or a later one, and all other rings that were formed, are
     complete.
 
-    info: the master's state. epoch: the epoch to wait for.
+    info: The master's state.
+    epoch: The epoch to wait for.
     """
     formed = [replica for replica in info.replicas if replica.plan]
     return info.ready and info.epoch >= epoch and all(replica.ready for replica in formed)
@@ -159,7 +168,9 @@ def is_complete(info: Info, epoch: int) -> bool:
 async def wait_complete(master: MasterClient, epoch: int, timeout: float) -> None:
     """Wait until the ring of this epoch is complete.
 
-    master: the client to ask. epoch: the epoch to wait for. timeout: seconds.
+    master: The client to ask.
+    epoch: The epoch to wait for.
+    timeout: Seconds.
     Raises Unavailable after that time, naming what is missing.
     """
     missing = "the master"

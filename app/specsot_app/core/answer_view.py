@@ -69,7 +69,8 @@ def draw(view: View, size: Size) -> RenderableType:
     written: the heading, their panels, a status line. Once only the merged text grows: the heading and the
     end of that text.
 
-    view: the state after the newest event. size: the terminal's size.
+    view: The state after the newest event.
+    size: The terminal's size.
     """
     if not view.planned:
         texts = [(name, text) for name, text in (("answer", view.merged), ("plan", view.titles)) if text]
@@ -116,7 +117,8 @@ def apply_forecast(forecast: Forecast) -> str:
 def _span(seconds: float | None, low: float | None, high: float | None) -> str | None:
     """Return predicted seconds in words, such as "~8 s" or "6-25 s"; None if `seconds` is None.
 
-    seconds: the expected duration. low, high: its likely range in seconds; None if unknown.
+    seconds: The expected duration.
+    low, high: Its likely range in seconds; None if unknown.
     """
     if seconds is None:
         return None
@@ -139,8 +141,9 @@ def introduce(started: Started) -> str:
 def text_frame(title: str, text: str, size: Size) -> Frame:
     """Return a frame as wide as the terminal that shows the last lines of a text.
 
-    title: written into the frame's upper border. text: the whole text so far. size: the terminal's size,
-        which bounds the number of lines.
+    title: Written into the frame's upper border.
+    text: The whole text so far.
+    size: The terminal's size, which bounds the number of lines.
     """
     lines = max(LEAST_LINES, size.height - 4)
     body = last_lines(text, size.width - 4, lines)
@@ -154,7 +157,8 @@ def panels(branches: tuple[Panel, ...], size: Size) -> list[RenderableType]:
     If even that does not fit, return a line for each branch, those being written first, and leave out those
     that exceed the terminal's height.
 
-    branches: the branches in the plan's order. size: the terminal's size.
+    branches: The branches in the plan's order.
+    size: The terminal's size.
     """
     busy = tuple(panel for panel in branches if panel.writing)
     idle = tuple(panel for panel in branches if not panel.writing)
@@ -172,7 +176,8 @@ def columns_for(count: int, width: int) -> int:
 
     7 panels where 3 fit side by side need 3 rows, so that there are 3 columns; 4 panels need 2 rows of 2.
 
-    count: number of panels, at least 1. width: the terminal's width in columns.
+    count: Number of panels, at least 1.
+    width: The terminal's width in columns.
     """
     rows = -(-count // max(1, width // PANEL_WIDTH))
     return -(-count // rows)
@@ -182,7 +187,8 @@ def lines_each(count: int, size: Size) -> int:
     """Return the text lines of each of `count` panels that share the height below the heading: at most 12,
     and 0 or fewer if the panels do not fit.
 
-    count: number of panels, at least 1. size: the terminal's size.
+    count: Number of panels, at least 1.
+    size: The terminal's size.
     """
     rows = -(-count // columns_for(count, size.width))
     return min(12, (size.height - 3) // rows - 2)
@@ -191,8 +197,9 @@ def lines_each(count: int, size: Size) -> int:
 def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
     """Return the panels of these branches as a grid that fills the width.
 
-    branches: the branches in the order in which rows are filled. lines: text lines of each panel. size: the
-        terminal's size.
+    branches: The branches in the order in which rows are filled.
+    lines: Text lines of each panel.
+    size: The terminal's size.
     """
     columns = columns_for(len(branches), size.width)
     table = Table.grid(expand=True)
@@ -208,7 +215,9 @@ def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
 def frame(panel: Panel, text_width: int, lines: int) -> Frame:
     """Return the panel of one branch: its title at the top, the end of its text, its state at the bottom.
 
-    panel: the branch. text_width: columns for text inside the border. lines: text lines inside the border.
+    panel: The branch.
+    text_width: Columns for text inside the border.
+    lines: Text lines inside the border.
     """
     return Frame(
         last_lines(panel.text, text_width, lines),
@@ -268,7 +277,8 @@ def conclude(view: View, line: str) -> RenderableType:
     """Return what stays on the screen after an answer: the merged text, if there is any, then the summary
     line.
 
-    view: the state after the last event. line: the summary, see `summary`.
+    view: The state after the last event.
+    line: The summary, see `summary`.
     """
     written = (answer(view.merged), Text("")) if view.merged else ()
     return Group(*written, Text(f"{line}\n", style="dim"))
@@ -328,7 +338,7 @@ class _Answer(Markdown):
         """Yield what Markdown yields, with KEPT_SPACE replaced by a space, so that copied text has usual
         spaces.
 
-        console, options: rich's, passed on to Markdown.
+        console, options: Rich's, passed on to Markdown.
         """
         for segment in super().__rich_console__(console, options):
             yield (
@@ -342,7 +352,7 @@ def answer(text: str) -> RenderableType:
     """Return the Markdown of an answer's text with its line breaks kept, and without links that hide their
     target.
 
-    text: what the model wrote; control characters are removed.
+    text: What the model wrote; control characters are removed.
     """
     return _Answer("\n".join(_lines(clean(text))), hyperlinks=False, code_theme="ansi_dark")
 
@@ -378,11 +388,11 @@ def summary(
 
     Returns "the answer did not end" if there was no last event.
 
-    view: the state after the last event.
-    drafter: whether the fleet has a drafter.
-    other_end: the last event of the same question answered the other way (planned or direct); None: no
+    view: The state after the last event.
+    drafter: Whether the fleet has a drafter.
+    other_end: The last event of the same question answered the other way (planned or direct); None: no
         comparison.
-    comparing_command: the command that asked for the comparison, such as "/compare".
+    comparing_command: The command that asked for the comparison, such as "/compare".
     """
     if view.finished is None:
         return "the answer did not end"
@@ -398,8 +408,8 @@ def comparison_line(other: Finished, comparing_command: str) -> str:
     """Return the comparison with the same question answered the other way; a plan that failed is named as no
     comparison.
 
-    other: the last event of the other answer.
-    comparing_command: the command that asked for the other answer, such as "/compare".
+    other: The last event of the other answer.
+    comparing_command: The command that asked for the other answer, such as "/compare".
     """
     if has_no_plan(other):
         return f"nothing to compare by {comparing_command}: {NO_PLAN}"
@@ -408,8 +418,9 @@ def comparison_line(other: Finished, comparing_command: str) -> str:
 
 
 def has_no_plan(finished: Finished | None) -> bool:
-    """Return whether a plan was tried and dropped. finished: the last event; None, of an answer that did not
-    end, gives False.
+    """Return whether a plan was tried and dropped.
+
+    finished: The last event; None, of an answer that did not end, gives False.
     """
     return finished is not None and finished.statistics.decision.endswith(NO_PLAN)
 
@@ -443,7 +454,9 @@ def seconds_and_tokens(statistics: Statistics) -> str:
 def counted(count: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun: (1, "step") -> "1 step", (2, "step") -> "2 steps".
 
-    count: the number. singular: the noun for one. plural: the noun for other numbers; empty appends an s.
+    count: The number.
+    singular: The noun for one.
+    plural: The noun for other numbers; empty appends an s.
     """
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
@@ -455,7 +468,8 @@ def work(statistics: Statistics, drafter: bool) -> list[str]:
     The tokens are those of each branch, 1.0 without drafts. If drafting was paused in more than MOSTLY of the
     steps, the text says that instead.
 
-    statistics: of the finished request. drafter: whether the fleet has a drafter.
+    statistics: Of the finished request.
+    drafter: Whether the fleet has a drafter.
     """
     branches = counted(statistics.branches, "branch", "branches")
     tokens = counted(statistics.merged_tokens, "token")
@@ -473,8 +487,8 @@ def work(statistics: Statistics, drafter: bool) -> list[str]:
 def unusual_end(view: View, finished: Finished) -> list[str]:
     """Return one text that says why the answer ended, or no text if the model ended it.
 
-    view: the state after the last event, whose branches are counted by their ends.
-    finished: the last event.
+    view: The state after the last event, whose branches are counted by their ends.
+    finished: The last event.
     """
     if finished.reason is Reason.STOP:
         return []
@@ -494,7 +508,8 @@ def unusual_end(view: View, finished: Finished) -> list[str]:
 def ended(reason: Reason, tokens: int) -> str:
     """Return an end in plain words: "cut at 1,024 tokens", "stopped".
 
-    reason: why the answer or branch ended. tokens: its number of tokens.
+    reason: Why the answer or branch ended.
+    tokens: Its number of tokens.
     """
     return f"cut at {counted(tokens, 'token')}" if reason is Reason.LENGTH else ENDS[reason]
 
@@ -506,7 +521,9 @@ def last_lines(text: str, width: int, lines: int) -> Text:
     of 40 cells and 10 lines, a jump is 800 characters: while the text grows from 1,600 to 2,399 characters,
     it is wrapped from character 800.
 
-    text: the whole text so far. width: cells of a line; fewer than 8 count as 8. lines: at least 1.
+    text: The whole text so far.
+    width: Cells of a line; fewer than 8 count as 8.
+    lines: At least 1.
     """
     jump = max(width, 8) * lines * 2
     start = max(0, len(text) // jump - 1) * jump

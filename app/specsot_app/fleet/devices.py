@@ -33,8 +33,8 @@ DEVICE_HELP = {
 def with_device(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return options that name a device; unchanged if they do already.
 
-    options: of a fleet. out: gets the line that says which device was chosen and why, if this machine has a
-        GPU.
+    options: Of a fleet.
+    out: Gets the line that says which device was chosen and why, if this machine has a GPU.
     """
     named, choice = choose_for(options)
     if choice and choice.notable:
@@ -53,9 +53,10 @@ def choose_for(
     The choice is None if there was none to make: the fleet is elsewhere, --device or --devices are given, or
     torch is missing.
 
-    options: of a fleet. rings: number of complete rings.
-    find_gpus_here: finds this machine's GPUs; None: `find_gpus`. count_bytes: counts the memory that the
-        model needs; None: `count_memory`.
+    options: Of a fleet.
+    rings: Number of complete rings.
+    find_gpus_here: Finds this machine's GPUs; None: `find_gpus`.
+    count_bytes: Counts the memory that the model needs; None: `count_memory`.
     """
     if options.device != AUTO:
         return options, None
@@ -74,15 +75,19 @@ def choose_for(
 
 
 def print_choice(choice: ChosenDevice, out: TextIO) -> None:
-    """Print the reason of a choice in one line. choice: the device that was chosen. out: the stream."""
+    """Print the reason of a choice in one line.
+
+    choice: The device that was chosen.
+    out: The stream.
+    """
     print(f"specsot: {choice.reason}", file=out, flush=True)
 
 
 def local_device(device: str, out: TextIO) -> str:
     """Return the device of a machine that joins another one's fleet, whose model's size it does not know yet.
 
-    device: a torch device, which is returned as it is, or AUTO. out: gets the reason of a choice, if this
-        machine has a GPU.
+    device: A torch device, which is returned as it is, or AUTO.
+    out: Gets the reason of a choice, if this machine has a GPU.
     """
     if device != AUTO:
         return device
@@ -95,7 +100,8 @@ def local_device(device: str, out: TextIO) -> str:
 def _needed_bytes(options: FleetOptions, count_bytes: Callable[[FleetOptions], int]) -> int | None:
     """Return the bytes that the model needs, or None if it cannot be read: loading it then reports why.
 
-    options: of the fleet. count_bytes: counts them.
+    options: Of the fleet.
+    count_bytes: Counts them.
     """
     try:
         return count_bytes(options)
@@ -104,7 +110,9 @@ def _needed_bytes(options: FleetOptions, count_bytes: Callable[[FleetOptions], i
 
 
 def count_memory(options: FleetOptions) -> int:
-    """Return the bytes that a GPU needs for all layers, KV pages and the drafter. options: of the fleet.
+    """Return the bytes that a GPU needs for all layers, KV pages and the drafter.
+
+    options: Of the fleet.
 
     Raises ModelError, InvalidRequest.
     """
@@ -144,7 +152,10 @@ def _installed_gpus() -> list[tuple[str, FoundGpu]]:
 
 
 def _read_gpu(number: int) -> tuple[str, FoundGpu]:
-    """Return one GPU's UUID, name and free memory. number: as nvidia-smi counts."""
+    """Return one GPU's UUID, name and free memory.
+
+    number: As nvidia-smi counts.
+    """
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)

@@ -46,15 +46,15 @@ HERE = "127.0.0.1"
 class StagePlan:
     """One planned worker, in bytes.
 
-    place: its host and device.
-    layers: its layer range.
-    weights: weights of its layers.
+    place: Its host and device.
+    layers: Its layer range.
+    weights: Weights of its layers.
     kv: KV pages.
     graphs: CUDA graphs.
-    drafter: the drafter on the same device, its KV included.
-    read: bytes of weights that a step of one row reads.
-    room: free memory before loading; None if unknown.
-    bandwidth: bytes a second of its memory; None if unknown.
+    drafter: The drafter on the same device, its KV included.
+    read: Bytes of weights that a step of one row reads.
+    room: Free memory before loading; None if unknown.
+    bandwidth: Bytes a second of its memory; None if unknown.
     """
 
     place: str
@@ -77,20 +77,20 @@ class StagePlan:
 class FleetPlan:
     """A fleet as it would be loaded.
 
-    model: name of the model.
-    layers: number of its layers.
-    context: most positions of a sequence.
-    held: the form of the weights, in words.
-    weights: bytes of all layers.
-    forms: bytes of all layers in other forms, by form.
-    stages: the workers in ring order.
+    model: Name of the model.
+    layers: Number of its layers.
+    context: Most positions of a sequence.
+    held: The form of the weights, in words.
+    weights: Bytes of all layers.
+    forms: Bytes of all layers in other forms, by form.
+    stages: The workers in ring order.
     positions: KV positions of all sequences together.
-    page_rows: positions of a page.
-    draft: name of the draft head or model; empty if no model drafts.
-    draft_own: bytes of the drafter's own weights.
-    draft_borrowed: bytes of the drafter's copies of the base model's weights.
-    tokens_per_second: prediction for one sequence without drafts; None if no bandwidth is known.
-    text_only: the model also reads images, but only its text is served.
+    page_rows: Positions of a page.
+    draft: Name of the draft head or model; empty if no model drafts.
+    draft_own: Bytes of the drafter's own weights.
+    draft_borrowed: Bytes of the drafter's copies of the base model's weights.
+    tokens_per_second: Prediction for one sequence without drafts; None if no bandwidth is known.
+    text_only: The model also reads images, but only its text is served.
     """
 
     model: str
@@ -121,7 +121,7 @@ class FleetPlan:
 def plan_fleet(options: FleetOptions) -> FleetPlan:
     """Return how the fleet would be placed, and what each device would hold.
 
-    options: of the fleet; only the config and the headers of its weight files are read.
+    options: Of the fleet; only the config and the headers of its weight files are read.
     Raises Refused, in words, if layers do not fit; ModelError; InvalidRequest.
     """
     if options.model is None:
@@ -178,7 +178,7 @@ def count_on_gpu(options: FleetOptions) -> int:
 
     No GPU is queried; room for graphs is counted as on a GPU that is large enough.
 
-    options: of the fleet.
+    options: Of the fleet.
     Raises ModelError, HeadMismatch, InvalidRequest.
     """
     models = models_of(replace(options, device="cpu"))
@@ -210,7 +210,8 @@ def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, .
     """Return one place for each stage: those of --devices, else this machine's --device; stages on GPUs are
     counted through cuda:0, cuda:1 and so on.
 
-    options: of the fleet. ranges: number of layer ranges, if they were chosen, else 0.
+    options: Of the fleet.
+    ranges: Number of layer ranges, if they were chosen, else 0.
     """
     if options.devices:
         return parse_planned(options.devices)
@@ -226,7 +227,7 @@ def _with_measured(planned: PlannedPlace) -> PlannedPlace:
     """Return the place with free memory and bandwidth of this machine's device, measured unless they were
     given.
 
-    planned: the place as the user described it.
+    planned: The place as the user described it.
     Raises InvalidRequest for a place on another machine without its memory.
     """
     place = planned.place
@@ -246,8 +247,10 @@ def _worker_registration(
     Its measured curve is replaced by the time that reading a step's weights takes; it has none if the
     bandwidth is unknown.
 
-    stage: number of the place, which becomes the worker's name. planned: the place, with its memory.
-        layer_memory: counts its bytes. layers: its range, if chosen.
+    stage: Number of the place, which becomes the worker's name.
+    planned: The place, with its memory.
+    layer_memory: Counts its bytes.
+    layers: Its range, if chosen.
     """
     on_gpu = planned.place.device != "cpu"
     config = layer_memory.config
@@ -278,7 +281,8 @@ def _without_drafter_memory(worker: Registration, draft_memory: DraftMemory | No
     """Return the worker with less free memory: that of the drafter on its device is subtracted. Unchanged
     without a drafter, or if the free memory is unknown.
 
-    worker: the last worker. draft_memory: of the drafter; None: no model drafts.
+    worker: The last worker.
+    draft_memory: Of the drafter; None: no model drafts.
     """
     if draft_memory is None or worker.memory is None:
         return worker
@@ -290,7 +294,9 @@ def _drafter_registration(
 ) -> Registration:
     """Return what the drafter would register with.
 
-    draft_memory: what it takes. options: of the fleet. config: of the base model.
+    draft_memory: What it takes.
+    options: Of the fleet.
+    config: Of the base model.
     """
     return Registration(
         kind="drafter",
@@ -309,8 +315,8 @@ def _drafter_registration(
 def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemory | None:
     """Return what the drafter takes, or None if no model drafts.
 
-    options: of the fleet, with the device of the last place. layer_memory: of the last place, whose weight
-        files the head may borrow from.
+    options: Of the fleet, with the device of the last place.
+    layer_memory: Of the last place, whose weight files the head may borrow from.
     Raises ModelError, HeadMismatch, InvalidRequest.
     """
     if options.drafts in MODELLESS:
@@ -340,7 +346,8 @@ def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemo
 def open_head(folder: Path, bin_too: bool) -> Checkpoint:
     """Return a head opened for its shapes alone. Of a head on the hub only the file's header is fetched.
 
-    folder: the head's folder. bin_too: also read pytorch_model.bin.
+    folder: The head's folder.
+    bin_too: Also read pytorch_model.bin.
     """
     if snapshot_of(folder) is None or has_files(folder, bin_too):
         return Checkpoint.open(folder, bin_too)
@@ -354,8 +361,9 @@ def _placed_stages(
 ) -> tuple[Stage, ...]:
     """Return the stages in ring order, placed as the master would.
 
-    workers: as they would register. ring_config: of the master. forms: bytes of all layers in other forms,
-        for the error.
+    workers: As they would register.
+    ring_config: Of the master.
+    forms: Bytes of all layers in other forms, for the error.
     Raises Refused, with the sizes of other forms if layers do not fit.
     """
     try:
@@ -377,8 +385,11 @@ def _stage_plan(
 ) -> StagePlan:
     """Return a placed stage with its bytes.
 
-    stage: as placed. planned: where it runs. layer_memory: counts its bytes. configuration: of the ring, with
-        its number of pages. draft_memory: of the drafter on the same device; None: none there.
+    stage: As placed.
+    planned: Where it runs.
+    layer_memory: Counts its bytes.
+    configuration: Of the ring, with its number of pages.
+    draft_memory: Of the drafter on the same device; None: none there.
     """
     rows = configuration.pages * configuration.page_rows
     width = configuration.head.width if configuration.head else 0
@@ -409,7 +420,8 @@ def _speed(stages: Sequence[StagePlan]) -> float | None:
 def _form_in_words(base: Path, layer_memory: LayerMemory) -> str:
     """Return the form of the weights in words, such as "int8, computed in bf16".
 
-    base: directory of the base model. layer_memory: has the number format and quantization.
+    base: Directory of the base model.
+    layer_memory: Has the number format and quantization.
     """
     published = published_of(base)
     dtype_name = next(name for name, dtype in NAMES.items() if dtype == layer_memory.dtype)
@@ -427,7 +439,8 @@ def _other_forms(base: Path, layer_memory: LayerMemory) -> dict[str, int]:
     """Return the bytes of all layers in each other quantization; empty for a model that was published in
     fewer bits.
 
-    base: directory of the base model. layer_memory: has the present form and the weight files.
+    base: Directory of the base model.
+    layer_memory: Has the present form and the weight files.
     """
     if published_of(base):
         return {}

@@ -84,7 +84,8 @@ class Authority:
     def sign(self, request: str, role: str) -> str:
         """Return a certificate (PEM) for a role, whatever name the request has.
 
-        request: a certificate request (PEM), whose signature is checked. role: the name in the certificate.
+        request: A certificate request (PEM), whose signature is checked.
+        role: The name in the certificate.
         Raises InvalidRequest for anything but a valid request.
         """
         try:
@@ -120,8 +121,10 @@ class Authority:
 
 
 def pin(ca: str) -> bytes:
-    """Return the first PINNED bytes of the SHA-256 of a CA's certificate. ca: PEM text. Raises ValueError if
-    it is none.
+    """Return the first PINNED bytes of the SHA-256 of a CA's certificate.
+
+    ca: PEM text.
+    Raises ValueError if it is none.
     """
     certificate = x509.load_pem_x509_certificate(ca.encode())
     return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()[:PINNED]
@@ -131,7 +134,8 @@ def write_key(folder: Path, name: str = "own.key") -> ec.EllipticCurvePrivateKey
     """Write a new private key that only this user can read, and return it; an older key of this name is
     replaced.
 
-    folder: created if missing. name: of the file.
+    folder: Created if missing.
+    name: Of the file.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -151,7 +155,11 @@ def request_of(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def write_identity(folder: Path, certificate: str, ca: str) -> None:
-    """Write a certificate as own.pem and its CA as ca.pem. certificate, ca: PEM text. folder: must exist."""
+    """Write a certificate as own.pem and its CA as ca.pem.
+
+    certificate, ca: PEM text.
+    folder: Must exist.
+    """
     (folder / "own.pem").write_text(certificate)
     (folder / "ca.pem").write_text(ca)
 
@@ -159,7 +167,8 @@ def write_identity(folder: Path, certificate: str, ca: str) -> None:
 def is_valid(folder: Path, now: datetime) -> bool:
     """Return whether the folder has a certificate that is valid for at least another day.
 
-    folder: has own.pem; False if it has not. now: the present time, with a time zone.
+    folder: Has own.pem; False if it has not.
+    now: The present time, with a time zone.
     """
     try:
         certificate = x509.load_pem_x509_certificate((folder / "own.pem").read_bytes())
@@ -171,7 +180,9 @@ def is_valid(folder: Path, now: datetime) -> bool:
 def _certificate_builder(name: str, issuer: x509.Name, valid_days: int) -> x509.CertificateBuilder:
     """Return a certificate builder with names, serial number and validity, which begins an hour ago.
 
-    name: whom the certificate names. issuer: name of the CA. valid_days: until it ends.
+    name: Whom the certificate names.
+    issuer: Name of the CA.
+    valid_days: Until it ends.
     """
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder().subject_name(_x509_name(name)).issuer_name(issuer)
@@ -200,9 +211,9 @@ SECRET = 11
 class JoinCode:
     """What a machine needs to join.
 
-    address: the first machine's join server.
-    authority: the beginning of the SHA-256 of its CA's certificate.
-    secret: valid for one machine.
+    address: The first machine's join server.
+    authority: The beginning of the SHA-256 of its CA's certificate.
+    secret: Valid for one machine.
     """
 
     address: str
@@ -249,9 +260,9 @@ PrintLine = Callable[[str], None]
 class JoinedFleet:
     """What a machine that joined knows.
 
-    master: address of the master.
-    own: this machine's address, as the first machine reaches it.
-    flags: command-line flags that workers of the ring share.
+    master: Address of the master.
+    own: This machine's address, as the first machine reaches it.
+    flags: Command-line flags that workers of the ring share.
     """
 
     master: str
@@ -262,9 +273,11 @@ class JoinedFleet:
 class JoinServer:
     """The join server: admits a machine that presents the current code, then draws another code.
 
-    authority: signs the certificates. address: where the server listens, which the code names. master:
-        address of the members' server. flags: command-line flags that workers share. print_line: called with
-        a line for each machine, and with each new invitation.
+    authority: Signs the certificates.
+    address: Where the server listens, which the code names.
+    master: Address of the members' server.
+    flags: Command-line flags that workers share.
+    print_line: Called with a line for each machine, and with each new invitation.
     """
 
     def __init__(
@@ -283,7 +296,7 @@ class JoinServer:
 
         A connection that ends early, or takes longer than PATIENCE, is dropped without a line.
 
-        reader, writer: the two directions of the connection.
+        reader, writer: The two directions of the connection.
         """
         self._num_connections += 1
         try:
@@ -345,9 +358,12 @@ async def open_join_server(
 ) -> AsyncGenerator[JoinServer]:
     """Run the join server within the context.
 
-    folder: of the authority. roles: roles of this machine, whose certificates are made anew. address: where
-        to listen, host:port. master: address of the members' server. flags: command-line flags that workers
-        share. print_line: called with lines for the user, the invitation first.
+    folder: Of the authority.
+    roles: Roles of this machine, whose certificates are made anew.
+    address: Where to listen, host:port.
+    master: Address of the members' server.
+    flags: Command-line flags that workers share.
+    print_line: Called with lines for the user, the invitation first.
     Raises InvalidRequest for a folder without a usable CA, Unavailable if the address is taken.
     """
     authority = Authority(folder)
@@ -373,7 +389,8 @@ async def join_fleet(code_text: str, folder: Path) -> tuple[JoinedFleet, Tls]:
     A code that this machine has already used is not presented again. Another code of the same fleet is, since
     the fleet may have another address or other flags by now.
 
-    code_text: the code as it was printed. folder: gets a folder for each code.
+    code_text: The code as it was printed.
+    folder: Gets a folder for each code.
     Raises InvalidRequest, Refused, Unavailable, each in one line.
     """
     code = parse_code(code_text)
@@ -388,7 +405,8 @@ async def join_fleet(code_text: str, folder: Path) -> tuple[JoinedFleet, Tls]:
 async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
     """Check the fleet's CA against the code, present the code, and write the certificate.
 
-    code: the code. code_folder: gets key, certificate, CA and place.json.
+    code: The code.
+    code_folder: Gets key, certificate, CA and place.json.
     Raises Refused (another CA, another version, or the code is not accepted), Unavailable.
     """
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -423,7 +441,7 @@ async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
 def _checked_flags(flags: Any) -> tuple[str, ...]:
     """Return the flags, if they are flags that workers of a ring share, with plain words as values.
 
-    flags: what the first machine sent: names and values in turn.
+    flags: What the first machine sent: names and values in turn.
     Raises Refused for any other flag, so that a fleet cannot make this machine read files.
     """
     parts = [str(word) for word in flags]
@@ -439,7 +457,8 @@ async def _connection(
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connect to a join server; yield the reader and writer of the connection within the context.
 
-    address: host:port. context: says whether the server's certificate is verified.
+    address: host:port.
+    context: Says whether the server's certificate is verified.
     Raises Unavailable: no answer, connection lost, or a certificate of another CA.
     """
     host, _, port = address.rpartition(":")

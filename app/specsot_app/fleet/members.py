@@ -22,7 +22,7 @@ BETWEEN = "--"
 def joined_arguments(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the arguments of this module for the members' command lines: [[a, x], [b]] -> (a, x, --, b).
 
-    lines: for each member its module and its arguments.
+    lines: For each member its module and its arguments.
     """
     return tuple(word for line in lines for word in (BETWEEN, *line))[1:]
 
@@ -30,7 +30,7 @@ def joined_arguments(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
 def main(arguments: Sequence[str]) -> int:
     """Run the members in this process until they end; return the exit status.
 
-    arguments: the members' command lines, separated by BETWEEN.
+    arguments: The members' command lines, separated by BETWEEN.
     """
     programs = [_program(*line) for line in _command_lines(arguments)]
     from specsot.service.member import run_members
@@ -54,8 +54,8 @@ def _command_lines(arguments: Sequence[str]) -> list[list[str]]:
 def _program(module: str, *arguments: str) -> MemberProgram:
     """Return the program of one member.
 
-    module: a service's package, whose `__main__` has `program`, or a module that has it itself. arguments:
-        the member's command line.
+    module: A service's package, whose `__main__` has `program`, or a module that has it itself.
+    arguments: The member's command line.
     """
     found = find_spec(module)
     package = found is not None and found.submodule_search_locations is not None

@@ -57,7 +57,7 @@ class ClientOptions:
     async def connect(self, master: str) -> MasterClient:
         """Return a client of a running master. The token file takes precedence over the token.
 
-        master: its address, host:port.
+        master: Its address, host:port.
         Raises Unavailable if it does not answer, InvalidRequest if the token file cannot be read.
         """
         from specsot.transport.grpc_client import connect
@@ -91,7 +91,7 @@ def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
 def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with at least two stages; unchanged if another option says how many.
 
-    given: values by flag, such as "layer-splits".
+    given: Values by flag, such as "layer-splits".
     Raises InvalidRequest if an option says one stage.
     """
     counts = {
@@ -112,7 +112,7 @@ def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
 def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with one stage, without the options that split the model, of which a warning tells.
 
-    given: values by flag, such as "layer-splits".
+    given: Values by flag, such as "layer-splits".
     Raises InvalidRequest for a value that no model could have.
     """
     stages = given.get("stages")
@@ -159,19 +159,20 @@ class FleetOptions(DraftModelOptions):
 
     model: None is the bundled small pair; `opening.with_demo` names SmolLM2 before that if a person asks.
     draft_model: None is the base model's bundled head, or no drafter, unless `drafter` needs no model.
-    demo: the model used without `model`.
-    preset: fills in options that are not given.
-    stages: number of layer ranges.
-    layers: the layer ranges, such as "0:4,4:8".
-    devices: the place of each stage, such as "127.0.0.1#0,127.0.0.1#cpu"; the drafter runs at the last one.
-    layout: how branches are laid out in a frame.
+
+    demo: The model used without `model`.
+    preset: Fills in options that are not given.
+    stages: Number of layer ranges.
+    layers: The layer ranges, such as "0:4,4:8".
+    devices: The place of each stage, such as "127.0.0.1#0,127.0.0.1#cpu"; the drafter runs at the last one.
+    layout: How branches are laid out in a frame.
     tree: `fixed` drafts the largest tree in every step, whether or not it is profitable.
-    transport, comm_mode, hop_dtype: how members in several processes exchange messages.
-    use_eagle3, distributed, use_scheduling: switches of other systems; branches are always scheduled.
-    plan_style: the format of plans.
-    kind: whether the fleet runs in this process or in child processes.
-    master: address of a running master.
-    client: how to connect to that master.
+    transport, comm_mode, hop_dtype: How members in several processes exchange messages.
+    use_eagle3, distributed, use_scheduling: Switches of other systems; branches are always scheduled.
+    plan_style: The format of plans.
+    kind: Whether the fleet runs in this process or in child processes.
+    master: Address of a running master.
+    client: How to connect to that master.
     """
 
     HEADING: ClassVar[str] = "Fleet"
@@ -246,11 +247,11 @@ class FleetOptions(DraftModelOptions):
 class Models:
     """Model directories that exist, and what drafts.
 
-    base: the base model.
-    draft: the model or head that drafts; None if nothing drafts, or the drafter needs none.
-    layers: the layer range of each stage, if chosen.
-    drafter: the drafter that was asked for; None: the head, if there is one.
-    places: the place of each stage, if chosen.
+    base: The base model.
+    draft: The model or head that drafts; None if nothing drafts, or the drafter needs none.
+    layers: The layer range of each stage, if chosen.
+    drafter: The drafter that was asked for; None: the head, if there is one.
+    places: The place of each stage, if chosen.
     """
 
     base: Path
@@ -269,7 +270,8 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """Return options that name the models as other processes find them, and the form in which published
     weights are held.
 
-    options: of the fleet. models: the directories that were found.
+    options: Of the fleet.
+    models: The directories that were found.
     """
     draft_address = models.draft and address_of_model(models.draft)
     if not models.places and read_config(models.base).published:
@@ -285,7 +287,7 @@ def models_of(options: FleetOptions) -> Models:
     """Return the directories that a local fleet loads, and its layer ranges and places, after checking all
     options that need no loading.
 
-    options: of the fleet.
+    options: Of the fleet.
     Raises ModelError, InvalidRequest.
     """
     require_torch()
@@ -305,7 +307,10 @@ def models_of(options: FleetOptions) -> Models:
 
 
 def warn_of_processes(options: FleetOptions) -> None:
-    """Warn of options for several processes if the fleet runs in this process. options: of the fleet."""
+    """Warn of options for several processes if the fleet runs in this process.
+
+    options: Of the fleet.
+    """
     given = [(name, getattr(options, name)) for name in ("transport", "comm_mode", "hop_dtype")]
     parts = [f"{name} {value}" for name, value in given if value]
     if parts and options.kind == "embedded":
@@ -316,7 +321,10 @@ def warn_of_processes(options: FleetOptions) -> None:
 
 
 def check_choices(options: FleetOptions) -> None:
-    """Raise InvalidRequest if an option with fixed choices has another value. options: of the fleet."""
+    """Raise InvalidRequest if an option with fixed choices has another value.
+
+    options: Of the fleet.
+    """
     for entry in entries_of(FleetOptions):
         if entry.kind.choices and len(entry.path) == 1:
             value = getattr(options, entry.name)
@@ -330,7 +338,8 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
 
     Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one.
 
-    options: of the fleet. base: the base model's directory.
+    options: Of the fleet.
+    base: The base model's directory.
     Raises ModelError, InvalidRequest.
     """
     if options.drafter in MODELLESS:
@@ -350,7 +359,7 @@ def _named_head(options: FleetOptions) -> Path | None:
     """Return the bundled head that `draft_model` names; None if it names a path, a Hub repository, or no
     head.
 
-    options: of the fleet.
+    options: Of the fleet.
     """
     name = str(options.draft_model)
     if options.drafter == "model" or "/" in name or Path(name).exists():
@@ -362,7 +371,8 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
     """Raise InvalidRequest if the head is not of the kind that `use_eagle3` says; return if nothing is said
     or no head drafts.
 
-    options: of the fleet. draft: the head's directory; None: no head.
+    options: Of the fleet.
+    draft: The head's directory; None: no head.
     """
     if options.use_eagle3 is None or draft is None or options.drafter not in (None, "eagle"):
         return
@@ -380,7 +390,8 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
 def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
     """Return the layer range of each stage, or () if they are not chosen.
 
-    options: of the fleet. base: the base model's directory, whose number of layers is read.
+    options: Of the fleet.
+    base: The base model's directory, whose number of layers is read.
     Raises InvalidRequest for ranges that do not cover the model, or are not as many as the stages.
     """
     if options.layers is None:
@@ -397,7 +408,7 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
     The seeds' table of parameters names GPU 0 even if the model is not distributed. On a machine without a
     GPU, that entry then has no effect except a warning, and the CPU computes.
 
-    options: of the fleet.
+    options: Of the fleet.
     Raises InvalidRequest for a malformed place.
     """
     places = parse_devices(options.devices) if options.devices else ()
@@ -419,7 +430,8 @@ def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
 def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     """Return the place of each stage, all on this machine; () if they are not chosen.
 
-    options: of the fleet. ranges: number of chosen layer ranges; 0: not chosen.
+    options: Of the fleet.
+    ranges: Number of chosen layer ranges; 0: not chosen.
     Raises InvalidRequest for a place on another machine, or another number of places than stages.
     """
     places = places_of(options)
@@ -441,8 +453,10 @@ def public_name(options: FleetOptions) -> str:
 
 
 def local_hosts(hosts: Iterable[str]) -> frozenset[str]:
-    """Return the hosts that are this machine. hosts: names or addresses. Raises InvalidRequest for a host
-    that cannot be resolved.
+    """Return the hosts that are this machine.
+
+    hosts: Names or addresses.
+    Raises InvalidRequest for a host that cannot be resolved.
     """
     return frozenset(host for host in set(hosts) if _is_local_host(host))
 

@@ -34,8 +34,9 @@ WRONG_INPUT = 2
 class ChildProcess:
     """A running service, whose newest 20 lines of output are kept. Make it on a running event loop.
 
-    service: what was started. process: the process; its output is a pipe. on_line: called with the service's
-        name and each line of its output.
+    service: What was started.
+    process: The process; its output is a pipe.
+    on_line: Called with the service's name and each line of its output.
     """
 
     def __init__(self, service: Service, process: Process, on_line: OutputCallback) -> None:
@@ -104,7 +105,8 @@ async def start(service: Service, on_line: OutputCallback) -> ChildProcess:
     The process has a session of its own, so that Ctrl-C reaches only this process, which ends the services in
     order.
 
-    service: what to start. on_line: called with the service's name and each line of its output.
+    service: What to start.
+    on_line: Called with the service's name and each line of its output.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -144,20 +146,25 @@ LAST_WORDS = 2.0
 def keep_quiet(service_name: str, line: str) -> None:
     """Ignore a line of output; `ChildProcess` keeps the last lines anyway.
 
-    service_name: name of the service that wrote the line. line: the line without its end.
+    service_name: Name of the service that wrote the line.
+    line: The line without its end.
     """
 
 
 def require_members(missing: Sequence[Service]) -> None:
-    """Ignore which services have not joined. missing: the services of other machines that have not joined."""
+    """Ignore which services have not joined.
+
+    missing: The services of other machines that have not joined.
+    """
 
 
 class ProcessFleet:
     """Processes of a master, workers and drafters, and a client of the master.
 
-    children: the processes on this machine, the master first.
-    client: is connected to the master. stack: closes the client and ends the processes. on_line: called with
-        a service's name and each line of its output.
+    children: The processes on this machine, the master first.
+    client: Is connected to the master.
+    stack: Closes the client and ends the processes.
+    on_line: Called with a service's name and each line of its output.
     """
 
     def __init__(
@@ -187,13 +194,14 @@ class ProcessFleet:
         """Start every service that runs on this machine, and wait until the ring is complete and all members
         have joined.
 
-        options: the fleet. models: the directories to load.
-        port: port of the master; None takes a free one.
-        on_line: called with a service's name and each line of its output.
-        http_port: port of the master's HTTP server; None starts none.
-        serving: addresses, TLS files, places and flags of the services.
-        on_progress: called with "services", how many have joined, and their total; None: nothing is reported.
-        on_missing: called with the services of other machines that have not joined, at first and whenever
+        options: The fleet.
+        models: The directories to load.
+        port: Port of the master; None takes a free one.
+        on_line: Called with a service's name and each line of its output.
+        http_port: Port of the master's HTTP server; None starts none.
+        serving: Addresses, TLS files, places and flags of the services.
+        on_progress: Called with "services", how many have joined, and their total; None: nothing is reported.
+        on_missing: Called with the services of other machines that have not joined, at first and whenever
             they change.
         Raises what a service died of, in one line; then no process is left running.
         """
@@ -217,12 +225,15 @@ class ProcessFleet:
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
         """Yield the events of one request, in order. Closing the iterator cancels the request.
 
-        ask: the request.
+        ask: The request.
         """
         return self._client.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request; return whether the master knew it. request: the request's id."""
+        """Cancel a request; return whether the master knew it.
+
+        request: The request's id.
+        """
         return await self._client.cancel(request)
 
     async def info(self) -> Info:
@@ -251,7 +262,8 @@ def free_port() -> int:
 def is_free(port: int, host: str = LOOPBACK) -> bool:
     """Return whether no process listens at this port at this moment.
 
-    port: a TCP port. host: the address to try, without a port.
+    port: A TCP port.
+    host: The address to try, without a port.
     """
     try:
         check_free(address_of(host, port))
@@ -269,10 +281,10 @@ async def ready_client(
     """Return a client of the master once all rings are complete and all members have joined; wait without
     limit.
 
-    services: all services of the fleet, the master first.
-    client_options: what the client trusts and sends.
-    on_progress: called with "services", how many have joined, and their total; None: nothing is reported.
-    on_missing: called with the services of other machines that have not joined, at first and whenever they
+    services: All services of the fleet, the master first.
+    client_options: What the client trusts and sends.
+    on_progress: Called with "services", how many have joined, and their total; None: nothing is reported.
+    on_missing: Called with the services of other machines that have not joined, at first and whenever they
         change.
     """
     master, *members = services
@@ -299,7 +311,8 @@ async def ready_client(
 async def unless_one_ends(children: list[ChildProcess], coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the coroutine's result, unless a child ends first; the coroutine is then cancelled.
 
-    children: the processes to watch. coroutine: what to run meanwhile.
+    children: The processes to watch.
+    coroutine: What to run meanwhile.
     Raises why a child ended, or what the coroutine raises.
     """
     working = asyncio.ensure_future(coroutine)
@@ -321,7 +334,7 @@ async def end_all(children: list[ChildProcess]) -> None:
     """End the master first, so that answers can finish while members still run; then end the members
     concurrently.
 
-    children: the processes, the master first; an empty list is allowed.
+    children: The processes, the master first; an empty list is allowed.
     """
     await asyncio.gather(*(child.end() for child in children[:1]))
     await asyncio.gather(*(child.end() for child in children[1:]))
@@ -335,9 +348,9 @@ async def keep_running(
     Return an error when one of the first `num_vital` children ends, or a member ends that cannot be
     restarted: one with unusable input, or one that ended ENDS times in a row soon after its start.
 
-    children: the processes; a restarted one takes the place of its predecessor in this list.
-    on_line: called with a service's name and each line of its output, and a line for each restart.
-    num_vital: how many of the first children are never restarted: 1 if the first one is the master.
+    children: The processes; a restarted one takes the place of its predecessor in this list.
+    on_line: Called with a service's name and each line of its output, and a line for each restart.
+    num_vital: How many of the first children are never restarted: 1 if the first one is the master.
     """
     now = asyncio.get_running_loop().time
     short_lives = ShortLives()
@@ -369,15 +382,17 @@ class ShortLives:
         """Record that a member ended; return whether restarting it is pointless, since it ended ENDS times in
         a row within SOON seconds of its start.
 
-        index: the member's place among the children. seconds: how long it ran.
+        index: The member's place among the children.
+        seconds: How long it ran.
         """
         self._short[index] = self._short[index] + 1 if seconds < SOON else 0
         return self._short[index] == ENDS
 
 
 async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:
-    """Wait until a child ends; return its index among the children, and why it ended. children: at least one
-    process.
+    """Wait until a child ends; return its index among the children, and why it ended.
+
+    children: At least one process.
     """
     endings = [asyncio.ensure_future(child.wait_ended()) for child in children]
     try:

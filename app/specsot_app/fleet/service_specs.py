@@ -35,14 +35,14 @@ UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in FORGOTTEN)
 class Service:
     """What to start: `python -m module arguments...`, at an address.
 
-    name: the member's name.
-    module: the Python module to run.
-    address: where the service listens.
-    arguments: its command line.
-    environment: variables added to this process's environment.
-    host: another machine, on which the user starts the service; None: this machine.
-    grace: seconds it may take to end by itself.
-    within: name of the service in whose process it runs; None: a process of its own.
+    name: The member's name.
+    module: The Python module to run.
+    address: Where the service listens.
+    arguments: Its command line.
+    environment: Variables added to this process's environment.
+    host: Another machine, on which the user starts the service; None: this machine.
+    grace: Seconds it may take to end by itself.
+    within: Name of the service in whose process it runs; None: a process of its own.
     """
 
     name: str
@@ -59,18 +59,18 @@ class Service:
 class Serving:
     """How a fleet serves clients and members, whatever it consists of.
 
-    host: where the master's servers listen.
-    master: further command-line flags of the master.
-    members: further command-line flags of all members.
-    grace: seconds that answers have to end once the master is asked to stop; None: as its environment says.
-    replicas: number of rings.
-    places: the place of each stage, ring by ring, if chosen.
-    here: the hosts among `places` that are this machine.
-    fleet: address of a separate server for members, if there is one.
-    certificates: a folder as docker/certificates.sh makes it.
-    joining: number of stages that machines which join later will run.
-    private: certificates are used by members alone, and clients are on this machine.
-    token_file: the tokens that clients send; None: those of the certificates' folder, if any.
+    host: Where the master's servers listen.
+    master: Further command-line flags of the master.
+    members: Further command-line flags of all members.
+    grace: Seconds that answers have to end once the master is asked to stop; None: as its environment says.
+    replicas: Number of rings.
+    places: The place of each stage, ring by ring, if chosen.
+    here: The hosts among `places` that are this machine.
+    fleet: Address of a separate server for members, if there is one.
+    certificates: A folder as docker/certificates.sh makes it.
+    joining: Number of stages that machines which join later will run.
+    private: Certificates are used by members alone, and clients are on this machine.
+    token_file: The tokens that clients send; None: those of the certificates' folder, if any.
     """
 
     host: str = LOOPBACK
@@ -121,7 +121,7 @@ class Serving:
         """Return the TLS flags of a service; no flags without certificates. On another machine the folder has
         the same name.
 
-        role: the folder's part for this kind of service: "master", "worker" or "drafter".
+        role: The folder's part for this kind of service: "master", "worker" or "drafter".
         """
         if self.certificates is None:
             return ()
@@ -137,9 +137,9 @@ PRIVATE = Serving()
 class Role:
     """One member of the fleet.
 
-    kind: worker or drafter.
-    name: the member's name.
-    stage: a worker's stage within its ring; None for a drafter.
+    kind: Worker or drafter.
+    name: The member's name.
+    stage: A worker's stage within its ring; None for a drafter.
     """
 
     kind: str
@@ -158,9 +158,11 @@ def services_of(
     """Return all services of a fleet: the master first; then, for each ring, its workers in order and its
     drafter.
 
-    options: of the fleet. models: the directories to load.
-    port, http_port: of the master; http_port None: no HTTP. folder: for the members' unix sockets. serving:
-        addresses, TLS files and flags.
+    options: Of the fleet.
+    models: The directories to load.
+    port, http_port: Of the master; http_port None: no HTTP.
+    folder: For the members' unix sockets.
+    serving: Addresses, TLS files and flags.
     """
     if models.places:
         serving = replace(
@@ -207,7 +209,7 @@ def processes_of(services: Sequence[Service]) -> list[Service]:
     A drafter runs in the process of a worker that has all layers, or that takes turns with others: what they
     exchange with every step then stays on the device and is not serialized, and neither waits for cores.
 
-    services: all services, of which those with `within` share a process.
+    services: All services, of which those with `within` share a process.
     """
     return [
         _with_guests(service, [guest for guest in services if guest.within == service.name])
@@ -219,7 +221,8 @@ def processes_of(services: Sequence[Service]) -> list[Service]:
 def _with_guests(service: Service, guests: Sequence[Service]) -> Service:
     """Return a service that runs the guests in its process, too; the service itself if there are no guests.
 
-    service: the service that has the process. guests: the services that share it.
+    service: The service that has the process.
+    guests: The services that share it.
     """
     if not guests:
         return service
@@ -230,7 +233,9 @@ def _with_guests(service: Service, guests: Sequence[Service]) -> Service:
 def roles_of(replicas: int, stages: int, with_drafter: bool) -> list[Role]:
     """Return the members of all rings, ring by ring: workers in the order of their stages, then the drafter.
 
-    replicas: number of rings. stages: workers of each ring. with_drafter: whether each ring has a drafter.
+    replicas: Number of rings.
+    stages: Workers of each ring.
+    with_drafter: Whether each ring has a drafter.
     """
     roles: list[Role] = []
     for ring in range(replicas):
@@ -250,12 +255,12 @@ def master_of(
 ) -> Service:
     """Return the master's service.
 
-    options: the fleet's options.
-    models: the directories to load.
-    stages: number of workers of each ring.
-    port: the master's gRPC port.
-    http_port: the master's HTTP port; None for no HTTP.
-    serving: addresses, TLS files and flags of the services.
+    options: The fleet's options.
+    models: The directories to load.
+    stages: Number of workers of each ring.
+    port: The master's gRPC port.
+    http_port: The master's HTTP port; None for no HTTP.
+    serving: Addresses, TLS files and flags of the services.
     stages_take_turns: True if the stages compute one after the other, so that one frame is in flight; see
         `take_turns`.
     """
@@ -281,7 +286,9 @@ def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> lis
 
     Unless places were chosen, all members run on `device` of this machine.
 
-    serving: the chosen places, ring by ring. device: a torch device. roles: the members, ring by ring.
+    serving: The chosen places, ring by ring.
+    device: A torch device.
+    roles: The members, ring by ring.
     """
     chosen = iter(serving.places)
     places: list[HostDevice] = []
@@ -294,15 +301,19 @@ def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> lis
 def worker_flags(options: FleetOptions, models: Models, stage: int) -> tuple[str, ...]:
     """Return the command-line flags of the worker of one stage.
 
-    options: with which the worker loads. models: with the layer range of each stage, if chosen. stage: the
-        stage's number within its ring.
+    options: With which the worker loads.
+    models: With the layer range of each stage, if chosen.
+    stage: The stage's number within its ring.
     """
     layers = flags_of(layers=models.layers[stage] if models.layers else None)
     return (*arguments_of(options, OF_WORKER), *layers)
 
 
 def drafter_flags(options: FleetOptions) -> tuple[str, ...]:
-    """Return the command-line flags of a drafter. options: with which it loads."""
+    """Return the command-line flags of a drafter.
+
+    options: With which it loads.
+    """
     renamed = {"draft_dtype": options.drafter_dtype, "draft_quantization": options.drafter_quantization}
     return arguments_of(replace(options, **renamed), OF_DRAFTER)
 
@@ -311,7 +322,7 @@ def flags_of(**values: object) -> tuple[str, ...]:
     """Return flags as on a command line; values that are None are left out: (layers="0:4") -> ("--layers",
     "0:4").
 
-    values: by the flag's name with underscores.
+    values: By the flag's name with underscores.
     """
     pairs = [
         (f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value is not None
@@ -326,7 +337,8 @@ def take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
     sequences it is faster (docs/results/cpu.md). It requires that all places are this machine's CPU, that no
     other machine can join, and that OMP_NUM_THREADS is not set.
 
-    serving: addresses. places: where each member runs.
+    serving: Addresses.
+    places: Where each member runs.
     """
     is_local = not serving.spread and all(place.device == "cpu" for place in places)
     # Members that join from other machines have cores of their own.
@@ -339,8 +351,9 @@ def with_cores(services: Sequence[Service], num_rings: int | None) -> list[Servi
 
     OMP_NUM_THREADS of this process's environment takes precedence.
 
-    services: all services, the master first. num_rings: the cores are divided among so many rings, if stages
-        take turns; None: among the member processes of this machine.
+    services: All services, the master first.
+    num_rings: The cores are divided among so many rings, if stages take turns; None: among the member
+        processes of this machine.
     """
     num_processes = sum(service.host is None and service.within is None for service in services[1:])
     cores = ("OMP_NUM_THREADS", str(threads_per_process(num_rings or num_processes)))
@@ -351,7 +364,7 @@ def threads_per_process(num_processes: int) -> int:
     """Return the threads of each of several processes that share this machine's cores: OMP_NUM_THREADS if it
     is set, else at least 1.
 
-    num_processes: how many processes compute at the same time.
+    num_processes: How many processes compute at the same time.
     """
     configured = os.environ.get("OMP_NUM_THREADS", "")
     return (
@@ -367,9 +380,10 @@ def command_of(service: Service) -> str:
 def with_join_server(serving: Serving, stages: int | None, device: str, fleet_listen: str | None) -> Serving:
     """Return a serving with a server for members, and with stages left to machines that join.
 
-    serving: without stages on other machines. stages: number of stages; None: one more than the places of
-        this machine. device: of the stages here, if no places are chosen. fleet_listen: address of the
-        members' server; None: this machine's address.
+    serving: Without stages on other machines.
+    stages: Number of stages; None: one more than the places of this machine.
+    device: Of the stages here, if no places are chosen.
+    fleet_listen: Address of the members' server; None: this machine's address.
     Raises InvalidRequest if no stage is left to others.
     """
     from specsot_app.fleet.joining import own_address
@@ -403,8 +417,9 @@ _TLS_FILES = (
 def with_member_server(serving: Serving, fleet_listen: str | None, insecure: bool) -> Serving:
     """Return a serving with a server for members that other machines reach, if some stages run there.
 
-    serving: addresses and places. fleet_listen: address of the server, if chosen. insecure: other machines
-        may connect without certificates.
+    serving: Addresses and places.
+    fleet_listen: Address of the server, if chosen.
+    insecure: Other machines may connect without certificates.
     Raises InvalidRequest, naming what is missing, if other machines could connect without certificates or
     cannot reach a place.
     """
@@ -429,8 +444,9 @@ def with_member_server(serving: Serving, fleet_listen: str | None, insecure: boo
 def _endpoint(hosts: Iterable[str], own_hosts: frozenset[str], remote_host: str) -> str:
     """Return the address of the members' server: that of the first host that is this machine.
 
-    hosts: the hosts of all stages. own_hosts: those that are this machine. remote_host: one that is not, for
-        the error.
+    hosts: The hosts of all stages.
+    own_hosts: Those that are this machine.
+    remote_host: One that is not, for the error.
     Raises InvalidRequest if none is this machine.
     """
     own_host = next((host for host in hosts if host in own_hosts), None)

@@ -51,8 +51,8 @@ FRESH = 0.7
 def wrapped_help(help_text: str, columns: int) -> str:
     """Return HELP wrapped between words to a terminal's width; explanations that continue are indented.
 
-    help_text: lines, of which those with "/" in front have an explanation from column HELP_COLUMN on.
-        columns: the width.
+    help_text: Lines, of which those with "/" in front have an explanation from column HELP_COLUMN on.
+    columns: The width.
     """
     indent = " " * min(HELP_COLUMN, columns // 2)
     lines = ((line, indent if line.startswith("/") else "") for line in help_text.splitlines())
@@ -65,7 +65,7 @@ def for_another_answer(ask: Ask) -> Ask:
     """Return the request so that it may get another answer: with temperature FRESH if its temperature is 0
     and no seed is given.
 
-    ask: the request; otherwise it is returned unchanged.
+    ask: The request; otherwise it is returned unchanged.
     """
     if ask.sampling.temperature or ask.seed is not None:
         return ask
@@ -82,7 +82,7 @@ def parse_line(line: str) -> tuple[str, str]:
     Only a line that begins like a command, such as "/mode direct", is one; a path or pasted text is a
     question.
 
-    line: what the user sent, which may have several lines.
+    line: What the user sent, which may have several lines.
     """
     stripped = line.strip()
     match = _COMMAND.fullmatch(stripped)
@@ -93,10 +93,10 @@ def parse_line(line: str) -> tuple[str, str]:
 class ChatHistory:
     """The conversation so far, oldest first; questions and answers alternate.
 
-    mode: how answers are planned.
-    system: the system message.
-    turns: the messages.
-    seed: the seed of answers; None draws one for each answer.
+    mode: How answers are planned.
+    system: The system message.
+    turns: The messages.
+    seed: The seed of answers; None draws one for each answer.
     """
 
     mode: Mode = "auto"
@@ -117,7 +117,8 @@ class ChatHistory:
     def answered(self, question: str, answer: str) -> ChatHistory:
         """Return the conversation with this exchange; with an empty answer, the conversation stays as it was.
 
-        question: what was asked. answer: the merged text.
+        question: What was asked.
+        answer: The merged text.
         """
         if not answer.strip():
             return self
@@ -153,7 +154,8 @@ def write_messages(history: ChatHistory) -> str:
 def read_messages(history: ChatHistory, text: str) -> ChatHistory:
     """Return the chat with the messages of a saved one; its mode and seed stay.
 
-    history: the present chat. text: JSON as `write_messages` returns it.
+    history: The present chat.
+    text: JSON as `write_messages` returns it.
     Raises ValueError if the text is no list of messages, or questions and answers do not take turns.
     """
     try:
@@ -173,7 +175,7 @@ def _text_of(content: Any) -> str:
     """Return a message's text, or the joined texts of its parts. Raises KeyError or TypeError for content
     that has none.
 
-    content: a string, or a list of objects with `text`.
+    content: A string, or a list of objects with `text`.
     """
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
@@ -190,9 +192,9 @@ TOO_LARGE = "max_new_tokens"
 class AnsweredQuestion:
     """A question with its answer.
 
-    history: the conversation as it was sent, without the oldest exchanges if they did not fit.
-    question: the question.
-    view: the answer.
+    history: The conversation as it was sent, without the oldest exchanges if they did not fit.
+    question: The question.
+    view: The answer.
     """
 
     history: ChatHistory
@@ -203,8 +205,9 @@ class AnsweredQuestion:
 class RunningAnswer:
     """An answer in progress. Call `show` once; `stop` may be called at any time. Runs on the background loop.
 
-    fleet: the client that answers. make_ask: makes the request from a history and a question. show: shows the
-        events, and returns the view after the last one.
+    fleet: The client that answers.
+    make_ask: Makes the request from a history and a question.
+    show: Shows the events, and returns the view after the last one.
     """
 
     def __init__(self, fleet: FleetClient, make_ask: Asker, show: Show) -> None:
@@ -219,7 +222,8 @@ class RunningAnswer:
         """Ask, and show the answer. Raises what asking raises, and CancelledError if it was stopped before it
         began.
 
-        history: the conversation before the question. question: what is asked.
+        history: The conversation before the question.
+        question: What is asked.
         """
         self._task = asyncio.current_task()
         wrapped_help, first_event, later_events = await self._send(history, question)
@@ -249,7 +253,8 @@ class RunningAnswer:
         The oldest exchanges are left out, one by one, while the model's context is too short for all of them
         and an answer of the usual length. Raises InvalidRequest if the question alone does not fit.
 
-        history: the conversation before the question. question: what is asked.
+        history: The conversation before the question.
+        question: What is asked.
         """
         while True:
             ask = self._make_ask(history, question)
@@ -269,8 +274,8 @@ class RunningAnswer:
     ) -> AsyncGenerator[Numbered]:
         """Yield all events, and record the request's id, which `stop` needs.
 
-        first_event: the first event, which has the id unless the request failed. later_events: the other
-            events.
+        first_event: The first event, which has the id unless the request failed.
+        later_events: The other events.
         """
         if isinstance(first_event.event, Started):
             self._request = first_event.event.request
@@ -282,11 +287,14 @@ class RunningAnswer:
 class Chat:
     """The loop of a chat: reads lines, runs commands, asks questions and keeps the conversation.
 
-    background: the loop on which requests run. fleet: the client that answers. make_ask: makes a request from
-        a history and a question. keyboard: the source of lines. streams: where answers and remarks go.
-        output_format: how answers are shown.
-    max_positions: positions of the model's context; None if unknown.
-    has_drafter: whether the fleet has a drafter, which summaries mention.
+    background: The loop on which requests run.
+    fleet: The client that answers.
+    make_ask: Makes a request from a history and a question.
+    keyboard: The source of lines.
+    streams: Where answers and remarks go.
+    output_format: How answers are shown.
+    max_positions: Positions of the model's context; None if unknown.
+    has_drafter: Whether the fleet has a drafter, which summaries mention.
     """
 
     def __init__(
@@ -316,7 +324,7 @@ class Chat:
     def run(self, history: ChatHistory) -> int:
         """Run until the user leaves; return 1 if a question was not answered, else 0.
 
-        history: the conversation to begin with.
+        history: The conversation to begin with.
         """
         while (line := self._next_line(history)) is not None:
             match parse_line(line):
@@ -368,7 +376,9 @@ class Chat:
 
         If the file cannot be written or read, the reason is printed and the conversation stays as it was.
 
-        history: the conversation. command_word: "/save" or "/load". file: the file.
+        history: The conversation.
+        command_word: "/save" or "/load".
+        file: The file.
         """
         try:
             if command_word == "/save":
@@ -388,7 +398,7 @@ class Chat:
         """Return the next line: first those typed during the last answer; None at the end of the input or at
         Ctrl-C.
 
-        history: its mode is shown in the prompt.
+        history: Its mode is shown in the prompt.
         """
         if self._typed_lines:
             return self._typed_lines.popleft()
@@ -401,8 +411,9 @@ class Chat:
     def _answer(self, history: ChatHistory, question: str, differently: bool = False) -> ChatHistory:
         """Return the conversation with this exchange, or unchanged if there was no answer.
 
-        history: the conversation before the question. question: what is asked. differently: another answer
-            than before is wanted.
+        history: The conversation before the question.
+        question: What is asked.
+        differently: Another answer than before is wanted.
         """
         answered = self._ask(history, question, lambda view: summary(view, self._has_drafter), differently)
         if answered is None:
@@ -433,14 +444,17 @@ class Chat:
 
         Lines that are typed meanwhile are kept for later, except "/stop", which ends the answer.
 
-        history: the conversation before the question. question: what is asked. make_summary: makes the line
-            that is shown below the answer. differently: another answer than before is wanted.
+        history: The conversation before the question.
+        question: What is asked.
+        make_summary: Makes the line that is shown below the answer.
+        differently: Another answer than before is wanted.
         """
 
         def make_ask(history: ChatHistory, question: str) -> Ask:
             """Return the request, changed if another answer than before is wanted.
 
-            history: the conversation that fits. question: what is asked.
+            history: The conversation that fits.
+            question: What is asked.
             """
             asked = self._make_ask(history, question)
             return for_another_answer(asked) if differently else asked
@@ -468,8 +482,9 @@ class Chat:
         """Show an answer, and before it mention exchanges that were left out; return the view after the last
         event.
 
-        make_summary: makes the line below the answer. events: of the request. left_out: number of exchanges
-            that were left out.
+        make_summary: Makes the line below the answer.
+        events: Of the request.
+        left_out: Number of exchanges that were left out.
         """
         if left_out:
             self._remark(describe_left_out(left_out, self._max_positions))
@@ -484,7 +499,8 @@ class Chat:
 def describe_left_out(exchanges: int, max_positions: int | None) -> str:
     """Return the remark about exchanges that were left out, since they do not fit the model's context.
 
-    exchanges: their number, at least 1. max_positions: positions of the context; None if unknown.
+    exchanges: Their number, at least 1.
+    max_positions: Positions of the context; None if unknown.
     """
     noun, fit, verb_was = (
         ("exchange", "fits", "was") if exchanges == 1 else (f"{exchanges} exchanges", "fit", "were")

@@ -30,14 +30,14 @@ class LineInput(Protocol):
     def read(self, prompt: str) -> str | None:
         """Return the next line, or None at the end of the input. Raises KeyboardInterrupt at Ctrl-C.
 
-        prompt: shown in front of the line, if there is a terminal.
+        prompt: Shown in front of the line, if there is a terminal.
         """
         ...
 
     def during(self, future: Future[Any]) -> Iterator[str]:
         """Yield the lines that arrive until the work is done; Ctrl-C yields INTERRUPT.
 
-        future: is done when the work is.
+        future: Is done when the work is.
         """
         ...
 
@@ -45,7 +45,7 @@ class LineInput(Protocol):
 class PipeInput:
     """Lines of a pipe. Every line waits for its turn, so that only Ctrl-C arrives while an answer is written.
 
-    lines: the stream to read.
+    lines: The stream to read.
     """
 
     def __init__(self, lines: TextIO) -> None:
@@ -69,9 +69,9 @@ class TerminalInput:
     def __init__(self, terminal: TextIO, shows_prompt: bool, history: Path) -> None:
         """Open the terminal.
 
-        terminal: the stream to read, which is a terminal.
-        shows_prompt: the output is a terminal, too, so that prompts can be edited there.
-        history: file with the questions of earlier conversations.
+        terminal: The stream to read, which is a terminal.
+        shows_prompt: The output is a terminal, too, so that prompts can be edited there.
+        history: File with the questions of earlier conversations.
         """
         self._terminal = terminal
         self._session = _session(history) if shows_prompt else None
@@ -80,7 +80,7 @@ class TerminalInput:
         """Return the next question, which may have several lines, or None at the end (Ctrl-D). Raises
         KeyboardInterrupt.
 
-        prompt: shown in front of the first line.
+        prompt: Shown in front of the first line.
         """
         if self._session is None:
             print(prompt, end="", file=sys.stderr, flush=True)
@@ -98,8 +98,9 @@ class TerminalInput:
 def input_from(lines: TextIO, out: TextIO, history: Path) -> LineInput:
     """Return the source of lines for a terminal or a pipe.
 
-    lines: the stream to read. out: the stream of answers, on which prompts are edited if it is a terminal.
-        history: file with earlier questions, used at a terminal alone.
+    lines: The stream to read.
+    out: The stream of answers, on which prompts are edited if it is a terminal.
+    history: File with earlier questions, used at a terminal alone.
     """
     return TerminalInput(lines, out.isatty(), history) if lines.isatty() else PipeInput(lines)
 
@@ -107,7 +108,7 @@ def input_from(lines: TextIO, out: TextIO, history: Path) -> LineInput:
 def _session(history: Path) -> PromptSession[str]:
     """Return a prompt session with Enter, Alt-Enter and a history that only this user can read.
 
-    history: the history's file, created if missing; if that fails, the history is kept in memory.
+    history: The history's file, created if missing; if that fails, the history is kept in memory.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -116,11 +117,17 @@ def _session(history: Path) -> PromptSession[str]:
     keys = KeyBindings()
 
     def send(event: KeyPressEvent) -> None:
-        """Accept the question as it is. event: of the Enter key."""
+        """Accept the question as it is.
+
+        event: Of the Enter key.
+        """
         event.current_buffer.validate_and_handle()
 
     def begin_line(event: KeyPressEvent) -> None:
-        """Insert a line break. event: of Alt-Enter."""
+        """Insert a line break.
+
+        event: Of Alt-Enter.
+        """
         event.current_buffer.insert_text("\n")
 
     keys.add("enter")(send)
@@ -141,7 +148,8 @@ def _lines_until_done(future: Future[Any], terminal: int | None) -> Iterator[str
 
     A terminal that is closed meanwhile yields nothing more.
 
-    future: is done when the work is. terminal: file descriptor of the terminal; None: only Ctrl-C is watched.
+    future: Is done when the work is.
+    terminal: File descriptor of the terminal; None: only Ctrl-C is watched.
     """
     with (
         _done_or_interrupt(future) as receiver,
@@ -167,7 +175,7 @@ def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
     """Yield a socket that receives DONE when the future is done, and the signal's number at Ctrl-C, which
     raises no exception meanwhile.
 
-    future: is done when the work is.
+    future: Is done when the work is.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
@@ -179,7 +187,7 @@ def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
 def _done_sender(sender: socket.socket) -> Callable[[Any], None]:
     """Return a callback for a future that sends DONE over a socket.
 
-    sender: the sending side of the socket.
+    sender: The sending side of the socket.
     """
 
     def ring(_: Any) -> None:
@@ -196,7 +204,7 @@ def _signals_to(file_descriptor: int) -> Generator[None]:
     """Within the context, let signals write their number to this file descriptor, and let Ctrl-C raise no
     exception.
 
-    file_descriptor: of a socket that does not block.
+    file_descriptor: Of a socket that does not block.
     """
     previous_handler = signal.signal(signal.SIGINT, _raise_nothing)
     previous_descriptor = signal.set_wakeup_fd(file_descriptor)
@@ -208,8 +216,9 @@ def _signals_to(file_descriptor: int) -> Generator[None]:
 
 
 def _raise_nothing(number: int, frame: FrameType | None) -> None:
-    """Handle SIGINT by doing nothing; its number was already written to the socket. number, frame: as Python
-    passes them to a handler.
+    """Handle SIGINT by doing nothing; its number was already written to the socket.
+
+    number, frame: As Python passes them to a handler.
     """
     ...
 
@@ -218,7 +227,7 @@ def _raise_nothing(number: int, frame: FrameType | None) -> None:
 def _without_echo(terminal: int) -> Generator[None]:
     """Turn the terminal's echo off within the context, since typed characters would disturb the display.
 
-    terminal: file descriptor of the terminal.
+    terminal: File descriptor of the terminal.
     """
     previous = termios.tcgetattr(terminal)
     hidden = [*previous[:3], previous[3] & ~termios.ECHO, *previous[4:]]

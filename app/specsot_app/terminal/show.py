@@ -34,8 +34,8 @@ FRAMES_PER_SECOND = 8
 class Streams:
     """Where output goes.
 
-    out: stream of the answers.
-    err: stream of remarks.
+    out: Stream of the answers.
+    err: Stream of remarks.
     """
 
     out: TextIO
@@ -46,7 +46,8 @@ def format_for(streams: Streams, json: bool) -> OutputFormat:
     """Return JSON if it is asked for, panels on a terminal that can move its cursor, and plain text
     otherwise.
 
-    streams: the output, whose `out` may be a terminal. json: whether JSON was asked for.
+    streams: The output, whose `out` may be a terminal.
+    json: Whether JSON was asked for.
     """
     if json:
         return "json"
@@ -62,8 +63,10 @@ async def show(
 ) -> View:
     """Read the events to their end, and show each; return the view after the last one.
 
-    events: of one request. output_format: how to show them. streams: where to. make_summary: makes the line
-        below the answer, which JSON does not have.
+    events: Of one request.
+    output_format: How to show them.
+    streams: Where to.
+    make_summary: Makes the line below the answer, which JSON does not have.
     """
     match output_format:
         case "json":
@@ -77,7 +80,8 @@ async def show(
 async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
     """Print one JSON object a line; the last one is `finished`. Return the view after the last event.
 
-    events: of one request. streams: where to.
+    events: Of one request.
+    streams: Where to.
     """
     view = View()
     async for numbered in events:
@@ -92,7 +96,9 @@ async def show_text(
     """Print the merged answer as it grows; a forecast and the summary go to the error stream. Return the view
     after the last event.
 
-    events: of one request. streams: where to. make_summary: makes the summary from the last view.
+    events: Of one request.
+    streams: Where to.
+    make_summary: Makes the summary from the last view.
     """
     view = View()
     num_printed = 0
@@ -116,7 +122,7 @@ async def show_text(
 class LiveView:
     """What the live screen draws at its own pace: the newest view, at the screen's current size.
 
-    console: the terminal. `view` is replaced after each event.
+    console: The terminal. `view` is replaced after each event.
     """
 
     def __init__(self, console: Console) -> None:
@@ -136,7 +142,9 @@ async def show_live(
 
     If the request is interrupted or fails, print what was written so far, and re-raise.
 
-    events: of one request. console: the terminal. make_summary: makes the summary from the last view.
+    events: Of one request.
+    console: The terminal.
+    make_summary: Makes the summary from the last view.
     """
     picture = LiveView(console)
     try:
@@ -162,7 +170,7 @@ class _Count(MofNCompleteColumn):
 def bars(err: TextIO) -> Progress:
     """Return progress bars that disappear when they are done, and that only a terminal shows.
 
-    err: the stream to draw on.
+    err: The stream to draw on.
     """
     console = Console(file=err)
     columns = TextColumn("{task.description}"), BarColumn(20), _Count(), TimeElapsedColumn()
@@ -173,7 +181,9 @@ def bars(err: TextIO) -> Progress:
 def counting_bar(err: TextIO, description: str, total: int) -> Generator[Callable[[], None]]:
     """Show a bar within the context; each call of the yielded function advances it by one.
 
-    err: the stream to draw on. description: written before the bar. total: number of calls that fill the bar.
+    err: The stream to draw on.
+    description: Written before the bar.
+    total: Number of calls that fill the bar.
     """
     with bars(err) as progress:
         task = progress.add_task(description, total=total)
@@ -184,7 +194,7 @@ def weights_of(options: FleetOptions) -> str:
     """Return what is loaded and its size, such as "model.safetensors, 513 MiB"; only a name if there are no
     weight files.
 
-    options: of the fleet; without a model, the bundled small model is meant.
+    options: Of the fleet; without a model, the bundled small model is meant.
     """
     model = Path(options.model or small_pair() / "base")
     files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("*.gguf")]
@@ -197,13 +207,13 @@ def weights_of(options: FleetOptions) -> str:
 def open_with_progress(err: TextIO) -> Opener:
     """Return `open_fleet` with a progress bar while the fleet loads.
 
-    err: the stream to draw on.
+    err: The stream to draw on.
     """
 
     async def opener(options: FleetOptions) -> FleetClient:
         """Open the fleet; a bar is shown unless the fleet belongs to a running master.
 
-        options: of the fleet.
+        options: Of the fleet.
         """
         if options.master is not None:
             return await open_fleet(options)
@@ -212,7 +222,10 @@ def open_with_progress(err: TextIO) -> Opener:
             task = progress.add_task(description_of_files, total=None)
 
             def report(unit: str, count: int, total: int) -> None:
-                """Show progress: `count` of `total` are ready. unit: what is counted, such as "layers"."""
+                """Show progress: `count` of `total` are ready.
+
+                unit: What is counted, such as "layers".
+                """
                 progress.update(
                     task, description=f"{description_of_files}: {unit}", completed=count, total=total
                 )

@@ -27,9 +27,9 @@ LABEL_WIDTH = 8
 class StatusView:
     """What is known after some queries.
 
-    info: the newest state.
-    pace: steps per second at each query, the newest last.
-    lost: why the newest query failed, or None.
+    info: The newest state.
+    pace: Steps per second at each query, the newest last.
+    lost: Why the newest query failed, or None.
     """
 
     info: Info
@@ -38,13 +38,17 @@ class StatusView:
 
 
 def lines_of(info: Info) -> list[str]:
-    """Return the fleet's state as lines of a name and a value. info: the state."""
+    """Return the fleet's state as lines of a name and a value.
+
+    info: The state.
+    """
     return [f"{name:<9} {value}" for name, value in facts(info)]
 
 
 def facts(info: Info) -> list[tuple[str, str]]:
-    """Return (name, value) of everything to show, in order; what the fleet does not have is left out. info:
-    the state.
+    """Return (name, value) of everything to show, in order; what the fleet does not have is left out.
+
+    info: The state.
     """
     models = [
         ("model", f"{entry.name} · {entry.layers} layers · {entry.max_positions} positions")
@@ -66,7 +70,8 @@ def describe_member(member: MemberInfo, info: Info) -> str:
     """Return a member's name, address, layers, milliseconds of a step, and whether it is a standby, in one
     line.
 
-    member: the member. info: the state of its fleet.
+    member: The member.
+    info: The state of its fleet.
     """
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, info)
@@ -81,7 +86,8 @@ def describe_member(member: MemberInfo, info: Info) -> str:
 def stage_seconds(member: MemberInfo, info: Info) -> float | None:
     """Return a worker's seconds per step; None before the first step, and for members without layers.
 
-    member: the member. info: the state of its fleet, which has the times of each ring's stages in order.
+    member: The member.
+    info: The state of its fleet, which has the times of each ring's stages in order.
     """
     workers = [entry for entry in info.members if entry.layers and entry.replica == member.replica]
     ranges = sorted(entry.layers.first for entry in workers if entry.layers)
@@ -134,7 +140,7 @@ def draw_status(status: StatusView) -> RenderableType:
     """Return the facts as a table, with used pages as a bar and the pace as a curve; the last line says how
     to leave, or why the newest query failed.
 
-    status: what the queries returned.
+    status: What the queries returned.
     """
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=LABEL_WIDTH)
@@ -152,7 +158,7 @@ def draw_status(status: StatusView) -> RenderableType:
 def curve(values: Sequence[float]) -> str:
     """Return one character for each value, as high as the value relative to the highest: [1, 2, 4] -> "▃▅█".
 
-    values: not negative; if all are 0, every character is the lowest; no values give an empty text.
+    values: Not negative; if all are 0, every character is the lowest; no values give an empty text.
     """
     highest = max(values, default=0.0)
     if not highest:
@@ -176,7 +182,9 @@ async def watch(query: Query, wait: Wait, console: Console) -> None:
 
     A master that is lost is queried again.
 
-    query: asks the master for its state. wait: waits until the next query. console: the terminal.
+    query: Asks the master for its state.
+    wait: Waits until the next query.
+    console: The terminal.
     Raises SpecsotError if the first query fails.
     """
     with Live(console=console, auto_refresh=False) as live:
@@ -189,7 +197,8 @@ async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
 
     If a later query fails, the last state is yielded again with the reason.
 
-    query: asks the master for its state. wait: waits until the next query.
+    query: Asks the master for its state.
+    wait: Waits until the next query.
     Raises what the first query raises.
     """
     status = with_pace(StatusView(await get_info(query)))
@@ -203,8 +212,10 @@ async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
 
 
 async def get_info(query: Query) -> Info:
-    """Return the master's state. query: asks for it. Raises Unavailable if there is no answer within
-    INFO_TIMEOUT.
+    """Return the master's state.
+
+    query: Asks for it.
+    Raises Unavailable if there is no answer within INFO_TIMEOUT.
     """
     try:
         async with asyncio.timeout(INFO_TIMEOUT):
@@ -217,7 +228,7 @@ def with_pace(status: StatusView) -> StatusView:
     """Return the view with the state's steps per second appended to its pace, of which the newest
     CURVE_LENGTH are kept.
 
-    status: a view with a new state.
+    status: A view with a new state.
     """
     steps = status.info.steps
     return replace(status, pace=(*status.pace, steps.per_second if steps else 0.0)[-CURVE_LENGTH:])

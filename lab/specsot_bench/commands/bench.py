@@ -89,7 +89,8 @@ def full(options: TablesOptions) -> int:
 def measure(name: str, options: TablesOptions) -> int:
     """Run a table and publish it; return the exit status. `quick` and `full` differ in their methods alone.
 
-    name: "quick" or "full". options: of the command.
+    name: "quick" or "full".
+    options: Of the command.
     """
     require_torch()
     output = options.output.place

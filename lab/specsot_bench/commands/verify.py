@@ -57,8 +57,8 @@ EXAMPLES = (
 def verify(options: VerifyOptions) -> int:
     """Compare a fleet's answers with Transformers, token for token, and check whether the head fits.
 
-    Exit status 0: all answers agree, and the head fits. A quantized model is compared with itself,
-    computed in one pass.
+    Exit status 0: all answers agree, and the head fits. A quantized model is compared with itself, computed
+    in one pass.
     """
     require_torch()
     from specsot_app.terminal.show import open_with_progress

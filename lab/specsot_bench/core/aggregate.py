@@ -21,11 +21,15 @@ from specsot_bench.core.methods import PLAIN, Method, MethodTable
 class StepSample:
     """The state of an answer after one step, counted from the answer's beginning.
 
-    seconds: since the request. tokens: tokens written, those of a plan included. grown: how many of them were
-        written by steps with trees (prompts excluded). steps: steps of the base after the prompts. proposed:
-        drafted tokens; None if unknown. accepted: accepted drafts; None if unknown. held: maximum bytes that
-        the method held so far: KV pages, and the drafter with its own. evictions: how often a window returned
-        pages. evicted: tokens that have left the window.
+    seconds: Since the request.
+    tokens: Tokens written, those of a plan included.
+    grown: How many of them were written by steps with trees (prompts excluded).
+    steps: Steps of the base after the prompts.
+    proposed: Drafted tokens; None if unknown.
+    accepted: Accepted drafts; None if unknown.
+    held: Maximum bytes that the method held so far: KV pages, and the drafter with its own.
+    evictions: How often a window returned pages.
+    evicted: Tokens that have left the window.
     """
 
     seconds: float
@@ -43,11 +47,11 @@ class StepSample:
 class Excerpt:
     """An answer up to a length.
 
-    tokens: number of its tokens.
-    seconds: when the last of them was written.
-    first: when the first one was written.
-    moment: the state of the answer then.
-    text: the token ids.
+    tokens: Number of its tokens.
+    seconds: When the last of them was written.
+    first: When the first one was written.
+    moment: The state of the answer then.
+    text: The token ids.
     """
 
     tokens: int
@@ -76,11 +80,11 @@ class Excerpt:
 class Recording:
     """A whole answer.
 
-    moments: one sample a step, in order.
-    text: token ids of the answer.
-    seconds: duration of the request.
-    planned: whether the answer was written in branches.
-    prompt: token ids of the prompt.
+    moments: One sample a step, in order.
+    text: Token ids of the answer.
+    seconds: Duration of the request.
+    planned: Whether the answer was written in branches.
+    prompt: Token ids of the prompt.
     """
 
     moments: tuple[StepSample, ...]
@@ -106,10 +110,10 @@ class Recording:
 class Runs:
     """One method at one length.
 
-    method: the method.
-    tokens: the length.
-    readings: one excerpt a round.
-    prompts: one prompt a round.
+    method: The method.
+    tokens: The length.
+    readings: One excerpt a round.
+    prompts: One prompt a round.
     """
 
     method: Method
@@ -127,8 +131,8 @@ class Runs:
 class Perplexities:
     """Perplexities under the base without a window; None if not measured.
 
-    own: of what was written, after its prompt.
-    reference: of a given text, read under the method's window.
+    own: Of what was written, after its prompt.
+    reference: Of a given text, read under the method's window.
     """
 
     own: float | None = None
@@ -155,7 +159,11 @@ def name_of(method: Method, tokens: int) -> str:
 
 
 def skipped(method: Method, tokens: int, reason: str) -> dict[str, object]:
-    """Return the row of a method that was not measured. tokens: the length. reason: why."""
+    """Return the row of a method that was not measured.
+
+    tokens: The length.
+    reason: Why.
+    """
     return {"name": name_of(method, tokens), "method": method.name, "tokens": tokens, "skipped": reason}
 
 
@@ -165,8 +173,9 @@ def unwritten(
     """Return rows for answers that do not exist, and for the shorter lengths that would have been read off
     them.
 
-    table: methods and lengths. failures: why, by method and requested length. existing_names: names that have
-        a row already.
+    table: Methods and lengths.
+    failures: Why, by method and requested length.
+    existing_names: Names that have a row already.
     """
     rows: list[dict[str, object]] = []
     for method in table.methods:
@@ -181,8 +190,9 @@ def unwritten(
 def row_of(runs: Runs, baseline: Runs, quality: Perplexities) -> dict[str, object]:
     """Return a row of the table, by the names of its figures.
 
-    runs: one method at one length. baseline: at the same length; a ratio is taken within its round. quality:
-        perplexities.
+    runs: One method at one length.
+    baseline: At the same length; a ratio is taken within its round.
+    quality: Perplexities.
     """
     readings = runs.readings
     method = runs.method
@@ -222,9 +232,9 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: Metho
     """Return what was measured, by length and then in the methods' order; methods without answers are left
     out.
 
-    answers: one for each round, by method and requested length. Plans were written for every length; of other
+    answers: One for each round, by method and requested length. Plans were written for every length; of other
         methods only the longest was written, and the shorter ones are its prefixes.
-    table: methods and lengths.
+    table: Methods and lengths.
     """
     measured: list[Runs] = []
     for tokens in table.lengths:
@@ -249,7 +259,7 @@ def baseline_of(runs: Sequence[Runs], tokens: int) -> Runs:
 def perplexity(losses_of_texts: Iterable[Sequence[float]]) -> float | None:
     """Return exp of the mean negative log-likelihood over the tokens of all texts; None without tokens.
 
-    losses_of_texts: for each text the losses (nats) of its tokens.
+    losses_of_texts: For each text the losses (nats) of its tokens.
     """
     all_losses = [loss for losses in losses_of_texts for loss in losses]
     return math.exp(statistics.mean(all_losses)) if all_losses else None

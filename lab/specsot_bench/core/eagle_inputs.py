@@ -17,12 +17,12 @@ from specsot_kernels.contract import TreeMaskMode, check_mode, check_nodes
 class EagleConfig:
     """Configuration of `Eagle`. Raises InvalidRequest, whose `field` names the impossible value.
 
-    topk: candidates below each drafted node, and nodes of a level that are drafted from.
-    num_steps: levels of drafting, so that at most so many drafts are accepted at once.
-    num_draft_tokens: nodes of a tree, the root included; the target verifies so many tokens at once.
+    topk: Candidates below each drafted node, and nodes of a level that are drafted from.
+    num_steps: Levels of drafting, so that at most so many drafts are accepted at once.
+    num_draft_tokens: Nodes of a tree, the root included; the target verifies so many tokens at once.
     temperature: 0 takes the most likely token.
-    top_p, top_k, min_p: cuts that apply above temperature 0; None means no cut.
-    tree_mask_mode: how `Eagle.propose` lays out the attention mask of its trees.
+    top_p, top_k, min_p: Cuts that apply above temperature 0; None means no cut.
+    tree_mask_mode: How `Eagle.propose` lays out the attention mask of its trees.
     """
 
     topk: int = 4
@@ -68,9 +68,9 @@ Ids = Any
 class Batch:
     """Prompts, and the form in which they were given.
 
-    rows: token ids as given, padding included.
-    prompts: token ids without padding.
-    given: the caller's own object.
+    rows: Token ids as given, padding included.
+    prompts: Token ids without padding.
+    given: The caller's own object.
     """
 
     rows: Rows
@@ -83,7 +83,8 @@ class Batch:
         For a tensor, return a tensor [num_sequences, longest] on the same device, filled with `pad_token`.
         What was written begins in the same column of every row.
 
-        new_tokens: token ids that each sequence wrote. pad_token: token id.
+        new_tokens: Token ids that each sequence wrote.
+        pad_token: Token id.
         """
         rows = [[*row, *tokens] for row, tokens in zip(self.rows, new_tokens)]
         longest = max(map(len, rows))
@@ -101,8 +102,9 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
     input_ids [[0, 5, 6], [7, 8, 9]] with attention_mask [[0, 1, 1], [1, 1, 1]] -> prompts (5, 6) and (7, 8,
     9).
 
-    input_ids: token ids. attention_mask: of the same shape; 0 marks padding; None: nothing is padding.
-        vocab_size: ids must be below it.
+    input_ids: Token ids.
+    attention_mask: Of the same shape; 0 marks padding; None: nothing is padding.
+    vocab_size: Ids must be below it.
     Raises InvalidRequest, naming the sequence that is empty or has an impossible id.
     """
     rows = _rows(input_ids, "input_ids")
@@ -127,7 +129,9 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
 def _rows(given: Any, name: str) -> Rows:
     """Return one list of ids for each sequence.
 
-    value: as the caller gave it. name: of the argument, for the error.
+    value: as the caller gave it.
+
+    name: Of the argument, for the error.
     Raises InvalidRequest for anything but integers, in one or two dimensions.
     """
     nested = _plain(given)

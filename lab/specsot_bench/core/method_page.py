@@ -81,7 +81,10 @@ def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
 def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[Row]) -> str:
     """Return a page of Markdown: what was done, a table for every length, and recommended settings.
 
-    title: the heading. description: a paragraph. rows: of the tables. advice: rows of the recommendations.
+    title: The heading.
+    description: A paragraph.
+    rows: Of the tables.
+    advice: Rows of the recommendations.
     """
     parts = [f"# {title}", description]
     for tokens, length_rows in by_length(rows).items():
@@ -90,7 +93,11 @@ def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[
 
 
 def latex_of(title: str, rows: Sequence[Row]) -> str:
-    """Return the same tables for a paper, in LaTeX. title: of each caption. rows: of the tables."""
+    """Return the same tables for a paper, in LaTeX.
+
+    title: Of each caption.
+    rows: Of the tables.
+    """
     tables = (
         latex(f"{title}: {tokens} tokens", columns_of(length_rows), length_rows)
         for tokens, length_rows in by_length(rows).items()
@@ -102,11 +109,11 @@ def latex_of(title: str, rows: Sequence[Row]) -> str:
 class Goal:
     """A goal of the recommended settings.
 
-    name: its name.
-    column: the column that counts.
-    most: larger values are better.
-    unit: unit of the column.
-    slack: values within this share of the best are equally good, and speed decides among them.
+    name: Its name.
+    column: The column that counts.
+    most: Larger values are better.
+    unit: Unit of the column.
+    slack: Values within this share of the best are equally good, and speed decides among them.
     """
 
     name: str
@@ -127,7 +134,7 @@ def recommend(rows: Sequence[Row]) -> list[Row]:
     """Return the best of our methods for every length and goal: of all, and of those that keep the baseline's
     text.
 
-    rows: measured ones; skipped rows and those of Transformers are left out.
+    rows: Measured ones; skipped rows and those of Transformers are left out.
     """
     ours = [row for row in rows if "skipped" not in row and not row["rival"]]
     recommendations: list[Row] = []
@@ -142,7 +149,9 @@ def _recommendations_for(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[R
     """Return the recommendations for a goal at a length: one among all rows, one among those that keep the
     text.
 
-    goal: what counts. tokens: the length. rows: measured at this length.
+    goal: What counts.
+    tokens: The length.
+    rows: Measured at this length.
     """
     groups = {"any text": rows, "plain's text": [row for row in rows if row["exact"]]}
     best = {text: best_for(goal, group) for text, group in groups.items() if group}
@@ -154,7 +163,10 @@ def _recommendations_for(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[R
 
 
 def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
-    """Return the fastest of the rows that are within the goal's slack of the best. rows: at least one."""
+    """Return the fastest of the rows that are within the goal's slack of the best.
+
+    rows: At least one.
+    """
     values = [_number(row, goal.column) for row in rows]
     best = max(values) if goal.most else min(values)
     allowed = best * (1 - goal.slack) if goal.most else best * (1 + goal.slack)

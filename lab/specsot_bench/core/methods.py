@@ -35,13 +35,13 @@ THRESHOLD = 0.03
 class Method:
     """One way of writing an answer.
 
-    name: its name in the tables.
-    drafter: what drafts.
-    options: how it drafts.
-    window: what tokens attend to; None: all tokens before them.
-    planned: the answer is written as branches of a plan.
+    name: Its name in the tables.
+    drafter: What drafts.
+    options: How it drafts.
+    window: What tokens attend to; None: all tokens before them.
+    planned: The answer is written as branches of a plan.
     rival: Transformers writes the answer, alone or assisted by the small model.
-    lengthy: the method is measured at every length instead of the shortest alone.
+    lengthy: The method is measured at every length instead of the shortest alone.
     """
 
     name: str
@@ -81,9 +81,9 @@ class Method:
 class MethodTable:
     """What is measured.
 
-    methods: the methods.
-    lengths: numbers of tokens, ascending.
-    rounds: how often each method answers, each time with another question.
+    methods: The methods.
+    lengths: Numbers of tokens, ascending.
+    rounds: How often each method answers, each time with another question.
     """
 
     methods: tuple[Method, ...]
@@ -119,7 +119,9 @@ WINDOWS = Option(
 def shared(option: Option, flag: str, help_text: str) -> Option:
     """Return a shared option for a table that has always called it `flag`; its other names become aliases.
 
-    option: declared once for several tables. flag: without dashes. help_text: of this table.
+    option: Declared once for several tables.
+    flag: Without dashes.
+    help_text: Of this table.
     """
     names = tuple(name for name in (option.flag, *option.aliases) if name and name != flag)
     return replace(option, help=help_text, flag=flag, aliases=names)
@@ -129,11 +131,11 @@ def shared(option: Option, flag: str, help_text: str) -> Option:
 class TableOptions:
     """What a table contains instead of its default rows; None keeps the default.
 
-    rounds: runs of each method.
-    lengths: numbers of tokens of the answers.
-    chains: chain lengths K of the linear methods.
-    windows: numbers of tokens that windowed methods attend to.
-    families: families of FAMILIES; the baseline is always measured.
+    rounds: Runs of each method.
+    lengths: Numbers of tokens of the answers.
+    chains: Chain lengths K of the linear methods.
+    windows: Numbers of tokens that windowed methods attend to.
+    families: Families of FAMILIES; the baseline is always measured.
     """
 
     HEADING: ClassVar[str] = "Methods"
@@ -155,8 +157,9 @@ class TableOptions:
 def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:
     """Return a method that always drafts a chain of so many tokens.
 
-    tokens: K, the drafted tokens of a step. lengthy: measured at every length. window: tokens that are
-        attended to; None: all.
+    tokens: K, the drafted tokens of a step.
+    lengthy: Measured at every length.
+    window: Tokens that are attended to; None: all.
     """
     options = DraftOptions("linear", tokens, tuner="fixed", blend=False)
     name = f"linear K={tokens}"
@@ -170,8 +173,10 @@ def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Met
 def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Method:
     """Return tree V1: every drafted node has `breadth` children, down to a depth or a number of nodes.
 
-    depth: levels of a tree. breadth: children of a node. nodes: maximum nodes of a tree. lengthy: measured at
-        every length.
+    depth: Levels of a tree.
+    breadth: Children of a node.
+    nodes: Maximum nodes of a tree.
+    lengthy: Measured at every length.
     """
     options = DraftOptions("tree", depth, breadth, nodes, tuner="fixed", blend=False)
     return Method(f"tree V1 D={depth} B={breadth}", "model", options, lengthy=lengthy)
@@ -182,8 +187,11 @@ def pruned(
 ) -> Method:
     """Return tree V2: nodes less likely than the threshold have no children.
 
-    depth: levels of a tree. breadth: children of a node. threshold: probability. lengthy: measured at every
-        length. window: tokens that are attended to; None: all.
+    depth: Levels of a tree.
+    breadth: Children of a node.
+    threshold: Probability.
+    lengthy: Measured at every length.
+    window: Tokens that are attended to; None: all.
     """
     options = DraftOptions("pruned", depth, breadth, 32, threshold, "fixed", blend=False)
     name = f"tree V2 D={depth} B={breadth} p={threshold:g}"
@@ -214,7 +222,10 @@ EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", bl
 
 
 def quick(options: TableOptions = TableOptions()) -> MethodTable:
-    """Return the table of a run of minutes on two cores. options: what replaces its default rows."""
+    """Return the table of a run of minutes on two cores.
+
+    options: What replaces its default rows.
+    """
     middle = (
         linear(4, lengthy=True),
         linear(8, lengthy=True),
@@ -227,7 +238,10 @@ def quick(options: TableOptions = TableOptions()) -> MethodTable:
 
 
 def full(options: TableOptions = TableOptions()) -> MethodTable:
-    """Return the table of all methods. options: what replaces its default rows."""
+    """Return the table of all methods.
+
+    options: What replaces its default rows.
+    """
     methods = (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE)
     return _with_options(MethodTable(methods, (500, 1000, 2000), 2), options)
 
@@ -249,7 +263,8 @@ def _with_options(default_table: MethodTable, options: TableOptions) -> MethodTa
     Methods that were asked for are measured at every length. Chains with windows are every K with every
     window.
 
-    default_table: the table without options. options: what replaces its rows.
+    default_table: The table without options.
+    options: What replaces its rows.
     """
     methods = default_table.methods
     chains = options.chains
@@ -277,7 +292,9 @@ def _with_family(
 ) -> tuple[Method, ...]:
     """Return the methods with other members of a family, in the families' order.
 
-    methods: of a table. family: whose members are replaced. replacements: its new members.
+    methods: Of a table.
+    family: Whose members are replaced.
+    replacements: Its new members.
     """
     remaining = [method for method in methods if method.family != family]
     return tuple(sorted([*remaining, *replacements], key=lambda method: FAMILIES.index(method.family)))

@@ -15,8 +15,8 @@ from typing import TypeVar
 class Sample:
     """One run.
 
-    tokens: tokens that count.
-    seconds: duration of the run.
+    tokens: Tokens that count.
+    seconds: Duration of the run.
     """
 
     tokens: int
@@ -32,10 +32,10 @@ class Sample:
 class Comparison:
     """Runs of A and B, pair by pair.
 
-    name: what is compared.
-    a: runs of A.
-    b: runs of B.
-    aim: the ratio to reach, or None.
+    name: What is compared.
+    a: Runs of A.
+    b: Runs of B.
+    aim: The ratio to reach, or None.
     """
 
     name: str
@@ -74,7 +74,8 @@ def order(sides: Sequence[Side], round_number: int) -> Sequence[Side]:
     """Return the sides in the order in which a round runs them: as given in even rounds, backwards in odd
     ones.
 
-    sides: what is compared. round_number: counted from 0.
+    sides: What is compared.
+    round_number: Counted from 0.
     """
     return sides if round_number % 2 == 0 else sides[::-1]
 
@@ -82,7 +83,8 @@ def order(sides: Sequence[Side], round_number: int) -> Sequence[Side]:
 def turns(sides: Sequence[Side], num_rounds: int) -> Iterator[tuple[int, Side]]:
     """Yield (round number, side) for all rounds: with two sides and 2 rounds (0, A), (0, B), (1, B), (1, A).
 
-    sides: what is compared. num_rounds: 0 yields nothing.
+    sides: What is compared.
+    num_rounds: 0 yields nothing.
     """
     for round_number in range(num_rounds):
         for side in order(sides, round_number):

@@ -18,9 +18,9 @@ MANY = 1e5
 class Column:
     """A column of a table.
 
-    heading: its heading.
-    cell: returns a row's cell.
-    text: its cells are left-aligned; such columns come first.
+    heading: Its heading.
+    cell: Returns a row's cell.
+    text: Its cells are left-aligned; such columns come first.
     """
 
     heading: str
@@ -31,7 +31,8 @@ class Column:
 def text(heading: str, key: str) -> Column:
     """Return a column of text, left-aligned.
 
-    heading: of the column. key: of the entry in a row.
+    heading: Of the column.
+    key: Of the entry in a row.
     """
     return Column(heading, lambda row: str(row[key]), text=True)
 
@@ -39,8 +40,9 @@ def text(heading: str, key: str) -> Column:
 def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Column:
     """Return a column of figures, times `scale`; `-` where nothing was measured.
 
-    heading: of the column. key: of the entry in a row. digits: decimals. From MANY on, an exponent is
-        written.
+    heading: Of the column.
+    key: Of the entry in a row.
+    digits: Decimals. From MANY on, an exponent is written.
     """
 
     def cell(row: Row) -> str:
@@ -55,7 +57,8 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
 def cells(columns: Sequence[Column], row: Row) -> list[str]:
     """Return a row's cells. A skipped row has its text columns, then why it was skipped, then empty cells.
 
-    columns: of the table. row: figures by key; "skipped" is the reason why nothing was measured.
+    columns: Of the table.
+    row: Figures by key; "skipped" is the reason why nothing was measured.
     """
     if "skipped" not in row:
         return [column.cell(row) for column in columns]
@@ -64,7 +67,11 @@ def cells(columns: Sequence[Column], row: Row) -> list[str]:
 
 
 def markdown(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Return a Markdown table. columns: text columns first. rows: figures by key."""
+    """Return a Markdown table.
+
+    columns: Text columns first.
+    rows: Figures by key.
+    """
     headings = [column.heading for column in columns]
     return pipes(headings, (cells(columns, row) for row in rows), sum(column.text for column in columns))
 
@@ -72,9 +79,9 @@ def markdown(columns: Sequence[Column], rows: Iterable[Row]) -> str:
 def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_columns: int = 1) -> str:
     """Return a Markdown table with aligned columns, so that its source is readable, too.
 
-    headings: of the columns. rows: cells. A row whose last cells are empty ends with a reason that spans
-        them.
-    num_text_columns: number of text columns; figures after them are right-aligned.
+    headings: Of the columns.
+    rows: Cells. A row whose last cells are empty ends with a reason that spans them.
+    num_text_columns: Number of text columns; figures after them are right-aligned.
     """
     lines = [list(headings), *map(list, rows)]
     full_lines = [line for line in lines if line[-1]]
@@ -93,7 +100,9 @@ def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_colum
 def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> str:
     """Return one line of the table, text left-aligned and figures right-aligned.
 
-    line: cells. widths: of the columns, in characters. num_text_columns: columns that are left-aligned.
+    line: Cells.
+    widths: Of the columns, in characters.
+    num_text_columns: Columns that are left-aligned.
     """
     names = [cell.ljust(width) for cell, width in zip(line[:num_text_columns], widths)]
     if not line[-1]:
@@ -107,7 +116,9 @@ def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> 
 def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
     """Return a LaTeX table for booktabs, as wide as the page.
 
-    caption: plain text. columns: text columns first. rows: figures by key.
+    caption: Plain text.
+    columns: Text columns first.
+    rows: Figures by key.
     """
     headings = " & ".join(escape(column.heading) for column in columns)
     body = "\n".join(_latex_line(columns, row) for row in rows)

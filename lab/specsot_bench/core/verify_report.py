@@ -23,7 +23,10 @@ LEAST_SPEEDUP = 1.03
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How many drafts were accepted. lengths: accepted drafts of every step."""
+    """How many drafts were accepted.
+
+    lengths: Accepted drafts of every step.
+    """
 
     lengths: tuple[int, ...]
 
@@ -51,10 +54,10 @@ class Acceptance:
 class HeadFit:
     """How well a head fits its base.
 
-    as_is: acceptance under the head's own settings.
-    trial: other settings that explain the base's text better, or None.
-    better: acceptance under `trial`.
-    about: the head's family, and what of this package works with it, line by line.
+    as_is: Acceptance under the head's own settings.
+    trial: Other settings that explain the base's text better, or None.
+    better: Acceptance under `trial`.
+    about: The head's family, and what of this package works with it, line by line.
     """
 
     as_is: Acceptance
@@ -77,9 +80,10 @@ def settings_to_try(
 ) -> tuple[Overrides, ...]:
     """Return settings worth trying: every tap one layer off, and other bases of the head's rotary positions.
 
-    given_settings: what is set already, and is kept apart from the one that is tried. taps: the layers that
-        the head reads; None for a head that reads only the last hidden state. layers: of the base.
-        base_theta: rotary base of the base model.
+    given_settings: What is set already, and is kept apart from the one that is tried.
+    taps: The layers that the head reads; None for a head that reads only the last hidden state.
+    layers: Of the base.
+    base_theta: Rotary base of the base model.
     """
     shifted_taps = [tuple(tap + step for tap in taps) for step in (-1, 1)] if taps else []
     layer_trials = [
@@ -104,8 +108,8 @@ def choose_trial(
 ) -> Overrides | None:
     """Return the settings that explain the same text best, if they do so beyond doubt; else None.
 
-    own_log_probs: log-probability that the head gives each token of the base's text. log_probs_of_trials: the
-        same under each other setting.
+    own_log_probs: Log-probability that the head gives each token of the base's text.
+    log_probs_of_trials: The same under each other setting.
     """
     gains = {
         trial: [b - a for a, b in zip(own_log_probs, log_probs)]
@@ -119,7 +123,7 @@ def _is_sure(gains: Sequence[float]) -> bool:
     """Return whether the mean gain is large enough, and large compared with its standard error; False for
     fewer than two tokens.
 
-    gains: nats of each token.
+    gains: Nats of each token.
     """
     if len(gains) < 2:
         return False
@@ -139,10 +143,10 @@ Spell = Callable[[int], str]
 class TokenDifference:
     """A token that differs from the reference.
 
-    at: place in the answer.
-    ours: the fleet's token; None: the answer ended there.
-    theirs: the reference's token.
-    gap: difference of the reference's two largest logits; if it is tiny, rounding decides.
+    at: Place in the answer.
+    ours: The fleet's token; None: the answer ended there.
+    theirs: The reference's token.
+    gap: Difference of the reference's two largest logits; if it is tiny, rounding decides.
     """
 
     at: int
@@ -155,10 +159,10 @@ class TokenDifference:
 class CheckedAnswer:
     """One answer, compared with the reference.
 
-    question: the question.
-    tokens: number of its tokens.
-    per_step: tokens of the fleet's steps.
-    differences: tokens that differ.
+    question: The question.
+    tokens: Number of its tokens.
+    per_step: Tokens of the fleet's steps.
+    differences: Tokens that differ.
     """
 
     question: str
@@ -171,12 +175,12 @@ class CheckedAnswer:
 class Report:
     """What `specsot verify` found.
 
-    answers: the compared answers.
-    near: gap below which a difference is a matter of rounding.
-    drafter: the drafter that the fleet was asked to use.
-    fit: how well the head fits; None: no head was examined.
-    rounding: the precision of the base, if the base itself was the reference; empty: Transformers was.
-    about: what runs of the base.
+    answers: The compared answers.
+    near: Gap below which a difference is a matter of rounding.
+    drafter: The drafter that the fleet was asked to use.
+    fit: How well the head fits; None: no head was examined.
+    rounding: The precision of the base, if the base itself was the reference; empty: Transformers was.
+    about: What runs of the base.
     """
 
     answers: tuple[CheckedAnswer, ...]
@@ -227,7 +231,8 @@ class Report:
 def lines_of(report: Report, spell: Spell) -> Iterator[str]:
     """Yield the report as lines.
 
-    report: what was found. spell: returns a token id's text.
+    report: What was found.
+    spell: Returns a token id's text.
     """
     for answer in report.answers:
         first = report.first(answer)
@@ -253,7 +258,8 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
 def _difference_in_words(difference: TokenDifference, reference: str, spell: Spell) -> str:
     """Return a difference in words.
 
-    reference: name of the reference. spell: returns a token id's text.
+    reference: Name of the reference.
+    spell: Returns a token id's text.
     """
     ours = "ended" if difference.ours is None else f"wrote {difference.ours} {spell(difference.ours)!r}"
     theirs = f"{reference} {difference.theirs} {spell(difference.theirs)!r}"

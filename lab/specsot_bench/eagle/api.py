@@ -52,10 +52,10 @@ class Eagle:
     ) -> None:
         """Load the models.
 
-        draft: an EAGLE head: its directory, or a loaded one; None decodes without drafts.
-        target: a directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model in
+        draft: An EAGLE head: its directory, or a loaded one; None decodes without drafts.
+        target: A directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model in
             memory, whose dtype and device are then kept.
-        dtype, device, allow_pickle_bin, overrides: how directories are loaded; see `LoadOptions`.
+        dtype, device, allow_pickle_bin, overrides: How directories are loaded; see `LoadOptions`.
         Raises ModelError, HeadMismatch, InvalidRequest.
         """
         self.config = config
@@ -77,12 +77,12 @@ class Eagle:
     ) -> tuple[Ids, EagleStats]:
         """Return the prompts followed by at most `max_new_tokens` new tokens each, and the statistics.
 
-        input_ids: one prompt or several: a tensor [tokens] or [sequences, tokens] gives a tensor, padded with
+        input_ids: One prompt or several: a tensor [tokens] or [sequences, tokens] gives a tensor, padded with
             `pad_token_id`; lists of any lengths give lists.
         attention_mask: 0 where input_ids is padding.
         seed: None draws a seed, which the statistics contain.
         eos_token_id: None takes the model's; () never stops.
-        on_piece: called with every piece as it is written.
+        on_piece: Called with every piece as it is written.
         Raises InvalidRequest before anything is computed.
         """
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
@@ -122,9 +122,11 @@ class Eagle:
     ) -> EagleBenchmark:
         """Compare speculation with decoding of the same target without drafts, on these prompts.
 
-        data: prompts as token ids, each one or several. max_new_tokens: of each answer. batch_size: prompts
-            that are written at once. seed: of all draws. eos_token_id: None takes the model's; () never
-            stops.
+        data: Prompts as token ids, each one or several.
+        max_new_tokens: Of each answer.
+        batch_size: Prompts that are written at once.
+        seed: Of all draws.
+        eos_token_id: None takes the model's; () never stops.
         Raises InvalidRequest for no prompts.
         """
         vocabulary = self._models.target.config.vocab
@@ -144,8 +146,9 @@ class Eagle:
         The tensors are on the target's device; see `specsot_kernels`. The config determines the mask's
         layout.
 
-        input_ids: prompts as token ids, one or several. attention_mask: 0 where input_ids is padding. seed:
-            of the draw of the next token.
+        input_ids: Prompts as token ids, one or several.
+        attention_mask: 0 where input_ids is padding.
+        seed: Of the draw of the next token.
         Raises InvalidRequest without a draft.
         """
         if self._models.draft is None:
@@ -159,8 +162,10 @@ class Eagle:
         return self._arranged([loop.trees[sequence] for sequence in range(len(orders))], batch.prompts)
 
     def _arranged(self, trees: Sequence[Tree], prompts: Prompts) -> TreeArrays:
-        """Return the trees as tensors. trees: one for each prompt. prompts: token ids, whose lengths are the
-        roots' positions.
+        """Return the trees as tensors.
+
+        trees: One for each prompt.
+        prompts: Token ids, whose lengths are the roots' positions.
         """
         device = self._models.target.device
         tokens = torch.tensor([tree.tokens for tree in trees], device=device)
@@ -208,8 +213,11 @@ class Eagle:
     ) -> Generation:
         """Start a generation.
 
-        models: target and draft. prompts: token ids. max_new_tokens: of each sequence. seed: below 2**63.
-            eos_token_id: None takes the model's; () never stops.
+        models: Target and draft.
+        prompts: Token ids.
+        max_new_tokens: Of each sequence.
+        seed: Below 2**63.
+        eos_token_id: None takes the model's; () never stops.
         Raises InvalidRequest for an impossible value.
         """
         if type(max_new_tokens) is not int or max_new_tokens < 1:
@@ -226,7 +234,8 @@ class Eagle:
     def _check_room(self, prompts: Prompts, max_new_tokens: int) -> None:
         """Raise InvalidRequest if a prompt and its answer do not fit the model's positions.
 
-        prompts: token ids. max_new_tokens: length of an answer.
+        prompts: Token ids.
+        max_new_tokens: Length of an answer.
         """
         positions = self._models.target.config.max_positions
         for index, prompt in enumerate(prompts):
@@ -238,7 +247,10 @@ class Eagle:
                 )
 
     def _stops(self, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
-        """Return the token ids that end a sequence. eos_token_id: None takes the model's."""
+        """Return the token ids that end a sequence.
+
+        eos_token_id: None takes the model's.
+        """
         if eos_token_id is None:
             return self._models.target.config.eos
         return (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)

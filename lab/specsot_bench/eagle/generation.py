@@ -35,9 +35,9 @@ from specsot_worker.verifier import Verifier
 class Piece:
     """Tokens that one sequence of the batch has just written.
 
-    sequence: number in the batch.
-    tokens: the tokens.
-    end: why the sequence ended, with its last tokens; else None.
+    sequence: Number in the batch.
+    tokens: The tokens.
+    end: Why the sequence ended, with its last tokens; else None.
     """
 
     sequence: int
@@ -49,9 +49,9 @@ class Piece:
 class SequenceStats:
     """One sequence of the batch.
 
-    tokens: what it wrote, the end-of-sequence token included.
+    tokens: What it wrote, the end-of-sequence token included.
     end: STOP, LENGTH, or FAILED if the target's logits were not finite; None while the sequence is written.
-    accept_lengths: accepted drafts of each of its trees, as far as they were written.
+    accept_lengths: Accepted drafts of each of its trees, as far as they were written.
     """
 
     tokens: tuple[int, ...]
@@ -63,11 +63,11 @@ class SequenceStats:
 class EagleStats:
     """A whole generation.
 
-    sequences: the sequences of the batch.
-    seed: the seed of all draws; the same seed gives the same tokens.
-    steps: forward passes of the target, those of the prompts included.
-    seconds: spent in target and drafter.
-    trees: statistics of all trees.
+    sequences: The sequences of the batch.
+    seed: The seed of all draws; the same seed gives the same tokens.
+    steps: Forward passes of the target, those of the prompts included.
+    seconds: Spent in target and drafter.
+    trees: Statistics of all trees.
     """
 
     sequences: tuple[SequenceStats, ...]
@@ -118,22 +118,28 @@ Phases = Callable[[str], AbstractContextManager[object]]
 
 
 def untimed(phase: str) -> AbstractContextManager[object]:
-    """Return a context for a phase of a step that is not timed. phase: its name, which is not used."""
+    """Return a context for a phase of a step that is not timed.
+
+    phase: Its name, which is not used.
+    """
     return nullcontext()
 
 
 class StepLoop:
     """Sequencer, stage, verifier and drafter of one ring, called one after another in this thread.
 
-    trees: by sequence, the trees that the drafter proposed last.
-    engine: the drafter, or None.
-    at: the phases of the present turn, see `turn`.
+    trees: By sequence, the trees that the drafter proposed last.
+    engine: The drafter, or None.
+    at: The phases of the present turn, see `turn`.
     """
 
     def __init__(
         self, stage: DecoderStage, verifier: Verifier, sequencer: Sequencer, engine: DraftEngine | None = None
     ) -> None:
-        """Connect the parts of one ring. engine: drafts on this thread; None: nothing is drafted."""
+        """Connect the parts of one ring.
+
+        engine: Drafts on this thread; None: nothing is drafted.
+        """
         self.sequencer = sequencer
         self.trees = dict[int, Tree]()
         self._stage = stage
@@ -147,7 +153,7 @@ class StepLoop:
         """Compute everything that is ready in one forward pass, then draft below what was written; return the
         frame and its result.
 
-        enter_phase: entered around every phase: compose, layers, lm_head; and within lm_head: learn, draft
+        enter_phase: Entered around every phase: compose, layers, lm_head; and within lm_head: learn, draft
             and arrange.
         Raises ModelError if nothing can be computed, that is, no sequence is left.
         """
@@ -231,9 +237,11 @@ def open_loop(
 ) -> StepLoop:
     """Return the loop of a batch of sequences, all opened at once; each may be decoded up to its lease.
 
-    models: target and draft. shape: of the trees. openings: one for each sequence. min_rows: minimum size of
-        a frame; the trees of all sequences always fit into one frame. make_stage: makes the stage; benchmarks
-        pass another.
+    models: Target and draft.
+    shape: Of the trees.
+    openings: One for each sequence.
+    min_rows: Minimum size of a frame; the trees of all sequences always fit into one frame.
+    make_stage: Makes the stage; benchmarks pass another.
     """
     slots = shape.slots if models.draft else 1
     pages = sum(-(-(opening.lease + slots) // PAGE_ROWS) for opening in openings)
@@ -257,8 +265,9 @@ def open_loop(
 
 
 def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
-    """Return a store for the features that the drafter reads, or None without a drafter. pages: KV pages of
-    the stage.
+    """Return a store for the features that the drafter reads, or None without a drafter.
+
+    pages: KV pages of the stage.
     """
     target = models.target
     draft = models.draft
@@ -276,9 +285,9 @@ Prompts = Sequence[tuple[int, ...]]
 class GenerationLimits:
     """What is wanted of each sequence of a batch.
 
-    limit: most tokens that it writes.
-    seed: seed of all draws; a sequence's ordinal is its number in the batch.
-    stop_ids: token ids that end a sequence.
+    limit: Most tokens that it writes.
+    seed: Seed of all draws; a sequence's ordinal is its number in the batch.
+    stop_ids: Token ids that end a sequence.
     """
 
     limit: int
@@ -305,8 +314,12 @@ class _WrittenSequence:
 class Generation:
     """A generation. Run it once, with `pieces`.
 
-    models: target and draft. config: of trees and sampling. prompts: token ids. limits: length, seed and end
-        tokens. clock: returns seconds. make_stage: makes the stage.
+    models: Target and draft.
+    config: Of trees and sampling.
+    prompts: Token ids.
+    limits: Length, seed and end tokens.
+    clock: Returns seconds.
+    make_stage: Makes the stage.
     """
 
     def __init__(
@@ -369,8 +382,10 @@ def openings_of(
 ) -> list[Open]:
     """Return the orders that open every sequence at once, with a lease to its end.
 
-    prompts: token ids. config: of the sampling. limits: length, seed and end tokens. with_drafter: the
-        sequences may be drafted for.
+    prompts: Token ids.
+    config: Of the sampling.
+    limits: Length, seed and end tokens.
+    with_drafter: The sequences may be drafted for.
     """
     return [
         Open(
@@ -399,10 +414,10 @@ Run = Callable[[Prompts], EagleStats]
 class EagleBenchmark:
     """How much faster speculation is than decoding without drafts; below 1 it costs more than it gains.
 
-    comparison: tokens per second of both, one pair for each batch.
-    trees: statistics of the drafted trees.
-    identical: number of sequences that both wrote alike, token for token: all of them in fp32.
-    sequences: number of sequences.
+    comparison: Tokens per second of both, one pair for each batch.
+    trees: Statistics of the drafted trees.
+    identical: Number of sequences that both wrote alike, token for token: all of them in fp32.
+    sequences: Number of sequences.
     """
 
     comparison: Comparison
@@ -435,8 +450,10 @@ def measure(
 ) -> EagleBenchmark:
     """Return the comparison of all batches with and without drafts, run in the order AB BA AB ....
 
-    batches: of prompts. speculate, decode: run a batch with and without drafts. num_steps: depths of which
-        the acceptance is reported. num_warm_up: runs of each that come first and do not count.
+    batches: Of prompts.
+    speculate, decode: Run a batch with and without drafts.
+    num_steps: Depths of which the acceptance is reported.
+    num_warm_up: Runs of each that come first and do not count.
     """
     for _ in range(num_warm_up):
         speculate(batches[0])

@@ -26,9 +26,9 @@ from specsot_model.weights import HeldWeights
 class TargetAndDraft:
     """A target with all its layers, and its draft.
 
-    target: the target.
-    draft: the draft head; None decodes without drafts.
-    unnamed: ids of the target that its tokenizer does not know, and that are never written. Only a directory
+    target: The target.
+    draft: The draft head; None decodes without drafts.
+    unnamed: Ids of the target that its tokenizer does not know, and that are never written. Only a directory
         has a tokenizer, so that a target loaded elsewhere has none of these ids.
     """
 
@@ -48,8 +48,8 @@ class LoadOptions:
 
     dtype: None is `auto`.
     device: None is the CPU.
-    allow_pickle_bin: also read pytorch_model.bin (tensors only).
-    overrides: see `Overrides`.
+    allow_pickle_bin: Also read pytorch_model.bin (tensors only).
+    overrides: See `Overrides`.
     """
 
     dtype: str | None = None
@@ -61,8 +61,9 @@ class LoadOptions:
 def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAndDraft:
     """Return target and draft, loaded or taken from memory.
 
-    draft: an EAGLE head: its directory, or loaded; None: none. target: a directory, a `Decoder` or a
-        Transformers model. load_options: how directories are loaded.
+    draft: An EAGLE head: its directory, or loaded; None: none.
+    target: A directory, a `Decoder` or a Transformers model.
+    load_options: How directories are loaded.
     Raises ModelError and HeadMismatch for models that cannot be used, InvalidRequest for objects that are no
     models.
     """
@@ -74,8 +75,8 @@ def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAnd
 def _target(target: Any, load_options: LoadOptions) -> Decoder:
     """Return the target as a decoder with all layers.
 
-    target: a directory, a `Decoder` or a Transformers model. load_options: for a directory; dtype and device
-        must be None for anything else.
+    target: A directory, a `Decoder` or a Transformers model.
+    load_options: For a directory; dtype and device must be None for anything else.
     Raises ModelError, InvalidRequest.
     """
     if isinstance(target, str | Path):
@@ -109,8 +110,9 @@ def _read_target(directory: Path, load_options: LoadOptions) -> Decoder:
 def _draft(draft: Any, target: Decoder, load_options: LoadOptions) -> DraftHead | None:
     """Return the draft head, or None without one.
 
-    draft: a directory, a head of this package, or a module of another library. target: the loaded target,
-        which the head must fit. load_options: how a directory is loaded.
+    draft: A directory, a head of this package, or a module of another library.
+    target: The loaded target, which the head must fit.
+    load_options: How a directory is loaded.
     """
     if draft is None:
         return None
@@ -125,7 +127,8 @@ def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
     """Return a published head's checkpoint: of its directory, or of the module into which another library
     loaded it.
 
-    draft: the directory or module. load_options: whether pytorch_model.bin is read, too.
+    draft: The directory or module.
+    load_options: Whether pytorch_model.bin is read, too.
     Raises InvalidRequest for anything else.
     """
     if isinstance(draft, str | Path):
@@ -163,7 +166,7 @@ def decoder_from_transformers(model: Any) -> Decoder:
     Embeddings, norms and single projections share the model's memory; fused projections (and on CPUs all
     packed ones) are copies.
 
-    model: a model of Transformers.
+    model: A model of Transformers.
     Raises ModelError for a model that is not supported.
     """
     config = config_of(model)
@@ -194,7 +197,8 @@ def _published(model: Any) -> Mapping[str, Tensor]:
 def _on_one_device(tensors: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
     """Return the tensors. Raises ModelError if they are on several devices.
 
-    tensors: by name. model: is named in the error.
+    tensors: By name.
+    model: Is named in the error.
     """
     devices = sorted({str(tensor.device) for tensor in tensors.values()})
     if len(devices) > 1:

@@ -106,8 +106,10 @@ def describe(head: EagleHead) -> tuple[str, ...]:
 
 
 def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
-    """Return the head, loaded with these settings. options: which head. overrides: what replaces settings of
-    its config.
+    """Return the head, loaded with these settings.
+
+    options: Which head.
+    overrides: What replaces settings of its config.
     """
     head = EagleBackend(replace(options, overrides=overrides)).load()
     assert isinstance(head, EagleHead)
@@ -118,7 +120,8 @@ def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
 def measure_fit(options: DraftModelOptions, written_texts: WrittenTexts) -> HeadFit:
     """Return the acceptance of the head; and settings that explain the base's text better, if there are any.
 
-    options: base and head. written_texts: (prompt, answer) as token ids, written by the base.
+    options: Base and head.
+    written_texts: (prompt, answer) as token ids, written by the base.
     """
     base = load_decoder(options)
     head = load_trial(options, options.overrides)
@@ -145,8 +148,8 @@ def measure_acceptance(
     """Return the accepted drafts of every step while so many tokens are written after each prompt, all in one
     batch.
 
-    base, head: loaded. prompts_and_lengths: (token ids, number of tokens to write); entries of 0 tokens are
-        left out.
+    base, head: Loaded.
+    prompts_and_lengths: (token ids, number of tokens to write); entries of 0 tokens are left out.
     """
     tokens_left = {number: tokens for number, (_, tokens) in enumerate(prompts_and_lengths) if tokens}
     # A higher limit, so that no tree is cut short near the end.
@@ -173,7 +176,8 @@ def log_probs_of(base: Decoder, head: EagleHead, written_texts: WrittenTexts) ->
 
     Tokens that the head cannot draft are left out.
 
-    base, head: loaded. written_texts: (prompt, answer) as token ids.
+    base, head: Loaded.
+    written_texts: (prompt, answer) as token ids.
     """
     drafted = head.to_target(torch.arange(head.draft_vocab, device=head.device))
     draft_ids = torch.full((base.config.vocab,), -1, device=head.device)
@@ -195,7 +199,8 @@ def _log_probs_of(
     3 and 4. Without a row to read, the result is empty.
 
     draft_ids: [vocab_size] the head's number of each token id of the base, -1 for tokens that it cannot
-        draft. prompt, written: token ids.
+        draft.
+    prompt, written: Token ids.
     """
     tokens = torch.tensor([*prompt, *written], device=head.device)
     num_rows = len(tokens) - 2
@@ -223,7 +228,8 @@ QUESTIONS = (
 def choose_questions(file: Path | None, is_demo: bool) -> tuple[str, ...]:
     """Return the file's questions; else some that the demo was trained on, or some for any model.
 
-    file: one question a line; None: no file. is_demo: the bundled small model answers.
+    file: One question a line; None: no file.
+    is_demo: The bundled small model answers.
     Raises InvalidRequest for an unreadable file.
     """
     questions = questions_of(file, is_demo, QUESTIONS)
@@ -238,11 +244,11 @@ SIDE_BY_SIDE = 4
 class FleetAnswer:
     """One greedy answer of the fleet.
 
-    question: the question.
-    prompt: token ids of the prompt.
-    tokens: token ids of the answer, without the end token.
-    ended: the model ended the answer by itself.
-    per_step: tokens of a step, 1.0 without drafts.
+    question: The question.
+    prompt: Token ids of the prompt.
+    tokens: Token ids of the answer, without the end token.
+    ended: The model ended the answer by itself.
+    per_step: Tokens of a step, 1.0 without drafts.
     """
 
     question: str
@@ -262,8 +268,12 @@ async def ask_all(
 ) -> list[FleetAnswer]:
     """Ask every question once, SIDE_BY_SIDE at a time; return the answers in the order of the questions.
 
-    fleet: the client. prompts: builds the token ids of a question. questions: plain texts. drafter: what
-        drafts. max_tokens: of an answer. advance: called after each answer.
+    fleet: The client.
+    prompts: Builds the token ids of a question.
+    questions: Plain texts.
+    drafter: What drafts.
+    max_tokens: Of an answer.
+    advance: Called after each answer.
     """
     slots = asyncio.Semaphore(SIDE_BY_SIDE)
 
@@ -307,11 +317,12 @@ def verify(
 ) -> int:
     """Print what was found; return 0 if every answer is the reference's and the head fits, else 1.
 
-    options: the fleet, and where its models lie on this machine (a remote master has its own copies).
-    prompts_file: questions, one a line; None: those built in.
-    max_tokens: of each answer.
-    tie_gap: gap of the two largest logits below which a difference is a matter of rounding.
-    as_one_object: print JSON instead of lines. opener: opens the fleet.
+    options: The fleet, and where its models lie on this machine (a remote master has its own copies).
+    prompts_file: Questions, one a line; None: those built in.
+    max_tokens: Of each answer.
+    tie_gap: Gap of the two largest logits below which a difference is a matter of rounding.
+    as_one_object: Print JSON instead of lines.
+    opener: Opens the fleet.
     """
     questions = choose_questions(prompts_file, options.model is None)
     report = examine(_with_test_options(options), questions, max_tokens, tie_gap, opener)
@@ -329,8 +340,11 @@ def examine(
     """Ask the fleet, then the reference, then the head; return what was found. Raises what opening and
     loading raise.
 
-    options: the fleet. questions: plain texts. max_tokens: of each answer. tie_gap: as for `verify`. opener:
-        opens the fleet.
+    options: The fleet.
+    questions: Plain texts.
+    max_tokens: Of each answer.
+    tie_gap: As for `verify`.
+    opener: Opens the fleet.
     """
     quiet_logs()
     models = models_of(options)
@@ -359,7 +373,8 @@ async def _answers_of_fleet(
 ) -> list[FleetAnswer]:
     """Open the fleet, ask all questions, and close it; return the answers in the order of the questions.
 
-    options: the fleet. base: directory of the base model. The others are those of `ask_all`.
+    options: The fleet.
+    base: Directory of the base model. The others are those of `ask_all`.
     """
     fleet = await opener(options)
     try:
@@ -373,7 +388,8 @@ async def _answers_of_fleet(
 def _compare(options: FleetOptions, fleet_answers: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
     """Return the answers with their differences from the reference.
 
-    options: the base model and its precision. fleet_answers: what the fleet wrote.
+    options: The base model and its precision.
+    fleet_answers: What the fleet wrote.
     """
     dtype = resolve_dtype(options.dtype, options.device, options.quantization)
     if _rounding(options):
