@@ -77,7 +77,7 @@ def over_budget(sizes: Mapping[str, int], budgets: Mapping[str, Budget]) -> list
     """Return a line for each room that has more than its budget or none at all; no lines if all is well.
 
     sizes: Statements by room.
-    budgets: By room.
+    budgets: Budgets by room.
     """
     lines: list[str] = []
     how = 'raise it in this commit: python tools/house.py budgets --write --reason "..."'

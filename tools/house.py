@@ -55,7 +55,7 @@ class House:
     def read(root: Path) -> House:
         """Return the files of a work tree.
 
-        root: Of the repository.
+        root: Root of the repository.
         """
         command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z", "*.py", "*.toml"]
         listed_paths = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
@@ -210,8 +210,8 @@ def sizes(house: House) -> str:
 def row(name: str, texts: dict[str, str]) -> str:
     """Return one line of that table.
 
-    name: Of the room.
-    texts: Of its files, by path.
+    name: Name of the room.
+    texts: Texts of its files, by path.
     """
     lines = [text.count("\n") for text in texts.values()]
     classes = sum(
@@ -241,7 +241,7 @@ def room_sizes(house: House) -> dict[str, int]:
 def read_budgets(root: Path) -> dict[str, Budget] | None:
     """Return the budgets by room; None if the tree has no file of budgets.
 
-    root: Of the repository.
+    root: Root of the repository.
     """
     page = root / BUDGETS
     return parse_budgets(page.read_text(encoding="utf-8")) if page.is_file() else None
@@ -260,7 +260,7 @@ def write_budgets(root: Path, sizes: dict[str, int], reason: str | None) -> int:
     """Write the budgets that are needed now; return 2, after a line, if a reason is needed and missing, else
     0.
 
-    root: Of the repository.
+    root: Root of the repository.
     sizes: Statements by room.
     reason: Why rooms need more, or None.
     """
@@ -314,8 +314,8 @@ def features(house: House, page_text: str) -> str:
 def main(arguments: list[str] | None = None, root: Path | None = None) -> int:
     """Run the command; return the exit status.
 
-    arguments: Of the command line; None: those of this process.
-    root: Of the repository; None: this one.
+    arguments: Arguments of the command line; None: those of this process.
+    root: Root of the repository; None: this one.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -346,7 +346,7 @@ def main(arguments: list[str] | None = None, root: Path | None = None) -> int:
 def gate(house: House, root: Path) -> int:
     """Print what is wrong, and warnings; return 1 if something is wrong, else 0.
 
-    root: Of the repository.
+    root: Root of the repository.
     """
     problems = [" -> ".join(way_round(house, ring)) for ring in circles(house)]
     budgets = read_budgets(root)

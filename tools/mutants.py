@@ -72,7 +72,7 @@ Change = tuple[str, int, int, int, str]  # operator, line, first and last column
 def sources(root: Path) -> Iterator[tuple[str, str]]:
     """Yield (path, text) of every file that may be changed, generated ones left out.
 
-    root: Of the work tree.
+    root: Root of the work tree.
     """
     for home in HOMES:
         for path in sorted((root / home).rglob("*.py")):
@@ -89,7 +89,7 @@ def functions_of(text: str) -> dict[int, str]:
     def visit(node: ast.AST, names: tuple[str, ...]) -> None:
         """Record the lines of a node and of all nodes within it.
 
-        names: Of the classes and functions around it.
+        names: Names of the classes and functions around it.
         """
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names = (*names, node.name)
@@ -129,7 +129,7 @@ def is_silent(node: ast.AST) -> bool:
 def changes(node: ast.AST, lines: list[str]) -> Iterator[Change]:
     """Yield the changes of one node, inner nodes left out.
 
-    lines: Of the file.
+    lines: Lines of the file.
     """
     match node:
         case ast.Constant(value=bool() as value):
@@ -173,7 +173,7 @@ def between(
     operator: Its name.
     left, right: The operands.
     sign: Class of the sign's node.
-    lines: Of the file.
+    lines: Lines of the file.
     """
     if sign in SIGNS and left.end_lineno == right.lineno:
         old, new = SIGNS[sign]
@@ -190,7 +190,7 @@ def sample(count: int, seed: int) -> list[Mutant]:
     the place.
 
     count: How many.
-    seed: Of the draws.
+    seed: Seed of the draws.
     """
     rng, files = random.Random(seed), dict(sources(ROOT))
     files = {path: text for path, text in files.items() if any(edits_of(text))}

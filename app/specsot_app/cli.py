@@ -109,7 +109,7 @@ class Group(click.Group):
 
     name: Name of the group, such as "bench".
     about: One line of help.
-    listed: For each heading of the help, its subcommands with one line of help each.
+    listed: Headings of the help, and for each heading its subcommands with one line of help each.
     prefix: What precedes a subcommand's name in an entry point's path: "bench" for "bench.load"; empty for
         the whole command.
     """
@@ -140,7 +140,7 @@ class Group(click.Group):
 
         A known command that is not installed is returned as a command that fails with what to install.
 
-        ctx: Click's context.
+        ctx: Click's context, which is not used.
         cmd_name: Name of the subcommand, without the group's name.
         """
         if cmd_name not in self.list_commands(ctx):
@@ -158,11 +158,15 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return (name, subcommand, its arguments) as click does; for an unknown name, fail with a usage
+        """Return (name, subcommand, its arguments), as click does. For an unknown name, fail with a usage
         error that suggests the most similar name.
 
-        ctx: Click's context.
+        Click allows None for the first two; this group returns None only during shell completion, for an
+        unknown name.
+
+        ctx: Click's context, which raises the usage error.
         args: The words after the group's name; the first one names the subcommand.
+        Raises click.UsageError for an unknown name.
         """
         name = args[0]
         known = self.get_command(ctx, name) is not None
@@ -189,7 +193,7 @@ class Group(click.Group):
         """Write the list of subcommands under their headings.
 
         ctx: Click's context, which is not used.
-        formatter: Receives one section for each heading of `listed`.
+        formatter: Click's formatter of help texts; it receives one section for each heading of `listed`.
         """
         for heading, names in self._listed.items():
             with formatter.section(heading):
@@ -262,7 +266,7 @@ def main(arguments: Sequence[str] | None = None, only: click.Command | None = No
 class Warnings:
     """Shows a warning of an inactive option as one line on stderr, once for each message.
 
-    show_other: Shows every other warning; it is what `warnings.showwarning` was before.
+    show_other: The function that shows every other warning: the former `warnings.showwarning`.
     """
 
     def __init__(self, show_other: Callable[..., None]) -> None:
@@ -270,11 +274,12 @@ class Warnings:
         self._shown = set[str]()
 
     def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
-        """Show one warning, as `warnings.showwarning` is called.
+        """Show one warning. The arguments are those of `warnings.showwarning`.
 
-        message: The warning.
-        category: Its class; anything but InactiveOption goes to `show_other`.
-        where, further: File name, line number and so on, as the warnings module passes them.
+        message: The warning. A message of an inactive option that was shown before is not shown again.
+        category: The warning's class. A class other than InactiveOption is passed on to `show_other`.
+        where: File name and line number of the code that warned.
+        further: Further arguments that the warnings module passes, such as `file` and `line`.
         """
         if not issubclass(category, InactiveOption):
             self._show_other(message, category, *where, **further)
@@ -291,7 +296,7 @@ def run(words: list[str], only: click.Command | None = None) -> int:
     exception is passed on. If the environment variable COMPLETE is set, completions for the shell are printed
     instead.
 
-    words: The command's arguments.
+    words: Arguments of the command, without the program's name.
     only: The command to run; None: the whole `specsot` command.
     """
     try:
@@ -321,9 +326,9 @@ def run(words: list[str], only: click.Command | None = None) -> int:
 
 
 def complain(error: object, status: int) -> int:
-    """Print an error as one line on stderr, and return `status`.
+    """Print an error as one line on stderr, and return the exit status that was passed.
 
-    error: What is printed after "specsot: ".
+    error: The error or its text, which is printed after "specsot: ".
     status: The exit status to return.
     """
     print(f"specsot: {error}", file=sys.stderr)
@@ -341,9 +346,10 @@ ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def command_of(path: str) -> click.Command:
-    """Return the command with this path, such as "train" or "bench.load".
+    """Return the command with this path. If the command is not installed, return a command that fails and
+    says what to install.
 
-    If the command is not installed, return a command that fails and says what to install.
+    path: Path of the command, such as "train" or "bench.load".
     """
     entry_point = _points().get(path)
     return (_load(entry_point) if entry_point else None) or _refusing(path)
@@ -367,9 +373,10 @@ def _points() -> dict[str, EntryPoint]:
 
 
 def _load(entry_point: EntryPoint) -> click.Command | None:
-    """Import the command of an entry point; None if its distribution is still registered but its files are
-    gone.
+    """Import the command of an entry point. Return None if its distribution is still registered but its files
+    are gone.
 
+    entry_point: The entry point; its object is a click command.
     Raises ModuleNotFoundError if the command's own imports are missing.
     """
     try:

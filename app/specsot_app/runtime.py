@@ -27,7 +27,7 @@ def run_until_signal(
 ) -> T:
     """Run the coroutine on a new event loop and return its result.
 
-    coroutine: What to run; Ctrl-C and the first SIGTERM cancel it.
+    coroutine: The coroutine to run; Ctrl-C and the first SIGTERM cancel it.
     make_loop: Makes the event loop.
     Raises KeyboardInterrupt if a signal ended the coroutine, and what the coroutine raises.
     """
@@ -44,7 +44,7 @@ async def guarded(coroutine: Coroutine[Any, Any, T]) -> T:
 
     The command `timeout` sends the signal twice.
 
-    coroutine: What to run.
+    coroutine: The coroutine to run.
     """
     task, loop = asyncio.ensure_future(coroutine), asyncio.get_running_loop()
 
@@ -75,16 +75,21 @@ class BackgroundLoop:
         return not self._thread.is_alive()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start the coroutine on the loop without waiting, and return its future; cancelling the future
-        cancels the coroutine.
+        """Start a coroutine on the loop without waiting, and return its future; cancelling the future cancels
+        the coroutine.
+
+        coroutine: The coroutine to run.
         """
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for the coroutine, and return its result, for a caller without an event loop.
+        """Wait for a coroutine that runs on the loop, and return its result, for a caller without an event
+        loop.
 
-        Ctrl-C, or any other exception in the waiting thread, cancels the coroutine. Raises what the coroutine
-        raises.
+        Ctrl-C, or any other exception in the waiting thread, cancels the coroutine.
+
+        coroutine: The coroutine to run.
+        Raises what the coroutine raises.
         """
         future = self.start(coroutine)
         try:
@@ -94,8 +99,11 @@ class BackgroundLoop:
             raise
 
     async def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the coroutine's result, for a caller on another loop; cancelling the caller cancels the
-        coroutine.
+        """Return the result of a coroutine that runs on the background loop, for a caller on another loop.
+        Cancelling the caller cancels the coroutine.
+
+        coroutine: The coroutine to run.
+        Raises what the coroutine raises.
         """
         return await asyncio.wrap_future(self.start(coroutine))
 
@@ -103,7 +111,8 @@ class BackgroundLoop:
         """Yield what an async generator yields on the background loop, item by item, so that a slow reader
         slows the generator down.
 
-        generator: Runs on the background loop; it is closed when this iterator ends, is closed or fails.
+        generator: The generator, which runs on the background loop; it is closed when this iterator ends, is
+            closed or fails.
         """
         # A cancelled step may still run for a while; the lock lets `_end` wait for it.
         step_lock = asyncio.Lock()
@@ -144,7 +153,8 @@ async def step(generator: AsyncGenerator[T], step_lock: asyncio.Lock) -> object:
     """Return the generator's next item, or ENDED if it has none.
 
     generator: The generator to advance.
-    step_lock: Held meanwhile, so that `_end` can wait for a step that was cancelled but still runs.
+    step_lock: The lock of the generator's steps. It is held during the step, so that `_end` can wait for a
+        step that was cancelled but still runs.
     """
     async with step_lock:
         return await anext(generator, ENDED)
@@ -154,7 +164,7 @@ async def _end(generator: AsyncGenerator[Any], step_lock: asyncio.Lock) -> None:
     """Close the generator once no `step` holds the lock.
 
     generator: The generator to close.
-    step_lock: The lock of its steps.
+    step_lock: The lock that every `step` of the generator holds while it runs.
     """
     async with step_lock:
         await generator.aclose()
@@ -163,7 +173,7 @@ async def _end(generator: AsyncGenerator[Any], step_lock: asyncio.Lock) -> None:
 def _make_stderr_logger(*names: object) -> structlog.PrintLogger:
     """Return a logger that writes to stderr.
 
-    names: The logger's names, which structlog passes and which are not used.
+    names: The logger's names, which structlog passes; they are not used.
     """
     return structlog.PrintLogger(sys.stderr)
 
@@ -197,7 +207,8 @@ def _configure_logs(level: int) -> None:
 
 @contextmanager
 def no_import_warnings() -> Generator[None]:
-    """Silence warnings of the logging module within the context, while libraries are imported.
+    """Silence warnings of the logging module within the context, while libraries are imported. The context
+    yields None.
 
     The warnings concern kernels that this process does not call.
     """

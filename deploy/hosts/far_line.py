@@ -45,7 +45,7 @@ def _plug_in(space: str, address: str) -> int:
     where it has the namespace's name.
 
     space: The namespace.
-    address: Of the device there.
+    address: Address of the device there.
     """
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, ATTACH, struct.pack("16sH", space.encode(), TUN_FLAGS))
@@ -61,7 +61,7 @@ def delayed(ends: tuple[int, int], seconds: float) -> Generator[None]:
     Its timers must be exact.
 
     ends: File descriptors.
-    seconds: Of one way.
+    seconds: Seconds of one way.
     """
     loop = asyncio.get_running_loop()
 

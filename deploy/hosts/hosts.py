@@ -67,7 +67,7 @@ def remove(space: str) -> None:
 def plug_in(host: str, address: str) -> None:
     """Connect a host's namespace to the switch.
 
-    address: Of the host.
+    address: Address of the host.
     """
     space = f"specsot-{host}"
     ip("link", "add", f"to-{host}", "netns", SWITCH, "type", "veth", "peer", "name", "eth0", "netns", space)
@@ -120,7 +120,7 @@ class Hosts:
     def tell(self, name: str, number: signal.Signals) -> Act:
         """Return an act that sends a signal to a process.
 
-        name: Of the process.
+        name: Name of the process.
         number: The signal.
         """
 
@@ -273,7 +273,7 @@ async def stand_by(hosts: Hosts, *tls_files: str) -> None:
 def certified(folder: str) -> list[str]:
     """Return the flags of a worker's TLS files.
 
-    folder: Of the certificates.
+    folder: Folder of the certificates.
     """
     own = f"{folder}/worker"
     return ["--tls-ca", f"{own}/ca.pem", "--tls-cert", f"{own}/own.pem", "--tls-key", f"{own}/own.key"]
@@ -282,7 +282,7 @@ def certified(folder: str) -> list[str]:
 def shown(folder: str) -> list[str]:
     """Return, as variables, what a client trusts and shows.
 
-    folder: Of the certificates.
+    folder: Folder of the certificates.
     """
     return [f"SPECSOT_TLS_CA={folder}/ca.pem", f"SPECSOT_TOKEN_FILE={folder}/token"]
 

@@ -82,7 +82,7 @@ async def ask(given: argparse.Namespace, begun: asyncio.Event) -> Answer:
 async def worker(hosts: Hosts, given: argparse.Namespace, name: str, *command: str) -> None:
     """Start a worker or drafter.
 
-    name: Of the member.
+    name: Name of the member.
     command: Its program with the first arguments.
     """
     held = ("--quantization", given.quantization) if given.quantization else ("--dtype", "fp32")

@@ -125,7 +125,7 @@ async def serve(hosts: Hosts, given: argparse.Namespace) -> None:
 async def member(hosts: Hosts, name: str, given: argparse.Namespace, *more: str) -> None:
     """Start a worker or the drafter.
 
-    name: Of the member.
+    name: Name of the member.
     more: Further arguments.
     """
     place = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER)

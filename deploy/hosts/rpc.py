@@ -149,7 +149,7 @@ async def main(given: argparse.Namespace, ends: tuple[int, int]) -> None:
     """Measure every distance, and print a table after each.
 
     given: The options.
-    ends: Of the line between the hosts.
+    ends: Ends of the line between the hosts.
     """
     rows: list[dict[str, Any]] = []
     for rtt in given.rtt:

@@ -76,7 +76,7 @@ class Report:
     """One trial.
 
     trial: Its name.
-    outcome: Of the answer.
+    outcome: Outcome of the answer.
     said: Lines of the services while the trial ran, and ours where a step was taken.
     at: When each line came, in seconds since the first step.
     harmless: See `Trial`.
@@ -122,7 +122,7 @@ class Voices:
     async def listen(self, process: Process, name: str | None = None) -> None:
         """Record a process's lines until it ends.
 
-        name: Of a service whose lines do not have it; None: they do.
+        name: Name of a service whose lines do not have it; None: they do.
         """
         async for line in lines_of(process):
             async with self._heard:
@@ -270,7 +270,7 @@ async def lines_of(process: Process) -> AsyncIterator[str]:
 def outcome_of(last: str, seconds: float, silence: float) -> Outcome:
     """Return the outcome by the last line that the client wrote.
 
-    seconds: Of the answer.
+    seconds: Seconds of the answer.
     silence: The longest time without an event.
     """
     try:

@@ -94,7 +94,7 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
     """Write `stem`-speed.png and `stem`-memory.png, with a panel for every length; nothing if no row was
     measured.
 
-    rows: Of a table.
+    rows: Rows of a table.
     title: Above the panels.
     stem: Path without suffix.
     Raises InvalidRequest if matplotlib is not installed.
@@ -124,7 +124,7 @@ def _speeds(panel: Any, rows: Sequence[Row]) -> None:
     """Draw the speedup of each row, with its range.
 
     panel: Matplotlib's axes.
-    rows: Of one length.
+    rows: Rows of one length.
     """
     bar_labels = [f"{row['tokens_per_second']:.0f} tok/s" for row in rows]
     _methods(panel, rows, "speedup", bar_labels, [row["speedup_range"] for row in rows])
@@ -136,7 +136,7 @@ def _memory(panel: Any, rows: Sequence[Row]) -> None:
     """Draw the memory of each row.
 
     panel: Matplotlib's axes.
-    rows: Of one length.
+    rows: Rows of one length.
     """
     _methods(panel, rows, "memory_mib", [f"{row['memory_mib']:.1f}" for row in rows])
     panel.set_xlabel("own memory, MiB")
@@ -152,8 +152,8 @@ def _methods(
     """Draw a bar for each method, in its colour.
 
     panel: Matplotlib's axes.
-    rows: Of one length.
-    key: Of the figure that is drawn.
+    rows: Rows of one length.
+    key: Key of the figure that is drawn.
     bar_labels: Right of the bars.
     spread: Minimum and maximum of each figure; empty draws none.
     """

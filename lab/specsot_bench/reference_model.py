@@ -92,7 +92,7 @@ def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tupl
 
     base: The whole model.
     tokens: [num_tokens] token ids of one text.
-    taps: By layer, the slice of the head's weights that its input is multiplied with.
+    taps: Taps by layer, the slice of the head's weights that its input is multiplied with.
     """
     num_tokens = len(tokens)
     plan = base.plan([RowSpan(num_tokens, 0, num_tokens, (0,))], num_tokens, "packed")

@@ -45,7 +45,7 @@ def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) ->
 
     file: Is replaced if it exists.
     bench: Name of the benchmark.
-    settings: Of the run, by name.
+    settings: Settings of the run, by name.
     rows: The figures of each row, by name.
     """
     figures = {
@@ -71,7 +71,7 @@ def publish(
     it.
 
     bench: Name of the benchmark.
-    settings: Of the run, by name.
+    settings: Settings of the run, by name.
     rows: The figures of each row, by name.
     page: Markdown.
     output: The JSON file; None: only print.

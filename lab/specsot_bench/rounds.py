@@ -79,7 +79,7 @@ class TableRun:
 def models_of(options: FleetOptions, small_model: str | None) -> ModelSet:
     """Return the models of a run; the demo model brings a head and a small model.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     small_model: Directory or name of the small language model; None: none.
     Raises ModelError if a model is not found.
     """
@@ -150,7 +150,7 @@ class MethodWriter(Protocol):
 
         method: How to write.
         question: Plain text.
-        tokens: Of the answer.
+        tokens: Tokens of the answer.
         seconds: The limit; None: no limit.
         """
         ...
@@ -291,7 +291,7 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     """Return the measured rows, by length, then in the methods' order.
 
     task: What was measured.
-    answers: By method and requested length.
+    answers: Answers by method and requested length.
     scores: Computes perplexities.
     """
     runs = runs_of(answers, task.course)
@@ -344,8 +344,8 @@ def publish(table_run: TableRun, name: str, output: Path | None = None) -> int:
 def _description(name: str, settings: Row) -> str:
     """Return the paragraph that says what was measured on which machine.
 
-    name: Of the benchmark.
-    settings: Of the run.
+    name: Name of the benchmark.
+    settings: Settings of the run.
     """
     machine = results.describe_machine()
     return (
@@ -359,7 +359,7 @@ def _description(name: str, settings: Row) -> str:
 def precision_of(settings: Row) -> str:
     """Return the precision in words, as far as it differs from the default.
 
-    settings: Of a run.
+    settings: Settings of a run.
     """
     kv_format = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
     drafts = settings.get("draft_quantization") or settings.get("draft_dtype")

@@ -82,7 +82,7 @@ class StepRecorder(WorkerWatch):
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
         """Record the page table of the stage.
 
-        configuration: Of the ring, not used.
+        configuration: Configuration of the ring, not used.
         stage: The stage that computes.
         """
         self._table = stage.table
@@ -164,7 +164,7 @@ class DraftRecorder(DrafterWatch):
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         """Record how many pages there are, and how to ask for the free ones.
 
-        configuration: Of the ring.
+        configuration: Configuration of the ring.
         free: Returns the number of free pages.
         """
         self._free = free
@@ -222,7 +222,7 @@ class Runners:
     def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
         """Prepare the shared weights.
 
-        models: Of the run.
+        models: Models of the run.
         rows: KV positions that a fleet has pages for.
         """
         self.models = models = as_published(models, models.base)
@@ -263,7 +263,7 @@ class Runners:
 
         method: How to write.
         question: Plain text.
-        tokens: Of the answer.
+        tokens: Tokens of the answer.
         seconds: The limit, loading not counted; None: no limit.
         Raises TimeoutError after that time; one step may still be running then. Raises what writing raises.
         """
@@ -287,7 +287,7 @@ class Runners:
 
         method: How to write.
         questions: Plain texts.
-        tokens: Of each answer.
+        tokens: Tokens of each answer.
         """
         fleet, _ = await self._fleet_of(method)
         limits = Limits(max_new_tokens=tokens)
@@ -406,7 +406,7 @@ class Runners:
     def _row_bytes(self, folder: Path, kv_dtype: KvDtype = "auto", packed: bool = False) -> int:
         """Return the KV bytes of one position in all layers.
 
-        folder: Of the model.
+        folder: Folder of the model.
         kv_dtype: In which KV is kept.
         packed: Whether the weights are packed.
         """

@@ -20,7 +20,7 @@ from specsot_app.commands.join import JoinOptions, worker_service
 from specsot_app.commands.serve import run_fleet
 from specsot_app.core.device_map import FIRST_PORT
 from specsot_app.fleet.joining import (
-    DOOR,
+    JOIN_ROLE,
     Authority,
     JoinCode,
     JoinedFleet,
@@ -63,7 +63,7 @@ async def shared(first: Path, master: str = "a:50060") -> AsyncGenerator[tuple[J
 async def saying(first: Path, *words: dict[str, Any]) -> AsyncGenerator[tuple[JoinCode, list[Any]]]:
     """An endpoint that says these words, one before each line that it hears, and then hangs up."""
     authority, heard = Authority(first), list[Any]()
-    authority.write(DOOR)
+    authority.write(JOIN_ROLE)
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for word in words:
@@ -71,7 +71,7 @@ async def saying(first: Path, *words: dict[str, Any]) -> AsyncGenerator[tuple[Jo
             heard.append(await reader.readline())
         writer.close()
 
-    context = context_of(Tls(cert=first / DOOR / "own.pem", key=first / DOOR / "own.key"))
+    context = context_of(Tls(cert=first / JOIN_ROLE / "own.pem", key=first / JOIN_ROLE / "own.key"))
     async with await asyncio.start_server(meet, "127.0.0.1", 0, ssl=context) as server:
         host, port = server.sockets[0].getsockname()
         yield JoinCode(f"{host}:{port}", pin(authority.pem), bytes(11)), heard

@@ -79,9 +79,11 @@ def chat(options: ChatOptions) -> int:
 
 
 def leave(signal_number: int, frame: FrameType | None) -> None:
-    """End the process by SystemExit with status TERMINATED, so that the fleet is closed on the way out.
+    """End the process with status TERMINATED, so that the fleet is closed on the way out.
 
-    signal_number, frame: As Python passes them to a signal handler.
+    signal_number: Number of the signal; it is not used.
+    frame: The interrupted stack frame, which Python passes to a signal handler; it is not used.
+    Raises SystemExit always.
     """
     raise SystemExit(TERMINATED)
 
@@ -97,11 +99,11 @@ def converse(
     """Open the fleet, run the chat, and close the fleet; return the exit status: 1 if a question was not
     answered, else 0.
 
-    options: The fleet to open.
+    options: Options of the fleet to open.
     history: The conversation to begin with.
-    request_options: Keywords of `ask_of` for every question.
-    keyboard: The source of lines.
-    streams: Where answers and remarks go.
+    request_options: Keywords of `ask_of` that hold for every question.
+    keyboard: The source of the user's lines.
+    streams: The streams of answers and of remarks.
     opener: Opens the fleet.
     """
     from specsot_app.runtime import BackgroundLoop
@@ -112,7 +114,7 @@ def converse(
         """Return the request for a question; the history decides its mode and seed.
 
         history: The conversation before the question.
-        question: What is asked.
+        question: The text that the user sent.
         """
         polish = bool(request_options.get("polish")) and history.mode != "direct"
         return ask_of(

@@ -124,7 +124,7 @@ def other_way(ask: Ask, planned: bool = False) -> Ask:
     """Return the same question with a plan, or without one if the first answer was planned.
 
     ask: The first request.
-    planned: Whether its answer was planned.
+    planned: True if its answer was planned.
     Raises InvalidRequest if the request cannot have a plan.
     """
     if planned:
@@ -144,11 +144,11 @@ async def answer(
     0.
 
     ask: The request.
-    options: The fleet to open.
-    streams: Where to show.
-    output_format: How to show.
+    options: Options of the fleet to open.
+    streams: The streams of answers and of remarks.
+    output_format: How the events are shown: live panels, plain text or JSON lines.
     opener: Opens the fleet.
-    compare: Afterwards, answer the other way and show both durations.
+    compare: True: afterwards, answer the other way and show both durations.
     """
     from specsot_app.core.answer_view import has_no_plan, summary
     from specsot_app.terminal.show import show
@@ -156,8 +156,8 @@ async def answer(
     async def show_answer(shown_ask: Ask, make_summary: Summary) -> View:
         """Send a request, show its events, and return the last view.
 
-        shown_ask: The request.
-        make_summary: Makes the line below the answer.
+        shown_ask: The request to send.
+        make_summary: Makes the line below the answer from the last view.
         """
         async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(shown_ask))) as events:
             return await show(events, output_format, streams, make_summary)

@@ -63,7 +63,7 @@ def join(options: JoinOptions) -> int:
 async def run_worker(options: JoinOptions) -> None:
     """Join the fleet, then run a worker until it is stopped, or until it ends and cannot be restarted.
 
-    options: Of the command; its device is chosen.
+    options: Options of the command; its device is chosen, so that it is not "auto".
     Raises why the worker ended, and what joining raises.
     """
     from specsot_app.commands.serve import print_output
@@ -81,9 +81,9 @@ async def run_worker(options: JoinOptions) -> None:
 def worker_service(options: JoinOptions, joined: JoinedFleet, tls: Tls) -> Service:
     """Return the worker's service. It has no model files: the layers come from workers that have them.
 
-    options: Of the command.
-    joined: What the first machine said: addresses and flags.
-    tls: This machine's certificate and the fleet's CA.
+    options: Options of the command.
+    joined: The addresses and flags that the first machine sent.
+    tls: Paths of this machine's certificate and key, and of the fleet's CA.
     """
     from specsot_app.core.device_map import FIRST_PORT, address_of
     from specsot_app.fleet.processes import free_port, is_free

@@ -24,7 +24,7 @@ TITLES = ("device", "layers", "weights", "KV", "graphs", "drafter", "together", 
 def lines_of(plan: FleetPlan) -> list[str]:
     """Return the plan as lines: models, a table of stages, KV and speed, what is missing.
 
-    plan: The plan.
+    plan: The fleet as it would be loaded.
     """
     rows = [TITLES, *map(_row, plan.stages)]
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -34,7 +34,10 @@ def lines_of(plan: FleetPlan) -> list[str]:
 
 
 def _model_lines(plan: FleetPlan) -> list[str]:
-    """Return the line about the base model, and one about the drafter if a model drafts."""
+    """Return the line about the base model, and a second line about the drafter if a model drafts.
+
+    plan: The fleet as it would be loaded.
+    """
     other_forms = ", ".join(f"{form} {memory_in_words(size)}" for form, size in plan.forms.items())
     weights = f"{memory_in_words(plan.weights)} in {plan.held}" + (f" ({other_forms})" if other_forms else "")
     text_only = ", text only" if plan.text_only else ""
@@ -47,7 +50,11 @@ def _model_lines(plan: FleetPlan) -> list[str]:
 
 
 def _row(stage: StagePlan) -> tuple[str, ...]:
-    """Return a stage's cells of the table, in the order of TITLES; "-" for what takes no memory."""
+    """Return a stage's cells of the table, in the order of TITLES; "-" for what takes no memory, "unknown"
+    for free memory that is not known.
+
+    stage: The stage, with its bytes.
+    """
     free_memory = "unknown" if stage.room is None else memory_in_words(stage.room)
     parts = (stage.weights, stage.kv, stage.graphs, stage.drafter, stage.need)
     return (
@@ -59,7 +66,10 @@ def _row(stage: StagePlan) -> tuple[str, ...]:
 
 
 def _ring_lines(plan: FleetPlan) -> list[str]:
-    """Return the lines about KV positions and speed of the whole ring."""
+    """Return the two lines about KV positions and speed of the whole ring.
+
+    plan: The fleet as it would be loaded.
+    """
     pages = f"{plan.positions // plan.page_rows} pages of {plan.page_rows}"
     return [
         f"KV        {plan.positions:,} positions in {pages}, for all sequences together; "
@@ -71,7 +81,7 @@ def _ring_lines(plan: FleetPlan) -> list[str]:
 def _speed(stages: Sequence[StagePlan], tokens_per_second: float | None) -> str:
     """Return the predicted speed in words, or why there is none.
 
-    stages: The workers.
+    stages: The planned stages of the ring.
     tokens_per_second: The prediction; None if the bandwidth of a device is unknown.
     """
     bytes_read = f"{memory_in_words(sum(stage.read for stage in stages))} of weights that one step reads"

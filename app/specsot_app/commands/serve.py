@@ -207,8 +207,8 @@ def serve(options: ServeOptions) -> int:
 def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
     """Return the models with the layer ranges of --layer-splits; unchanged if it is not given.
 
-    models: The directories to load.
-    layer_splits: Such as "14,28": the first layer of each stage after the first.
+    models: The model directories to load.
+    layer_splits: First layer of each stage after the first, such as "14,28"; None if not given.
     Raises InvalidRequest if a range would be empty.
     """
     if layer_splits is None:
@@ -219,7 +219,7 @@ def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
 def http_port_of(requested: int | None) -> int | None:
     """Return the master's HTTP port; None if no port was asked for and the HTTP packages are not installed.
 
-    requested: The option's value; None: HTTP_PORT, or any free port if that is taken; 0: any free port.
+    requested: Value of the option; None: HTTP_PORT, or any free port if that is taken; 0: any free port.
     """
     from specsot_app.fleet.processes import free_port, is_free
 
@@ -240,11 +240,11 @@ async def run_fleet(
 ) -> None:
     """Run the fleet until it is stopped, or its master ends; print how to use it once it is ready.
 
-    options: The fleet.
-    models: The directories to load.
+    options: Options of the fleet.
+    models: The model directories to load.
     port: The master's port for gRPC; 0: any free one.
-    http_port: Its port for HTTP; None: no HTTP.
-    serving: Addresses, TLS files and flags.
+    http_port: The master's port for HTTP; None: no HTTP.
+    serving: Addresses, TLS files and flags of the services.
     open_page: Opens the page's address in a browser; None: nothing is opened.
     Raises why the fleet could not start, or why it ended.
     """
@@ -273,8 +273,8 @@ async def run_fleet(
 def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
     """Return the context in which the join server runs, with which other machines join.
 
-    options: The fleet's options, whose flags for workers are passed on as far as all workers share them.
-    serving: The addresses of the services; it has certificates and the address of the members' server.
+    options: Options of the fleet, whose flags for workers are passed on as far as all workers share them.
+    serving: Addresses of the services; it has certificates and the address of the members' server.
     """
     from specsot_app.core.device_map import address_of
     from specsot_app.fleet.joining import PORT, SHARED, open_join_server
@@ -295,7 +295,7 @@ def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncCont
 def page_of(serving: Serving, http_port: int) -> str:
     """Return the address of the web page.
 
-    serving: Decides on host and TLS.
+    serving: Addresses of the services, which decide on host and TLS.
     http_port: The master's port for HTTP.
     """
     return f"{'https' if serving.tls_files_of_clients else 'http'}://{serving.reached(http_port)}/"
@@ -313,8 +313,8 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
 
     model: The model's public name.
     serving: Addresses, TLS files and tokens.
-    master_address: host:port for gRPC.
-    http_port: None if there is no HTTP.
+    master_address: The master's host:port for gRPC.
+    http_port: The master's port for HTTP; None if there is no HTTP.
     """
     client = serving.client
     file = quote(str(client.token_file))
@@ -352,9 +352,9 @@ def announce_missing() -> OnMissing:
     announced: set[str] = set()
 
     def ask(absent: Sequence[Service]) -> None:
-        """Print the commands of services that were not printed before, and which are missing.
+        """Print the commands of services that were not printed before, and which services are missing.
 
-        missing: the services of other machines that have not joined; empty prints nothing.
+        absent: The services of other machines that have not joined. Empty: nothing is printed.
         """
         for service in absent:
             if service.name not in announced:
@@ -370,7 +370,7 @@ def announce_missing() -> OnMissing:
 def print_output(service_name: str, line: str) -> None:
     """Print a service's line of output to stderr, after its name.
 
-    service_name: The service.
+    service_name: Name of the service that wrote the line.
     line: The line without its end.
     """
     print(f"{service_name:<8} | {line}", file=sys.stderr, flush=True)

@@ -57,8 +57,8 @@ def info(options: InfoOptions) -> int:
 def show(options: MasterOptions, as_json: bool) -> int:
     """Print the state once; return 0 if the ring is complete, else 1.
 
-    options: Which master to ask.
-    as_json: Print one JSON object instead of lines.
+    options: Options of the command, which say which master to ask.
+    as_json: True: print one JSON object instead of lines.
     """
     from specsot_app.terminal.status_view import lines_of
 
@@ -70,8 +70,8 @@ def show(options: MasterOptions, as_json: bool) -> int:
 async def get_state(options: MasterOptions) -> Info:
     """Return the master's state.
 
-    options: Which master to ask.
-    Raises Unavailable.
+    options: Options of the command, which say which master to ask.
+    Raises Unavailable if the master does not answer.
     """
     async with options.client.connected(options.master) as master:
         return await master.info()
@@ -107,7 +107,7 @@ def status(options: StatusOptions) -> int:
 async def show_live(options: StatusOptions) -> None:
     """Show the state until cancelled.
 
-    options: Which master to ask, and how often.
+    options: Options of the command, which say which master to ask, and how often.
     """
     from rich.console import Console
 
@@ -141,7 +141,7 @@ def rebalance(options: RebalanceOptions) -> int:
 async def rebalance_and_wait(options: RebalanceOptions) -> Rebalanced:
     """Redistribute the layers, wait for the new ring, and return what the master reported.
 
-    options: Which master to ask, and how long to wait.
+    options: Options of the command, which say which master to ask, and how long to wait.
     Raises Unavailable if the ring is not complete in time.
     """
     async with options.client.connected(options.master) as master:
@@ -168,9 +168,9 @@ def is_complete(info: Info, epoch: int) -> bool:
 async def wait_complete(master: MasterClient, epoch: int, timeout: float) -> None:
     """Wait until the ring of this epoch is complete.
 
-    master: The client to ask.
-    epoch: The epoch to wait for.
-    timeout: Seconds.
+    master: A client of the master.
+    epoch: The epoch to wait for; a later one counts as well.
+    timeout: Seconds to wait at most.
     Raises Unavailable after that time, naming what is missing.
     """
     missing = "the master"

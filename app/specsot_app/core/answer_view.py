@@ -23,7 +23,7 @@ from specsot.events import NO_PLAN, Finished, Forecast, Reason, Started, Statist
 # Columns. Minimum width of a panel, since narrower prose is hard to read. Untuned.
 PANEL_WIDTH = 38
 # Lines. Minimum number of text lines in a panel. Untuned.
-LEAST_LINES = 3
+MIN_PANEL_LINES = 3
 # A console that only measures text and is never written to.
 SCREEN = Console(width=PANEL_WIDTH)
 
@@ -47,9 +47,9 @@ ENDS = {
 }
 # Tokens per step and branch. Below it, the summary does not mention drafts: 1.04 would be shown as 1.0, which
 # is the value without drafts.
-WORTHWHILE = 1.05
+MIN_SHOWN_PACE = 1.05
 # Fraction of steps. If drafting was paused in at least so many, the summary says so. Untuned.
-MOSTLY = 0.5
+MIN_PAUSED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def draw(view: View, size: Size) -> RenderableType:
     """
     if not view.planned:
         texts = [(name, text) for name, text in (("answer", view.merged), ("plan", view.titles)) if text]
-        if len(texts) * (LEAST_LINES + 2) > size.height - 2:
+        if len(texts) * (MIN_PANEL_LINES + 2) > size.height - 2:
             texts = texts[:1]
         each = Size(size.width, size.height // max(len(texts), 1))
         return Group(heading(view), *(text_frame(name, text, each) for name, text in texts))
@@ -84,15 +84,21 @@ def draw(view: View, size: Size) -> RenderableType:
 
 
 def merges(view: View) -> bool:
-    """Return whether every branch has ended and only the merged text grows; True also for a request without
-    branches.
+    """Return whether every branch has ended and only the merged text grows. A request without branches gives
+    True.
+
+    view: The state after the newest event.
     """
     written = len(view.merged) > view.introduced
     return not view.panels or (written and all(panel.reason for panel in view.panels))
 
 
 def heading(view: View) -> Text:
-    """Return the dim first line: forecast, model, mode and seed; "waiting" before the request has started."""
+    """Return the dim first line: forecast, model, mode and seed. Before the request has started, the line
+    says "waiting".
+
+    view: The state after the newest event.
+    """
     parts = [apply_forecast(view.forecast)] if view.forecast else []
     parts += [introduce(view.started)] if view.started else ["waiting"]
     return Text(" · ".join(filter(None, parts)), style="dim", no_wrap=True, overflow="ellipsis")
@@ -100,14 +106,16 @@ def heading(view: View) -> Text:
 
 # Ratio of maximum to minimum. A narrower range is shown as one figure, which is then right within about a
 # fifth.
-WIDE = 1.5
+MIN_RANGE_RATIO = 1.5
 
 
 def apply_forecast(forecast: Forecast) -> str:
     """Return a forecast in words, such as "direct 6-25 s, planned ~8 s"; empty if neither way has a predicted
     time.
 
-    A range is shown if it is known and its maximum is more than WIDE times its minimum.
+    A range is shown if it is known and its maximum is more than MIN_RANGE_RATIO times its minimum.
+
+    forecast: The predicted seconds of a direct and of a planned answer, with their likely ranges.
     """
     direct = _span(forecast.direct, forecast.direct_min, forecast.direct_max)
     planned = _span(forecast.planned, forecast.planned_min, forecast.planned_max)
@@ -117,23 +125,29 @@ def apply_forecast(forecast: Forecast) -> str:
 def _span(seconds: float | None, low: float | None, high: float | None) -> str | None:
     """Return predicted seconds in words, such as "~8 s" or "6-25 s"; None if `seconds` is None.
 
-    seconds: The expected duration.
+    seconds: The expected duration; None if the way has no prediction.
     low, high: Its likely range in seconds; None if unknown.
     """
     if seconds is None:
         return None
-    if low is None or high is None or high <= WIDE * low:
+    if low is None or high is None or high <= MIN_RANGE_RATIO * low:
         return f"~{_figure(seconds)} s"
     return f"{_figure(low)}-{_figure(high)} s"
 
 
 def _figure(seconds: float) -> str:
-    """Return seconds as digits, with one decimal below 5: 3.14 -> "3.1", 12.3 -> "12"."""
+    """Return seconds as digits, with one decimal below 5: 3.14 -> "3.1", 12.3 -> "12".
+
+    seconds: A duration of at least 0.
+    """
     return f"{seconds:.1f}" if seconds < 5 else f"{seconds:.0f}"
 
 
 def introduce(started: Started) -> str:
-    """Return model, mode, seed and number of prompt tokens of a request that has started, in one line."""
+    """Return model, mode, seed and number of prompt tokens of a request, in one line.
+
+    started: The request's first event.
+    """
     model = started.model or "model"
     return f"{model} · mode {started.mode} · seed {started.seed} · {started.prompt_tokens} prompt tokens"
 
@@ -143,9 +157,9 @@ def text_frame(title: str, text: str, size: Size) -> Frame:
 
     title: Written into the frame's upper border.
     text: The whole text so far.
-    size: The terminal's size, which bounds the number of lines.
+    size: The terminal's size, which bounds the number of lines. At least MIN_PANEL_LINES lines are shown.
     """
-    lines = max(LEAST_LINES, size.height - 4)
+    lines = max(MIN_PANEL_LINES, size.height - 4)
     body = last_lines(text, size.width - 4, lines)
     return Frame(body, title=title, title_align="left", border_style="cyan", box=box.ROUNDED)
 
@@ -162,7 +176,7 @@ def panels(branches: tuple[Panel, ...], size: Size) -> list[RenderableType]:
     """
     busy = tuple(panel for panel in branches if panel.writing)
     idle = tuple(panel for panel in branches if not panel.writing)
-    if lines_each(len(branches), size) >= LEAST_LINES:
+    if lines_each(len(branches), size) >= MIN_PANEL_LINES:
         return [grid(branches, lines_each(len(branches), size), size)]
     remaining = Size(size.width, size.height - len(idle))
     if busy and lines_each(len(busy), remaining) >= 1:
@@ -232,12 +246,18 @@ def frame(panel: Panel, text_width: int, lines: int) -> Frame:
 
 
 def title_of(panel: Panel) -> str:
-    """Return the title of a branch; the closing of an answer has none of its own."""
+    """Return the title of a branch, or "closing" for the closing of an answer, which has no title of its own.
+
+    panel: The branch.
+    """
     return clean(panel.point.title) or "closing"
 
 
 def one_line(panel: Panel) -> Text:
-    """Return one branch as a line: number, state, title, and the end of its text while it is written."""
+    """Return one branch as a line: number, state, title, and the end of its text while it is written.
+
+    panel: The branch.
+    """
     style = STYLES[panel.reason] if panel.started else "dim"
     line = f"{panel.point.id:>3} {state(panel):<12} {title_of(panel)}"
     if panel.writing:
@@ -250,6 +270,8 @@ def state(panel: Panel) -> str:
 
     A branch that has not started says which points it waits for, or "waiting"; one that is written says its
     tokens, and tokens per step; one that ended says its tokens or why it ended.
+
+    panel: The branch.
     """
     if not panel.started:
         return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
@@ -264,6 +286,8 @@ def state(panel: Panel) -> str:
 def status(view: View) -> Text:
     """Return the line below the panels: how many branches are being written, wait and are done, and their
     tokens together.
+
+    view: The state after the newest event.
     """
     branches = view.panels
     writing = sum(panel.writing for panel in branches)
@@ -278,7 +302,7 @@ def conclude(view: View, line: str) -> RenderableType:
     line.
 
     view: The state after the last event.
-    line: The summary, see `summary`.
+    line: The summary line, as `summary` returns it.
     """
     written = (answer(view.merged), Text("")) if view.merged else ()
     return Group(*written, Text(f"{line}\n", style="dim"))
@@ -289,6 +313,8 @@ def unfinished(view: View) -> RenderableType:
     were written, each branch's heading and text.
 
     The result is empty if nothing was written.
+
+    view: The state after the last event that arrived.
     """
     text = view.merged
     if not merges(view):
@@ -298,7 +324,11 @@ def unfinished(view: View) -> RenderableType:
 
 
 def _headed(panel: Panel) -> str:
-    """Return the text of a branch below its heading. A closing has none."""
+    """Return the text of a branch below its heading. A closing has no heading, and its text is returned
+    alone.
+
+    panel: The branch.
+    """
     title = panel.point.title
     return f"## {panel.point.id}. {title}\n{panel.text}" if title else panel.text
 
@@ -307,7 +337,10 @@ class _Title(Heading):
     """A heading that is left-aligned instead of centred."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the heading's text, left-aligned; console and options are rich's, and are not used."""
+        """Yield the heading's text, left-aligned; console and options are rich's, and are not used.
+
+        console, options: Arguments that rich passes; they are not used.
+        """
         self.text.justify = "left"
         yield self.text
 
@@ -320,6 +353,8 @@ class _Code(CodeBlock):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the block with highlighted syntax, without indentation; console and options are rich's, and
         are not used.
+
+        console, options: Arguments that rich passes; they are not used.
         """
         code = str(self.text).rstrip()
         yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
@@ -338,7 +373,7 @@ class _Answer(Markdown):
         """Yield what Markdown yields, with KEPT_SPACE replaced by a space, so that copied text has usual
         spaces.
 
-        console, options: Rich's, passed on to Markdown.
+        console, options: Arguments that rich passes; they are passed on to Markdown.
         """
         for segment in super().__rich_console__(console, options):
             yield (
@@ -352,7 +387,7 @@ def answer(text: str) -> RenderableType:
     """Return the Markdown of an answer's text with its line breaks kept, and without links that hide their
     target.
 
-    text: What the model wrote; control characters are removed.
+    text: The text that the model wrote; control characters are removed.
     """
     return _Answer("\n".join(_lines(clean(text))), hyperlinks=False, code_theme="ansi_dark")
 
@@ -369,7 +404,9 @@ def _lines(text: str) -> Iterator[str]:
 
     Markdown would join lines, and drop the indentation of code that is not fenced. A line outside of fenced
     code, lists, tables and headings therefore ends in two spaces, which is Markdown's line break, and its
-    indentation is made of KEPT_SPACE. Other lines are yielded unchanged.
+    indentation is made of KEPT_SPACE. Other lines are yielded unchanged. An empty text yields nothing.
+
+    text: The answer's text, without control characters.
     """
     fenced = False
     for line in text.splitlines():
@@ -418,15 +455,18 @@ def comparison_line(other: Finished, comparing_command: str) -> str:
 
 
 def has_no_plan(finished: Finished | None) -> bool:
-    """Return whether a plan was tried and dropped.
+    """Return whether a plan was tried and dropped. None gives False.
 
-    finished: The last event; None, of an answer that did not end, gives False.
+    finished: The request's last event; None if the answer did not end.
     """
     return finished is not None and finished.statistics.decision.endswith(NO_PLAN)
 
 
 def polished(statistics: Statistics) -> list[str]:
-    """Return one text that says what polishing cost, or no text if the answer was not polished."""
+    """Return one text that says what polishing cost, or no text if the answer was not polished.
+
+    statistics: Statistics of the finished request.
+    """
     if "polish" not in statistics.phases:
         return []
     return [f"polished in {statistics.phases['polish']:.1f} s, {counted(statistics.polish_tokens, 'token')}"]
@@ -436,18 +476,26 @@ def way_of(finished: Finished) -> str:
     """Return "planned" or "direct", which is how this answer was written.
 
     An answer that was stopped before its first branch counts as what the router had decided.
+
+    finished: The request's last event.
     """
     planned = finished.statistics.branches or finished.statistics.decision.startswith("planned")
     return "planned" if planned else "direct"
 
 
 def in_seconds(statistics: Statistics) -> str:
-    """Return the duration of a request in words, such as "12.3 s"."""
+    """Return the duration of a request in words, such as "12.3 s".
+
+    statistics: Statistics of the finished request.
+    """
     return f"{statistics.seconds:.1f} s"
 
 
 def seconds_and_tokens(statistics: Statistics) -> str:
-    """Return duration and tokens of the merged text in words, such as "12.3 s (820 tokens)"."""
+    """Return duration and tokens of the merged text in words, such as "12.3 s (820 tokens)".
+
+    statistics: Statistics of the finished request.
+    """
     return f"{in_seconds(statistics)} ({counted(statistics.merged_tokens, 'token')})"
 
 
@@ -455,8 +503,8 @@ def counted(count: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun: (1, "step") -> "1 step", (2, "step") -> "2 steps".
 
     count: The number.
-    singular: The noun for one.
-    plural: The noun for other numbers; empty appends an s.
+    singular: The noun for a count of 1.
+    plural: The noun for other counts; empty: the singular with an s.
     """
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
@@ -465,10 +513,10 @@ def work(statistics: Statistics, drafter: bool) -> list[str]:
     """Return such as "6 branches in 71 steps, drafts brought 1.8 tokens a step" as the only element; no
     element if nothing was written.
 
-    The tokens are those of each branch, 1.0 without drafts. If drafting was paused in more than MOSTLY of the
-    steps, the text says that instead.
+    The tokens are those of each branch, 1.0 without drafts. If drafting was paused in at least
+    MIN_PAUSED_SHARE of the steps, the text says that instead.
 
-    statistics: Of the finished request.
+    statistics: Statistics of the finished request.
     drafter: Whether the fleet has a drafter.
     """
     branches = counted(statistics.branches, "branch", "branches")
@@ -478,9 +526,9 @@ def work(statistics: Statistics, drafter: bool) -> list[str]:
     if statistics.decision.endswith(NO_PLAN):
         tokens = f"{tokens} and a dropped plan of {statistics.plan_tokens:,}"
     line = f"{branches if statistics.branches else tokens} in {counted(statistics.steps, 'step')}"
-    if drafter and statistics.paused_share >= MOSTLY:
+    if drafter and statistics.paused_share >= MIN_PAUSED_SHARE:
         return [line, "drafting rests: it does not pay here"]
-    drafts_helped = statistics.mean_accepted >= WORTHWHILE or (drafter and statistics.steps)
+    drafts_helped = statistics.mean_accepted >= MIN_SHOWN_PACE or (drafter and statistics.steps)
     return [f"{line}, drafts brought {statistics.mean_accepted:.1f} tokens a step" if drafts_helped else line]
 
 
@@ -523,7 +571,7 @@ def last_lines(text: str, width: int, lines: int) -> Text:
 
     text: The whole text so far.
     width: Cells of a line; fewer than 8 count as 8.
-    lines: At least 1.
+    lines: Maximum number of lines, at least 1.
     """
     jump = max(width, 8) * lines * 2
     start = max(0, len(text) // jump - 1) * jump
@@ -532,8 +580,10 @@ def last_lines(text: str, width: int, lines: int) -> Text:
 
 
 def clean(text: str) -> str:
-    """Return the text without control characters other than newline and tab, so that a model cannot control
-    the terminal.
+    """Return a text without control characters other than newline and tab, so that a model cannot control the
+    terminal.
+
+    text: What the model wrote, or a title from its plan.
     """
     return "".join(
         character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc"

@@ -166,7 +166,10 @@ def asked(*options: object) -> dict[str, Any]:
 
 
 def names_of(kind: type) -> tuple[str, ...]:
-    """Return the field names of a dataclass, in their order."""
+    """Return the field names of a dataclass, in their order.
+
+    kind: The dataclass.
+    """
     return tuple(entry.name for entry in fields(kind))
 
 
@@ -233,7 +236,10 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
 
 
 def is_scalar(value: Any) -> bool:
-    """Return whether the value is a scalar of NumPy or torch, which has an empty shape."""
+    """Return whether a value is a scalar of NumPy or torch, which has an empty shape.
+
+    value: Any value of an option; a plain Python number gives False.
+    """
     return getattr(value, "shape", None) == ()
 
 
@@ -302,15 +308,20 @@ def messages_of(turns: Turns) -> tuple[params.Message, ...]:
 
 
 def message_of(turn: Any) -> params.Message:
-    """Return a mapping with `role` and `content` as a `Message`. Raises InvalidRequest for anything else."""
+    """Return a mapping with `role` and `content` as a `Message`.
+
+    turn: One message of a conversation, as the caller gave it.
+    Raises InvalidRequest for anything but a mapping that has both.
+    """
     if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
         raise InvalidRequest("every message needs a role and a content", field="messages")
     return params.Message(turn["role"], turn["content"])
 
 
 def strings_of(value: Any) -> tuple[Any, ...]:
-    """Return one value, or an iterable of values, as a tuple; a string is one value. The values are not
-    checked here.
+    """Return one value, or an iterable of values, as a tuple. The values are not checked here.
+
+    value: A single value, or an iterable; a string counts as a single value.
     """
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
@@ -322,7 +333,7 @@ class Branch:
     point: The point.
     text: The branch's text without the heading.
     tokens: Number of tokens of the branch.
-    reason: Why the branch ended, or None.
+    reason: Why the branch ended; None if it had not ended when the request did.
     """
 
     point: Point
@@ -337,7 +348,7 @@ class Answer:
 
     text: The merged text.
     tokens: Token ids of the merged text, in order.
-    statistics: Of the request.
+    statistics: Statistics of the request: its tokens, steps, seconds and branches.
     reason: Why the answer ended.
     seed: The seed that was given or drawn; the same seed gives the same answer (not in 16 bits).
     skeleton: The plan as the model wrote it, markers included; empty if the answer was not planned.
@@ -395,7 +406,7 @@ def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
     """Return the statistics of an answer as a dict, under our names and under those of the seeds.
 
     answer: The answer.
-    tokens: Number of tokens that are returned to the caller, which becomes the entry "tokens".
+    tokens: Number of tokens that are returned to the caller; it becomes the entry "tokens".
     """
     statistics = answer.statistics
     return asdict(statistics) | {
@@ -465,8 +476,10 @@ def request_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def settings_of(preset: str | None) -> Settings:
-    """Return the settings of a preset by its name; None has empty settings. Raises InvalidRequest for an
-    unknown name.
+    """Return the settings of a preset.
+
+    preset: The preset's name; None gives empty settings.
+    Raises InvalidRequest for an unknown name.
     """
     if preset is None:
         return Settings({})
@@ -477,10 +490,12 @@ def settings_of(preset: str | None) -> Settings:
 
 
 def filled(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a command's options, completed by the preset's options of fleet and request.
+    """Return a command's options, completed by the preset's options of fleet and request. Options that were
+    given take precedence over the preset.
 
     preset: Name of a preset.
-    given: Values by flag without dashes in front, such as "draft-depth"; so is the result.
+    given: Values by flag without leading dashes, such as "draft-depth"; the result has the same form.
+    Raises InvalidRequest for an unknown preset.
     """
     options = {flag.replace("-", "_"): value for flag, value in given.items()}
     completed = request_with(preset, fleet_with(preset, options))

@@ -40,9 +40,9 @@ class FoundGpus:
 
     gpus: The GPUs that torch can use, in torch's order.
     installed: Number of GPUs of the machine, whether or not this process may use them.
-    torch_version: Such as "2.13.0+cpu".
-    torch_cuda: Torch was built with CUDA.
-    hidden: CUDA_VISIBLE_DEVICES names none of the GPUs.
+    torch_version: Version of the installed torch, such as "2.13.0+cpu".
+    torch_cuda: True if torch was built with CUDA.
+    hidden: True if CUDA_VISIBLE_DEVICES names none of the GPUs.
     """
 
     gpus: tuple[FoundGpu, ...] = ()
@@ -56,10 +56,10 @@ class FoundGpus:
 class ChosenDevice:
     """The device that was chosen.
 
-    device: A torch device; "cuda" if any of the GPUs will do, which the master then assigns.
-    reason: One line for the user.
-    notable: The line is also shown to a user who did not ask: the machine has a GPU, whether it is used or
-        not.
+    device: Name of a torch device; "cuda" if any of the GPUs will do, which the master then assigns.
+    reason: One line for the user that says why.
+    notable: True if the line is also shown to a user who did not ask: the machine has a GPU, whether it is
+        used or not.
     """
 
     device: str
@@ -72,7 +72,7 @@ def choose_device(
 ) -> ChosenDevice:
     """Choose GPUs if the model fits on them, and the CPU otherwise.
 
-    gpus_found: The GPUs of this machine.
+    gpus_found: What was found of this machine's GPUs and of torch.
     needed_bytes: Bytes that weights, KV pages and drafter take together; None if unknown: then any GPU is
         large enough.
     stages: Number of layer ranges; each may have a GPU of its own.
@@ -111,7 +111,10 @@ def _holds(gpu: FoundGpu, needed_bytes: int | None) -> bool:
 
 
 def _free(gpu: FoundGpu) -> int:
-    """Return the GPU's free bytes; 0 if unknown."""
+    """Return a GPU's free bytes; 0 if unknown.
+
+    gpu: The GPU.
+    """
     return gpu.free or 0
 
 
@@ -133,7 +136,7 @@ def _sharded(gpus: Sequence[FoundGpu], needed_bytes: int | None, shards: int) ->
 
     gpus: All usable GPUs, at least one.
     needed_bytes: Bytes of the whole model; None if unknown.
-    shards: How many GPUs share each layer.
+    shards: Number of GPUs that share each layer, at least 2.
     """
     chosen = gpus[:shards]
     bytes_per_gpu = None if needed_bytes is None else -(-needed_bytes // shards)
@@ -149,6 +152,8 @@ def _sharded(gpus: Sequence[FoundGpu], needed_bytes: int | None, shards: int) ->
 def _without_gpu(gpus_found: FoundGpus) -> ChosenDevice:
     """Choose the CPU, and say why no GPU can be used: none exists, torch is built for CPUs,
     CUDA_VISIBLE_DEVICES hides them, or torch cannot use them.
+
+    gpus_found: What was found of GPUs and of torch; torch can use none of the GPUs.
     """
     if not gpus_found.installed:
         return ChosenDevice("cpu", "device cpu: no NVIDIA GPU is here", notable=False)
@@ -170,7 +175,7 @@ def _without_gpu(gpus_found: FoundGpus) -> ChosenDevice:
 def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None) -> tuple[FoundGpu, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, with the numbers that torch gives them.
 
-    installed: (UUID, GPU), numbered as nvidia-smi does.
+    installed: UUID and description of each GPU of the machine, numbered as nvidia-smi does.
     visible: The variable's value; None: all GPUs are visible.
     As in CUDA, a name that fits no GPU ends the list. A part of a GPU (MIG) has an unknown amount of free
     memory.
@@ -195,7 +200,7 @@ def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None)
 def _named(installed: Sequence[tuple[str, FoundGpu]], name: str) -> FoundGpu | None:
     """Return the GPU with this name; None if there is none.
 
-    installed: (UUID, GPU) of all GPUs.
+    installed: UUID and description of each GPU of the machine.
     name: One part of CUDA_VISIBLE_DEVICES: a number, or the beginning of a UUID.
     """
     for uuid, gpu in installed:

@@ -20,8 +20,8 @@ FIRST_PORT = 50051
 class HostDevice:
     """Where one member runs.
 
-    host: The host, as other machines reach it.
-    device: A torch device on that host.
+    host: Name or address of the host, as other machines reach it.
+    device: Name of a torch device on that host, such as "cuda:0" or "cpu".
     """
 
     host: str
@@ -46,7 +46,11 @@ def parse_devices(devices: str | Sequence[str]) -> tuple[HostDevice, ...]:
 
 
 def _place(written: str) -> HostDevice:
-    """Return the place that a text such as "10.0.0.1#0" names. Raises InvalidRequest for a malformed text."""
+    """Return the place that a text such as "10.0.0.1#0" names.
+
+    written: One place as --devices writes it; white space around it is ignored.
+    Raises InvalidRequest for a malformed text.
+    """
     match = re.fullmatch(r"\s*([^#\s]+)#(\d{1,3}|cpu)\s*", written)
     if match is None:
         raise InvalidRequest(
@@ -61,9 +65,9 @@ def _place(written: str) -> HostDevice:
 class PlannedPlace:
     """A place, and what the user says of it.
 
-    place: The place.
-    memory: Free bytes of its memory; None if not given.
-    bandwidth: Bytes a second of its memory; None if not given.
+    place: The host and device.
+    memory: Free bytes of the device's memory, as the user gave them; None if not given.
+    bandwidth: Bytes a second that the device's memory can read, as the user gave them; None if not given.
     """
 
     place: HostDevice
@@ -103,7 +107,8 @@ def splits_of(splits: Any) -> str:
 
     The last range has no end, which means the model's last layer.
 
-    splits: The first layer of each stage after the first; it is not checked.
+    splits: First layer of each stage after the first, as a comma-separated text or a sequence of numbers; it
+        is not checked.
     """
     cuts = [str(cut).strip() for cut in (splits.split(",") if isinstance(splits, str) else splits)]
     return ",".join(f"{first}:{last}" for first, last in zip(["0", *cuts], [*cuts, ""]))
@@ -114,8 +119,8 @@ def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 
     given.
 
     stages: Number of stages of each ring; None: as many as the places allow.
-    places: Those of --devices, ring by ring.
-    rings: Number of complete rings.
+    places: Places of --devices, ring by ring; empty if not given.
+    rings: Number of complete rings, at least 1.
     """
     if places and len(places) != (stages or len(places) // rings) * rings:
         expected = f"{rings} times {stages}" if stages and rings > 1 else stages or f"those of {rings} rings"
@@ -132,14 +137,18 @@ def ports_of(hosts: Sequence[str]) -> tuple[int, ...]:
 
 
 def address_of(host: str, port: int) -> str:
-    """Return "host:port", with an IPv6 address in brackets: ("::1", 80) -> "[::1]:80"."""
+    """Return "host:port", with an IPv6 address in brackets: ("::1", 80) -> "[::1]:80".
+
+    host: A name, an IPv4 address, or an IPv6 address with or without brackets.
+    port: The TCP port.
+    """
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def parse_ranges(ranges_text: str | Sequence[str], layers: int) -> tuple[Range, ...]:
     """Return one layer range for each stage, in ring order.
 
-    ranges_text: Ranges such as "0:4,4:8", as one text or as a sequence; the last one may lack its end.
+    ranges_text: Ranges such as "0:4,4:8", as one text or as a sequence; the last range may lack its end.
     layers: Number of layers of the model.
     Raises InvalidRequest unless the ranges follow each other from layer 0 to the model's last.
     """
@@ -158,7 +167,7 @@ def follow(ranges_text: str, layers: int) -> tuple[Range, ...]:
 
     ("0:14,14:", 28) -> 0:14 and 14:28.
 
-    ranges_text: Ranges separated by commas; a missing end means `layers`.
+    ranges_text: Ranges such as "0:14,14:", separated by commas; a missing end means `layers`.
     layers: Number of layers of the model.
     """
     found = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in ranges_text.split(",")]

@@ -25,8 +25,8 @@ def head_named(name: str, folders: Sequence[Path], known_names: Sequence[str] = 
     """Return the folder of the bundled head called `name`, such as "qwen2.5-coder-1.5b"; None if there is
     none.
 
-    name: Compared without case and punctuation.
-    folders: May hold bundled models; the first that has the head wins.
+    name: Name to look for, compared without case and punctuation.
+    folders: Folders that may hold bundled models; the first that has the head wins.
     known_names: Names of the models that have a head.
     """
     known = next((known for known in known_names if _plain(known) == _plain(name)), None)
@@ -36,8 +36,8 @@ def head_named(name: str, folders: Sequence[Path], known_names: Sequence[str] = 
 def head_for(base: Path, folders: Sequence[Path], known_names: Sequence[str] = NAMES) -> Path | None:
     """Return the folder of the bundled head for a base model; None if none fits by name and sizes.
 
-    base: The base model's directory.
-    folders: May hold bundled models; the first that has a head wins.
+    base: The base model's directory or GGUF file.
+    folders: Folders that may hold bundled models; the first that has a head wins.
     known_names: Names of the models that have a head.
     Raises ModelError if the base model's config cannot be read.
     """
@@ -53,7 +53,7 @@ def _folder(name: str, folders: Sequence[Path]) -> Path | None:
     """Return the head's folder in the first of the folders that has it; None if none has it.
 
     name: Name of the base model.
-    folders: May hold bundled models.
+    folders: Folders that may hold bundled models, searched in order.
     """
     candidates = (folder / name / HEAD for folder in folders)
     return next((candidate for candidate in candidates if (candidate / "config.json").is_file()), None)
@@ -75,5 +75,8 @@ def _fits(head: Path, base: ModelConfig) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return the lower-case letters and digits: "Qwen2.5-Coder-1.5B" -> "qwen25coder15b"."""
+    """Return the lower-case letters and digits of a name: "Qwen2.5-Coder-1.5B" -> "qwen25coder15b".
+
+    name: Name or address of a model.
+    """
     return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -33,8 +33,8 @@ DEVICE_HELP = {
 def with_device(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return options that name a device; unchanged if they do already.
 
-    options: Of a fleet.
-    out: Gets the line that says which device was chosen and why, if this machine has a GPU.
+    options: Options of a fleet.
+    out: Stream that gets the line which says which device was chosen and why, if this machine has a GPU.
     """
     named, choice = choose_for(options)
     if choice and choice.notable:
@@ -48,13 +48,14 @@ def choose_for(
     find_gpus_here: Callable[[], FoundGpus] | None = None,
     count_bytes: Callable[[FleetOptions], int] | None = None,
 ) -> tuple[FleetOptions, ChosenDevice | None]:
-    """Return options that name a device, and the choice.
+    """Return (options that name a device, the choice).
 
     The choice is None if there was none to make: the fleet is elsewhere, --device or --devices are given, or
-    torch is missing.
+    torch is missing. If --device names a device, the options are returned unchanged; in the other two cases
+    they name the CPU.
 
-    options: Of a fleet.
-    rings: Number of complete rings.
+    options: Options of a fleet.
+    rings: Number of complete rings, at least 1.
     find_gpus_here: Finds this machine's GPUs; None: `find_gpus`.
     count_bytes: Counts the memory that the model needs; None: `count_memory`.
     """
@@ -77,8 +78,8 @@ def choose_for(
 def print_choice(choice: ChosenDevice, out: TextIO) -> None:
     """Print the reason of a choice in one line.
 
-    choice: The device that was chosen.
-    out: The stream.
+    choice: The device that was chosen, with the reason.
+    out: Stream to print to.
     """
     print(f"specsot: {choice.reason}", file=out, flush=True)
 
@@ -87,7 +88,7 @@ def local_device(device: str, out: TextIO) -> str:
     """Return the device of a machine that joins another one's fleet, whose model's size it does not know yet.
 
     device: A torch device, which is returned as it is, or AUTO.
-    out: Gets the reason of a choice, if this machine has a GPU.
+    out: Stream that gets the reason of a choice, if this machine has a GPU.
     """
     if device != AUTO:
         return device
@@ -100,8 +101,8 @@ def local_device(device: str, out: TextIO) -> str:
 def _needed_bytes(options: FleetOptions, count_bytes: Callable[[FleetOptions], int]) -> int | None:
     """Return the bytes that the model needs, or None if it cannot be read: loading it then reports why.
 
-    options: Of the fleet.
-    count_bytes: Counts them.
+    options: Options of the fleet.
+    count_bytes: Counts the bytes that a fleet with these options needs.
     """
     try:
         return count_bytes(options)
@@ -112,8 +113,7 @@ def _needed_bytes(options: FleetOptions, count_bytes: Callable[[FleetOptions], i
 def count_memory(options: FleetOptions) -> int:
     """Return the bytes that a GPU needs for all layers, KV pages and the drafter.
 
-    options: Of the fleet.
-
+    options: Options of the fleet.
     Raises ModelError, InvalidRequest.
     """
     from specsot_app.fleet.fitting import count_on_gpu
@@ -154,7 +154,7 @@ def _installed_gpus() -> list[tuple[str, FoundGpu]]:
 def _read_gpu(number: int) -> tuple[str, FoundGpu]:
     """Return one GPU's UUID, name and free memory.
 
-    number: As nvidia-smi counts.
+    number: Number of the GPU as nvidia-smi counts.
     """
     import pynvml
 
@@ -164,5 +164,8 @@ def _read_gpu(number: int) -> tuple[str, FoundGpu]:
 
 
 def _text(value: str | bytes) -> str:
-    """Return a string as it is, and bytes, which older versions of the library return, decoded."""
+    """Return a string as it is, and bytes, which older versions of the library return, decoded.
+
+    value: A value that NVIDIA's library returned.
+    """
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -45,11 +45,12 @@ KV_MEMORY = 1 << 29
 class EmbeddedOptions:
     """Options of an embedded fleet.
 
-    weights: What the members load.
+    weights: Options of the weights that the members load.
     ring: Options of the master's ring.
-    stages: Number of workers that share the layers.
-    layers: The layer range of each worker, if chosen.
-    devices: The device of each worker, if chosen; the drafter runs on the last worker's device.
+    stages: Number of workers that share the layers; None: one.
+    layers: Layer range of each worker; empty: the master decides.
+    devices: Torch device of each worker; empty: the device of `weights`. The drafter runs on the last
+        worker's device.
     """
 
     weights: DraftModelOptions
@@ -92,8 +93,8 @@ class EmbeddedFleet:
     """A fleet to start, ask and close. Members that share a GPU, or the cores of a CPU, share a thread.
 
     master: The master of this fleet.
-    members: The tasks that run its members.
-    leaving: Set when all members have to end.
+    members: The tasks that run the members, one each.
+    leaving: Event that is set when all members have to end.
     """
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
@@ -112,13 +113,13 @@ class EmbeddedFleet:
         """Load all members and wait until the ring is complete. Raises what loading raises, after closing
         everything.
 
-        options: What to load, and where.
-        member_makers: For each member's name, what makes it, instead of what the options describe (tests pass
-            fakes); None or empty: those of the options.
+        options: Options that say what to load, and where.
+        member_makers: Makers of the members by name, which replace those that the options describe (tests
+            pass fakes); None or empty: those of the options.
         on_loaded: Called on the thread that loads, with a worker's name and its number of loaded layers;
             None: nothing is reported.
         threads: Threads to compute on; fleets of one process that run in turn share them; None makes new
-            ones.
+            threads.
         """
         master = assemble(options.weights.base, options.ring_options, forecasts=cache_folder() / "forecasts")
         member_makers = member_makers or _member_makers(options, on_loaded)
@@ -151,9 +152,9 @@ class EmbeddedFleet:
         return self._master.requests.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request; return whether it was known.
+        """Cancel a request, which then ends with the reason CANCELLED. Return whether the request was known.
 
-        request: The request's id.
+        request: The request's id, which its `Started` event has.
         """
         return self._master.requests.cancel(request)
 
@@ -198,7 +199,7 @@ class EmbeddedFleet:
     async def _complete(self, with_drafter: bool) -> None:
         """Wait for the ring to be complete. If a member fails before that, raise its error.
 
-        with_drafter: Also wait for a drafter.
+        with_drafter: True: also wait for a drafter.
         Raises Unavailable if a member ended without an error before the ring was complete.
         """
         ready = asyncio.ensure_future(self._master.complete(with_drafter=with_drafter))
@@ -229,7 +230,7 @@ class MemberUplink:
     async def send(self, message: object) -> None:
         """Schedule a message for the master, on the current event loop.
 
-        message: Any message of a member.
+        message: Any message of a member, such as a result.
         """
         asyncio.get_running_loop().call_soon(self._membership.on_message, self._name, message)
 
@@ -248,7 +249,7 @@ def _connect(membership: Membership, inbox: Inbox) -> Connect:
     async def connect(registration: Registration) -> Link:
         """Register a member, and return its link to the master. Raises what the master refuses a member with.
 
-        registration: What the member says of itself.
+        registration: The member's description of itself: kind, name, address, sizes.
         """
         await membership.join(registration, LocalLink("master", inbox))
         return MemberUplink(membership, registration.name)
@@ -280,7 +281,7 @@ class Threads:
 def _before_sending(options: EmbeddedOptions) -> Prepare | None:
     """Return what prepares a message before it is sent, or None if tensors never change their GPU.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     """
     if not options.crosses_gpus:
         return None
@@ -295,8 +296,8 @@ def _executor_for(options: EmbeddedOptions, threads: Threads, name: str) -> Exec
     If the master chooses among GPUs, it is not known yet which members share one, and each member has its own
     thread.
 
-    options: Of the fleet.
-    threads: The threads that exist, and will be made.
+    options: Options of the fleet.
+    threads: The threads of the fleet; a missing one is made.
     name: The member's name.
     """
     device = _device(options, name)
@@ -309,11 +310,11 @@ def _made_member(
     """Make a member and register it with the exchange. Runs on the member's thread, since making it loads the
     model.
 
-    maker: Makes the member.
+    maker: Makes the member from its name, dialer and thread.
     name: The member's name.
     dialer: Connects the member to others.
-    compute: Its thread.
-    exchange: Where the others find it.
+    compute: The member's thread.
+    exchange: Registry in which other members find this one.
     """
     member = maker(name, dialer, compute)
     exchange.introduce(name, member, compute)
@@ -330,11 +331,11 @@ async def _run_member(
     """Run one member from loading to leaving. Loading happens on its thread, so that the event loop stays
     free.
 
-    maker: Makes the member.
+    maker: Makes the member; takes no arguments.
     executor: The member's thread.
-    inbox: Receives messages for the member.
+    inbox: Queue that receives messages for the member.
     connect: Registers the member at the master.
-    leaving: Set when the member has to end.
+    leaving: Event that is set when the member has to end.
     """
     member = await asyncio.get_running_loop().run_in_executor(executor, maker)
     await run_membership(member, inbox, connect, leaving)
@@ -343,7 +344,7 @@ async def _run_member(
 def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
     """Return the layer range of each worker in ring order; None for ranges that the master decides.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     """
     return options.layers or (None,) * (options.stages or 1)
 
@@ -351,7 +352,7 @@ def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
 def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[str, MemberMaker]:
     """Return what makes each member, by name: workers in ring order, then the drafter, if there is one.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     on_loaded: Called with a worker's name and its number of loaded layers; None: nothing is reported.
     """
     ranges = {f"worker-{n}": layers for n, layers in enumerate(_ranges(options))}
@@ -360,8 +361,8 @@ def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[s
         """Make a worker, which loads its layers.
 
         name: The member's name.
-        dialer: Connects it to others.
-        compute: Its thread.
+        dialer: Connects the worker to other members.
+        compute: The worker's thread.
         """
         from specsot_worker.loader import StageLoader
         from specsot_worker.worker import Worker
@@ -374,8 +375,8 @@ def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[s
         """Make the drafter, which loads its head or model.
 
         name: The member's name.
-        dialer: Connects it to others.
-        compute: Its thread.
+        dialer: Connects the drafter to other members.
+        compute: The drafter's thread.
         """
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
@@ -389,8 +390,8 @@ def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[s
 def _device(options: EmbeddedOptions, name: str) -> str:
     """Return a member's device; the drafter runs on the last worker's.
 
-    options: Of the fleet.
-    name: The member's name, "drafter" or "worker-0" and so on.
+    options: Options of the fleet.
+    name: The member's name, "drafter" or "worker-0", "worker-1" and so on.
     """
     if not options.devices:
         return options.weights.device

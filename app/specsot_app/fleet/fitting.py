@@ -46,15 +46,15 @@ HERE = "127.0.0.1"
 class StagePlan:
     """One planned worker, in bytes.
 
-    place: Its host and device.
-    layers: Its layer range.
-    weights: Weights of its layers.
-    kv: KV pages.
-    graphs: CUDA graphs.
-    drafter: The drafter on the same device, its KV included.
+    place: Host and device of the worker, such as "127.0.0.1#0".
+    layers: Layer range of the worker, such as "0:14".
+    weights: Bytes of the weights of its layers.
+    kv: Bytes of its KV pages.
+    graphs: Bytes of its CUDA graphs; 0 on a CPU.
+    drafter: Bytes of the drafter on the same device, its KV included; 0 without one.
     read: Bytes of weights that a step of one row reads.
-    room: Free memory before loading; None if unknown.
-    bandwidth: Bytes a second of its memory; None if unknown.
+    room: Free bytes before loading; None if unknown.
+    bandwidth: Bytes a second that the device's memory can read; None if unknown.
     """
 
     place: str
@@ -79,7 +79,7 @@ class FleetPlan:
 
     model: Name of the model.
     layers: Number of its layers.
-    context: Most positions of a sequence.
+    context: Maximum number of positions of a sequence.
     held: The form of the weights, in words.
     weights: Bytes of all layers.
     forms: Bytes of all layers in other forms, by form.
@@ -90,7 +90,7 @@ class FleetPlan:
     draft_own: Bytes of the drafter's own weights.
     draft_borrowed: Bytes of the drafter's copies of the base model's weights.
     tokens_per_second: Prediction for one sequence without drafts; None if no bandwidth is known.
-    text_only: The model also reads images, but only its text is served.
+    text_only: True if the model also reads images, but only its text is served.
     """
 
     model: str
@@ -121,8 +121,8 @@ class FleetPlan:
 def plan_fleet(options: FleetOptions) -> FleetPlan:
     """Return how the fleet would be placed, and what each device would hold.
 
-    options: Of the fleet; only the config and the headers of its weight files are read.
-    Raises Refused, in words, if layers do not fit; ModelError; InvalidRequest.
+    options: Options of the fleet; only the config and the headers of its weight files are read.
+    Raises Refused if layers do not fit, with the sizes in words; ModelError; InvalidRequest.
     """
     if options.model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
@@ -178,7 +178,7 @@ def count_on_gpu(options: FleetOptions) -> int:
 
     No GPU is queried; room for graphs is counted as on a GPU that is large enough.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     Raises ModelError, HeadMismatch, InvalidRequest.
     """
     models = models_of(replace(options, device="cpu"))
@@ -210,8 +210,8 @@ def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, .
     """Return one place for each stage: those of --devices, else this machine's --device; stages on GPUs are
     counted through cuda:0, cuda:1 and so on.
 
-    options: Of the fleet.
-    ranges: Number of layer ranges, if they were chosen, else 0.
+    options: Options of the fleet.
+    ranges: Number of layer ranges that were chosen; 0 if none were.
     """
     if options.devices:
         return parse_planned(options.devices)
@@ -227,7 +227,7 @@ def _with_measured(planned: PlannedPlace) -> PlannedPlace:
     """Return the place with free memory and bandwidth of this machine's device, measured unless they were
     given.
 
-    planned: The place as the user described it.
+    planned: The place as the user described it. If its memory is given, it is returned unchanged.
     Raises InvalidRequest for a place on another machine without its memory.
     """
     place = planned.place
@@ -247,10 +247,10 @@ def _worker_registration(
     Its measured curve is replaced by the time that reading a step's weights takes; it has none if the
     bandwidth is unknown.
 
-    stage: Number of the place, which becomes the worker's name.
-    planned: The place, with its memory.
-    layer_memory: Counts its bytes.
-    layers: Its range, if chosen.
+    stage: Number of the place in ring order, which becomes the worker's name.
+    planned: The place, with its memory and bandwidth, as far as they are known.
+    layer_memory: Counts the bytes of layers, KV pages and graphs.
+    layers: The worker's layer range; None: the master decides.
     """
     on_gpu = planned.place.device != "cpu"
     config = layer_memory.config
@@ -281,8 +281,8 @@ def _without_drafter_memory(worker: Registration, draft_memory: DraftMemory | No
     """Return the worker with less free memory: that of the drafter on its device is subtracted. Unchanged
     without a drafter, or if the free memory is unknown.
 
-    worker: The last worker.
-    draft_memory: Of the drafter; None: no model drafts.
+    worker: Registration of the last worker, on whose device the drafter runs.
+    draft_memory: Sizes of the drafter; None: no model drafts.
     """
     if draft_memory is None or worker.memory is None:
         return worker
@@ -294,9 +294,9 @@ def _drafter_registration(
 ) -> Registration:
     """Return what the drafter would register with.
 
-    draft_memory: What it takes.
-    options: Of the fleet.
-    config: Of the base model.
+    draft_memory: Sizes of the drafter.
+    options: Options of the fleet.
+    config: Config of the base model.
     """
     return Registration(
         kind="drafter",
@@ -315,8 +315,8 @@ def _drafter_registration(
 def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemory | None:
     """Return what the drafter takes, or None if no model drafts.
 
-    options: Of the fleet, with the device of the last place.
-    layer_memory: Of the last place, whose weight files the head may borrow from.
+    options: Options of the fleet, with the device of the last place.
+    layer_memory: Sizes of the layers at the last place, whose weight files the head may borrow from.
     Raises ModelError, HeadMismatch, InvalidRequest.
     """
     if options.drafts in MODELLESS:
@@ -347,7 +347,7 @@ def open_head(folder: Path, bin_too: bool) -> Checkpoint:
     """Return a head opened for its shapes alone. Of a head on the hub only the file's header is fetched.
 
     folder: The head's folder.
-    bin_too: Also read pytorch_model.bin.
+    bin_too: True: also read pytorch_model.bin.
     """
     if snapshot_of(folder) is None or has_files(folder, bin_too):
         return Checkpoint.open(folder, bin_too)
@@ -361,9 +361,9 @@ def _placed_stages(
 ) -> tuple[Stage, ...]:
     """Return the stages in ring order, placed as the master would.
 
-    workers: As they would register.
-    ring_config: Of the master.
-    forms: Bytes of all layers in other forms, for the error.
+    workers: Registrations of the planned workers.
+    ring_config: Config of the ring.
+    forms: Bytes of all layers by other forms of weights, which the error names.
     Raises Refused, with the sizes of other forms if layers do not fit.
     """
     try:
@@ -385,11 +385,11 @@ def _stage_plan(
 ) -> StagePlan:
     """Return a placed stage with its bytes.
 
-    stage: As placed.
-    planned: Where it runs.
-    layer_memory: Counts its bytes.
-    configuration: Of the ring, with its number of pages.
-    draft_memory: Of the drafter on the same device; None: none there.
+    stage: The stage that the master's placement returned.
+    planned: The place at which it runs.
+    layer_memory: Counts the bytes of its layers.
+    configuration: Configuration of the ring, with its number of pages.
+    draft_memory: Sizes of the drafter on the same device; None: no drafter runs there.
     """
     rows = configuration.pages * configuration.page_rows
     width = configuration.head.width if configuration.head else 0
@@ -407,7 +407,10 @@ def _stage_plan(
 
 
 def _speed(stages: Sequence[StagePlan]) -> float | None:
-    """Return tokens a second if a step only reads the weights; None if a stage's bandwidth is unknown."""
+    """Return tokens a second if a step only reads the weights; None if a stage's bandwidth is unknown.
+
+    stages: The planned stages of the ring.
+    """
     seconds = [stage.read / stage.bandwidth for stage in stages if stage.bandwidth]
     is_complete = len(seconds) == len(stages)
     return (
@@ -421,7 +424,7 @@ def _form_in_words(base: Path, layer_memory: LayerMemory) -> str:
     """Return the form of the weights in words, such as "int8, computed in bf16".
 
     base: Directory of the base model.
-    layer_memory: Has the number format and quantization.
+    layer_memory: Sizes of the layers, with the number format and quantization.
     """
     published = published_of(base)
     dtype_name = next(name for name, dtype in NAMES.items() if dtype == layer_memory.dtype)
@@ -440,7 +443,7 @@ def _other_forms(base: Path, layer_memory: LayerMemory) -> dict[str, int]:
     fewer bits.
 
     base: Directory of the base model.
-    layer_memory: Has the present form and the weight files.
+    layer_memory: Sizes of the layers, with the present form and the weight files.
     """
     if published_of(base):
         return {}

@@ -22,7 +22,7 @@ BETWEEN = "--"
 def joined_arguments(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the arguments of this module for the members' command lines: [[a, x], [b]] -> (a, x, --, b).
 
-    lines: For each member its module and its arguments.
+    lines: Command lines, for each member its module and its arguments. No members give ().
     """
     return tuple(word for line in lines for word in (BETWEEN, *line))[1:]
 
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
 def _command_lines(arguments: Sequence[str]) -> list[list[str]]:
     """Return the members' command lines: (a, x, --, b) -> [[a, x], [b]]. Without arguments there is one empty
     line.
+
+    arguments: The members' command lines, separated by BETWEEN.
     """
     command_lines = list[list[str]]([[]])
     for word in arguments:
@@ -55,7 +57,7 @@ def _program(module: str, *arguments: str) -> MemberProgram:
     """Return the program of one member.
 
     module: A service's package, whose `__main__` has `program`, or a module that has it itself.
-    arguments: The member's command line.
+    arguments: Words of the member's command line.
     """
     found = find_spec(module)
     package = found is not None and found.submodule_search_locations is not None

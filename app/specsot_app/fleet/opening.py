@@ -89,7 +89,7 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     cannot be fetched, and then the small bundled model is used.
 
     options: As the user gave them.
-    out: Gets a line if SmolLM2 is being fetched, or cannot be fetched.
+    out: Stream that gets a line if SmolLM2 is being fetched, or cannot be fetched.
     """
     from specsot_app.runtime import log_to_stderr
 
@@ -99,7 +99,7 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     try:
         model = demo.smollm2_file(out)
     except (SpecsotError, OSError) as error:
-        print(f"specsot: no SmolLM2 ({error}): {demo.SMALL}", file=out)
+        print(f"specsot: no SmolLM2 ({error}): {demo.SMALL_MODEL_NOTICE}", file=out)
         return options
     draft_model = options.draft_model or (demo.head_folder() if options.drafter in (None, "eagle") else None)
     return replace(options, model=model, draft_model=draft_model)
@@ -110,7 +110,7 @@ def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
     anything is loaded.
 
     options: As the user gave them.
-    out: Gets a line about the model or the device that was chosen.
+    out: Stream that gets a line about the model or the device that was chosen.
     Raises ModelError, InvalidRequest.
     """
     options = with_device(with_demo(options, out), out)
@@ -122,7 +122,7 @@ def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
 def has_drafter(info: Info) -> bool:
     """Return whether a drafter is among the members of the fleet.
 
-    info: The fleet's state.
+    info: State of the fleet.
     """
     return any(member.kind == "drafter" for member in info.members)
 
@@ -135,7 +135,7 @@ async def open_fleet(options: FleetOptions, on_progress: Watch | None = None) ->
     """Open the fleet that the options describe: connect to a master, start processes, or load it into this
     process.
 
-    options: With model and device chosen, see `prepared`.
+    options: Options of the fleet, with model and device chosen, as `prepared` returns them.
     on_progress: Called with what is counted ("layers" or "services"), how many are ready, and their total,
         perhaps on another thread; None: nothing is reported.
     Raises Unavailable (no master answers), ModelError, HeadMismatch.
@@ -157,9 +157,10 @@ async def open_embedded(
 ) -> FleetClient:
     """Load a fleet into this process, and return it once its ring is complete.
 
-    options: With model and device chosen.
+    options: Options of the fleet, with model and device chosen, as `prepared` returns them.
     models: The directories to load.
-    on_progress: As for `open_fleet`.
+    on_progress: Called with "layers", how many are loaded, and their total, on another thread; None: nothing
+        is reported.
     """
     from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
     from specsot_app.runtime import quiet_logs
@@ -180,7 +181,7 @@ def ring_of(options: FleetOptions) -> RingOptions:
     """Return the ring's options. If trees are fixed, stage 0 waits for each tree, however busy the machine
     is.
 
-    options: Of the fleet.
+    options: Options of the fleet, of which tree, layout, plan style and drafting are read.
     """
     from specsot_master.core.ring.ring_state import EngineConfig, RingOptions
 
@@ -196,10 +197,11 @@ def ring_of(options: FleetOptions) -> RingOptions:
 
 
 def summed_progress(on_progress: Watch, layers: int) -> Callable[[str, int], None]:
-    """Return a callback that adds up the layers that all workers have loaded, and reports the sum.
+    """Return a callback, which returns None, that adds up the layers that all workers have loaded, and
+    reports the sum.
 
     on_progress: Called with "layers", the sum so far, and `layers`.
-    layers: Number of layers of the model.
+    layers: Number of layers of the model; a larger sum is reported as this number.
     """
     loaded_layers: dict[str, int] = {}
 

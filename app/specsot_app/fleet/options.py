@@ -57,7 +57,7 @@ class ClientOptions:
     async def connect(self, master: str) -> MasterClient:
         """Return a client of a running master. The token file takes precedence over the token.
 
-        master: Its address, host:port.
+        master: The master's address, host:port.
         Raises Unavailable if it does not answer, InvalidRequest if the token file cannot be read.
         """
         from specsot.transport.grpc_client import connect
@@ -67,8 +67,10 @@ class ClientOptions:
 
     @asynccontextmanager
     async def connected(self, master: str) -> AsyncGenerator[MasterClient]:
-        """Yield a client of the master at host:port, which is closed at the end of the context. Raises as
-        `connect` does.
+        """Yield a client of a master, which is closed at the end of the context.
+
+        master: The master's address, host:port.
+        Raises Unavailable if the master does not answer, InvalidRequest if the token file cannot be read.
         """
         client = await self.connect(master)
         try:
@@ -78,12 +80,14 @@ class ClientOptions:
 
 
 def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given`, by flag, with the number of stages that `distributed` asks for.
+    """Return the given values with the number of stages that `distributed` asks for.
 
-    distributed True: two stages, unless another option says how many. Raises InvalidRequest if one says 1.
-    distributed False: one stage. Options that split the model are dropped with a warning, since a seed's
-    whole table of parameters has them; so are all devices but the first. Raises InvalidRequest for a value
-    that no model could have.
+    distributed: True: two stages, unless another option says how many. False: one stage; options that split
+        the model are dropped with a warning, since the table of parameters of SpecSoT's predecessors has all
+        of them; so are all devices but the first.
+    given: Values by flag, such as "layer-splits".
+    Raises InvalidRequest if `distributed` is True and an option says one stage, or if it is False and a value
+        could suit no model.
     """
     return _on_several_stages(given) if distributed else _on_one_stage(given)
 
@@ -140,14 +144,18 @@ def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_stage_count(stages: int | None) -> None:
-    """Raise InvalidRequest if there are fewer than one stage; None, which means no choice, is allowed."""
+    """Raise InvalidRequest if there are fewer than one stage; otherwise return.
+
+    stages: Number of stages; None, which means no choice, is allowed.
+    """
     if stages is not None and stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {stages}", field="stages")
 
 
 def parts_of_list(given: str | Sequence[str] | None) -> Sequence[str]:
-    """Return the parts of a comma-separated value; a sequence stays as it is, and None or an empty text has
-    no parts.
+    """Return the parts of a comma-separated value.
+
+    given: The value. A sequence is returned as it is; None and an empty text have no parts.
     """
     return given.split(",") if isinstance(given, str) else given or ()
 
@@ -165,13 +173,13 @@ class FleetOptions(DraftModelOptions):
     stages: Number of layer ranges.
     layers: The layer ranges, such as "0:4,4:8".
     devices: The place of each stage, such as "127.0.0.1#0,127.0.0.1#cpu"; the drafter runs at the last one.
-    layout: How branches are laid out in a frame.
+    layout: Layout of branches in a frame.
     tree: `fixed` drafts the largest tree in every step, whether or not it is profitable.
     transport, comm_mode, hop_dtype: How members in several processes exchange messages.
     use_eagle3, distributed, use_scheduling: Switches of other systems; branches are always scheduled.
     plan_style: The format of plans.
     kind: Whether the fleet runs in this process or in child processes.
-    master: Address of a running master.
+    master: Address of a running master, host:port; None: this fleet has its own master.
     client: How to connect to that master.
     """
 
@@ -249,9 +257,9 @@ class Models:
 
     base: The base model.
     draft: The model or head that drafts; None if nothing drafts, or the drafter needs none.
-    layers: The layer range of each stage, if chosen.
+    layers: Layer range of each stage; empty if not chosen.
     drafter: The drafter that was asked for; None: the head, if there is one.
-    places: The place of each stage, if chosen.
+    places: Place of each stage; empty if not chosen.
     """
 
     base: Path
@@ -270,7 +278,7 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """Return options that name the models as other processes find them, and the form in which published
     weights are held.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     models: The directories that were found.
     """
     draft_address = models.draft and address_of_model(models.draft)
@@ -287,7 +295,7 @@ def models_of(options: FleetOptions) -> Models:
     """Return the directories that a local fleet loads, and its layer ranges and places, after checking all
     options that need no loading.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     Raises ModelError, InvalidRequest.
     """
     require_torch()
@@ -309,7 +317,7 @@ def models_of(options: FleetOptions) -> Models:
 def warn_of_processes(options: FleetOptions) -> None:
     """Warn of options for several processes if the fleet runs in this process.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     """
     given = [(name, getattr(options, name)) for name in ("transport", "comm_mode", "hop_dtype")]
     parts = [f"{name} {value}" for name, value in given if value]
@@ -323,7 +331,7 @@ def warn_of_processes(options: FleetOptions) -> None:
 def check_choices(options: FleetOptions) -> None:
     """Raise InvalidRequest if an option with fixed choices has another value.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     """
     for entry in entries_of(FleetOptions):
         if entry.kind.choices and len(entry.path) == 1:
@@ -338,9 +346,10 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
 
     Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     base: The base model's directory.
-    Raises ModelError, InvalidRequest.
+    Raises ModelError if a model cannot be found, InvalidRequest if the drafter needs a model and none is
+        given.
     """
     if options.drafter in MODELLESS:
         return None
@@ -359,7 +368,7 @@ def _named_head(options: FleetOptions) -> Path | None:
     """Return the bundled head that `draft_model` names; None if it names a path, a Hub repository, or no
     head.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     """
     name = str(options.draft_model)
     if options.drafter == "model" or "/" in name or Path(name).exists():
@@ -371,7 +380,7 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
     """Raise InvalidRequest if the head is not of the kind that `use_eagle3` says; return if nothing is said
     or no head drafts.
 
-    options: Of the fleet.
+    options: Options of the fleet, of which `use_eagle3` and `drafter` are compared with the head.
     draft: The head's directory; None: no head.
     """
     if options.use_eagle3 is None or draft is None or options.drafter not in (None, "eagle"):
@@ -390,7 +399,7 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
 def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
     """Return the layer range of each stage, or () if they are not chosen.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     base: The base model's directory, whose number of layers is read.
     Raises InvalidRequest for ranges that do not cover the model, or are not as many as the stages.
     """
@@ -408,7 +417,7 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
     The seeds' table of parameters names GPU 0 even if the model is not distributed. On a machine without a
     GPU, that entry then has no effect except a warning, and the CPU computes.
 
-    options: Of the fleet.
+    options: Options of the fleet.
     Raises InvalidRequest for a malformed place.
     """
     places = parse_devices(options.devices) if options.devices else ()
@@ -419,7 +428,10 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
 
 
 def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
-    """Return whether the only place is a GPU of this machine, which has none; False for several places."""
+    """Return whether the only place is a GPU of this machine, which has none; False for several places.
+
+    places: Places of the stages; may be empty.
+    """
     if len(places) != 1 or places[0].device == "cpu" or not local_hosts([places[0].host]):
         return False
     import torch
@@ -430,8 +442,8 @@ def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
 def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     """Return the place of each stage, all on this machine; () if they are not chosen.
 
-    options: Of the fleet.
-    ranges: Number of chosen layer ranges; 0: not chosen.
+    options: Options of the fleet.
+    ranges: Number of chosen layer ranges; 0: none are chosen.
     Raises InvalidRequest for a place on another machine, or another number of places than stages.
     """
     places = places_of(options)
@@ -446,8 +458,10 @@ def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
 
 
 def public_name(options: FleetOptions) -> str:
-    """Return the model's name in answers: "demo" without a model; empty, which means the name of its
-    directory, with one.
+    """Return the model's name in answers: "demo" without a model. With a model the result is empty, which
+    means the name of the model's directory.
+
+    options: Options of the fleet.
     """
     return "" if options.model else "demo"
 
@@ -455,14 +469,18 @@ def public_name(options: FleetOptions) -> str:
 def local_hosts(hosts: Iterable[str]) -> frozenset[str]:
     """Return the hosts that are this machine.
 
-    hosts: Names or addresses.
+    hosts: Names or addresses of hosts.
     Raises InvalidRequest for a host that cannot be resolved.
     """
     return frozenset(host for host in set(hosts) if _is_local_host(host))
 
 
 def _is_local_host(host: str) -> bool:
-    """Return whether the host is this machine: only an address of this machine can be bound."""
+    """Return whether a host is this machine: only an address of this machine can be bound.
+
+    host: Name or address of the host, an IPv6 address perhaps in brackets.
+    Raises InvalidRequest if the host cannot be resolved.
+    """
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
     except OSError:

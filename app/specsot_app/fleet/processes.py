@@ -34,8 +34,8 @@ WRONG_INPUT = 2
 class ChildProcess:
     """A running service, whose newest 20 lines of output are kept. Make it on a running event loop.
 
-    service: What was started.
-    process: The process; its output is a pipe.
+    service: The service that was started.
+    process: The process of the service; its output is a pipe.
     on_line: Called with the service's name and each line of its output.
     """
 
@@ -105,7 +105,7 @@ async def start(service: Service, on_line: OutputCallback) -> ChildProcess:
     The process has a session of its own, so that Ctrl-C reaches only this process, which ends the services in
     order.
 
-    service: What to start.
+    service: The service to start.
     on_line: Called with the service's name and each line of its output.
     """
     process = await asyncio.create_subprocess_exec(
@@ -134,13 +134,13 @@ OnMissing = Callable[[Sequence[Service]], None]
 
 # Number of ends. A member that ends so often in a row, each time within SOON seconds of its start, is not
 # started again. Untuned.
-ENDS = 3
+MAX_SHORT_LIVES = 3
 # Seconds. An end within this time of the start counts towards ENDS. Untuned.
-SOON = 1800.0
+SHORT_LIFE = 1800.0
 # Seconds between checks of a ring that is not complete yet. Untuned.
 PAUSE = 0.05
 # Seconds that a child has to end after a call to it failed, so that its reason can be reported. Untuned.
-LAST_WORDS = 2.0
+EXIT_REPORT_TIMEOUT = 2.0
 
 
 def keep_quiet(service_name: str, line: str) -> None:
@@ -162,8 +162,8 @@ class ProcessFleet:
     """Processes of a master, workers and drafters, and a client of the master.
 
     children: The processes on this machine, the master first.
-    client: Is connected to the master.
-    stack: Closes the client and ends the processes.
+    client: Client that is connected to the master.
+    stack: Exit stack that closes the client and ends the processes.
     on_line: Called with a service's name and each line of its output.
     """
 
@@ -194,8 +194,8 @@ class ProcessFleet:
         """Start every service that runs on this machine, and wait until the ring is complete and all members
         have joined.
 
-        options: The fleet.
-        models: The directories to load.
+        options: Options of the fleet.
+        models: The model directories to load.
         port: Port of the master; None takes a free one.
         on_line: Called with a service's name and each line of its output.
         http_port: Port of the master's HTTP server; None starts none.
@@ -230,9 +230,10 @@ class ProcessFleet:
         return self._client.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request; return whether the master knew it.
+        """Cancel a request, which then ends with the reason CANCELLED. Return whether the master knew the
+        request.
 
-        request: The request's id.
+        request: The request's id, which its `Started` event has.
         """
         return await self._client.cancel(request)
 
@@ -263,7 +264,7 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
     """Return whether no process listens at this port at this moment.
 
     port: A TCP port.
-    host: The address to try, without a port.
+    host: Address to try, without a port.
     """
     try:
         check_free(address_of(host, port))
@@ -282,7 +283,7 @@ async def ready_client(
     limit.
 
     services: All services of the fleet, the master first.
-    client_options: What the client trusts and sends.
+    client_options: Options of the client: what it trusts, and the token that it sends.
     on_progress: Called with "services", how many have joined, and their total; None: nothing is reported.
     on_missing: Called with the services of other machines that have not joined, at first and whenever they
         change.
@@ -312,8 +313,8 @@ async def unless_one_ends(children: list[ChildProcess], coroutine: Coroutine[Any
     """Return the coroutine's result, unless a child ends first; the coroutine is then cancelled.
 
     children: The processes to watch.
-    coroutine: What to run meanwhile.
-    Raises why a child ended, or what the coroutine raises.
+    coroutine: The coroutine to run meanwhile.
+    Raises what a child reported as the reason of its end, or what the coroutine raises.
     """
     working = asyncio.ensure_future(coroutine)
     ending = asyncio.ensure_future(first_end(children))
@@ -321,7 +322,7 @@ async def unless_one_ends(children: list[ChildProcess], coroutine: Coroutine[Any
         await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
         # The work may have failed because a child is about to end, whose last line says why.
         if working.done() and working.exception():
-            await asyncio.wait([ending], timeout=LAST_WORDS)
+            await asyncio.wait([ending], timeout=EXIT_REPORT_TIMEOUT)
         if ending.done() and not (working.done() and working.exception() is None):
             raise ending.result()[1]
         return working.result()
@@ -349,8 +350,8 @@ async def keep_running(
     restarted: one with unusable input, or one that ended ENDS times in a row soon after its start.
 
     children: The processes; a restarted one takes the place of its predecessor in this list.
-    on_line: Called with a service's name and each line of its output, and a line for each restart.
-    num_vital: How many of the first children are never restarted: 1 if the first one is the master.
+    on_line: Called with a service's name and each line of its output, and with a line for each restart.
+    num_vital: Number of the first children that are never restarted: 1 if the first one is the master.
     """
     now = asyncio.get_running_loop().time
     short_lives = ShortLives()
@@ -362,7 +363,9 @@ async def keep_running(
         if index < num_vital or isinstance(error, ModelError):
             return error
         if is_hopeless:
-            description = f"{ENDS} times in a row within {SOON / 60:.0f} minutes of its start"
+            description = (
+                f"{MAX_SHORT_LIVES} times in a row within {SHORT_LIFE / 60:.0f} minutes of its start"
+            )
             on_line(service.name, f"{error}, {description}: it is given up")
             return error
         on_line(service.name, f"{error}: it is started again")
@@ -382,11 +385,11 @@ class ShortLives:
         """Record that a member ended; return whether restarting it is pointless, since it ended ENDS times in
         a row within SOON seconds of its start.
 
-        index: The member's place among the children.
-        seconds: How long it ran.
+        index: The member's index among the children.
+        seconds: Seconds for which the member ran.
         """
-        self._short[index] = self._short[index] + 1 if seconds < SOON else 0
-        return self._short[index] == ENDS
+        self._short[index] = self._short[index] + 1 if seconds < SHORT_LIFE else 0
+        return self._short[index] == MAX_SHORT_LIVES
 
 
 async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:

@@ -27,8 +27,8 @@ FLEET_PORT = 50060
 STAGES = 1
 # Environment variables that configure the `specsot` command are hidden from services, which are configured by
 # flags.
-FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
-UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in FORGOTTEN)
+HIDDEN_VARIABLES = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
+UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in HIDDEN_VARIABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Service:
     module: The Python module to run.
     address: Where the service listens.
     arguments: Its command line.
-    environment: Variables added to this process's environment.
-    host: Another machine, on which the user starts the service; None: this machine.
+    environment: Variables that are added to this process's environment, as (name, value).
+    host: Name of another machine, on which the user starts the service; None: this machine.
     grace: Seconds it may take to end by itself.
-    within: Name of the service in whose process it runs; None: a process of its own.
+    within: Name of the service in whose process this one runs; None: a process of its own.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Serving:
     members: Further command-line flags of all members.
     grace: Seconds that answers have to end once the master is asked to stop; None: as its environment says.
     replicas: Number of rings.
-    places: The place of each stage, ring by ring, if chosen.
-    here: The hosts among `places` that are this machine.
-    fleet: Address of a separate server for members, if there is one.
-    certificates: A folder as docker/certificates.sh makes it.
-    joining: Number of stages that machines which join later will run.
-    private: Certificates are used by members alone, and clients are on this machine.
+    places: Place of each stage, ring by ring; empty if not chosen.
+    here: Hosts among `places` that are this machine.
+    fleet: Address of a separate server for members, host:port; None: members use the master's server.
+    certificates: Folder as docker/certificates.sh makes it; None: no TLS.
+    joining: Number of stages that are left to machines which join later.
+    private: True if certificates are used by members alone, and clients are on this machine.
     token_file: The tokens that clients send; None: those of the certificates' folder, if any.
     """
 
@@ -92,12 +92,17 @@ class Serving:
         return self.joining > 0 or any(place.host not in self.here for place in self.places)
 
     def listens(self, port: int) -> str:
-        """Return the address at which a server with this port listens."""
+        """Return the address at which a server of the master listens.
+
+        port: The server's port.
+        """
         return address_of(self.host, port)
 
     def reached(self, port: int) -> str:
-        """Return the address at which this machine reaches the server with this port; a wildcard host is
-        reached by the loopback address.
+        """Return the address at which this machine reaches a server of the master; a wildcard host is reached
+        by the loopback address.
+
+        port: The server's port.
         """
         return address_of(LOOPBACK if self.host in ("", "0.0.0.0", "::", "[::]") else self.host, port)
 
@@ -121,7 +126,7 @@ class Serving:
         """Return the TLS flags of a service; no flags without certificates. On another machine the folder has
         the same name.
 
-        role: The folder's part for this kind of service: "master", "worker" or "drafter".
+        role: Subfolder of the certificates for this kind of service: "master", "worker" or "drafter".
         """
         if self.certificates is None:
             return ()
@@ -137,7 +142,7 @@ PRIVATE = Serving()
 class Role:
     """One member of the fleet.
 
-    kind: Worker or drafter.
+    kind: Kind of the member: "worker" or "drafter".
     name: The member's name.
     stage: A worker's stage within its ring; None for a drafter.
     """
@@ -158,10 +163,11 @@ def services_of(
     """Return all services of a fleet: the master first; then, for each ring, its workers in order and its
     drafter.
 
-    options: Of the fleet.
-    models: The directories to load.
-    port, http_port: Of the master; http_port None: no HTTP.
-    folder: For the members' unix sockets.
+    options: Options of the fleet.
+    models: The model directories to load.
+    port: The master's port for gRPC.
+    folder: Folder for the members' unix sockets.
+    http_port: The master's port for HTTP; None: no HTTP.
     serving: Addresses, TLS files and flags.
     """
     if models.places:
@@ -209,7 +215,7 @@ def processes_of(services: Sequence[Service]) -> list[Service]:
     A drafter runs in the process of a worker that has all layers, or that takes turns with others: what they
     exchange with every step then stays on the device and is not serialized, and neither waits for cores.
 
-    services: All services, of which those with `within` share a process.
+    services: All services of the fleet, of which those with `within` share a process.
     """
     return [
         _with_guests(service, [guest for guest in services if guest.within == service.name])
@@ -222,7 +228,7 @@ def _with_guests(service: Service, guests: Sequence[Service]) -> Service:
     """Return a service that runs the guests in its process, too; the service itself if there are no guests.
 
     service: The service that has the process.
-    guests: The services that share it.
+    guests: The services that share this process.
     """
     if not guests:
         return service
@@ -234,8 +240,8 @@ def roles_of(replicas: int, stages: int, with_drafter: bool) -> list[Role]:
     """Return the members of all rings, ring by ring: workers in the order of their stages, then the drafter.
 
     replicas: Number of rings.
-    stages: Workers of each ring.
-    with_drafter: Whether each ring has a drafter.
+    stages: Number of workers of each ring.
+    with_drafter: True if each ring has a drafter.
     """
     roles: list[Role] = []
     for ring in range(replicas):
@@ -301,8 +307,8 @@ def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> lis
 def worker_flags(options: FleetOptions, models: Models, stage: int) -> tuple[str, ...]:
     """Return the command-line flags of the worker of one stage.
 
-    options: With which the worker loads.
-    models: With the layer range of each stage, if chosen.
+    options: Options with which the worker loads its layers.
+    models: The model directories, with the layer range of each stage, if chosen.
     stage: The stage's number within its ring.
     """
     layers = flags_of(layers=models.layers[stage] if models.layers else None)
@@ -312,7 +318,7 @@ def worker_flags(options: FleetOptions, models: Models, stage: int) -> tuple[str
 def drafter_flags(options: FleetOptions) -> tuple[str, ...]:
     """Return the command-line flags of a drafter.
 
-    options: With which it loads.
+    options: Options with which the drafter loads.
     """
     renamed = {"draft_dtype": options.drafter_dtype, "draft_quantization": options.drafter_quantization}
     return arguments_of(replace(options, **renamed), OF_DRAFTER)
@@ -322,7 +328,7 @@ def flags_of(**values: object) -> tuple[str, ...]:
     """Return flags as on a command line; values that are None are left out: (layers="0:4") -> ("--layers",
     "0:4").
 
-    values: By the flag's name with underscores.
+    values: Values by the flag's name, with underscores for dashes.
     """
     pairs = [
         (f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value is not None
@@ -337,8 +343,8 @@ def take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
     sequences it is faster (docs/results/cpu.md). It requires that all places are this machine's CPU, that no
     other machine can join, and that OMP_NUM_THREADS is not set.
 
-    serving: Addresses.
-    places: Where each member runs.
+    serving: Addresses of the services.
+    places: Place of each member, ring by ring.
     """
     is_local = not serving.spread and all(place.device == "cpu" for place in places)
     # Members that join from other machines have cores of their own.
@@ -352,8 +358,8 @@ def with_cores(services: Sequence[Service], num_rings: int | None) -> list[Servi
     OMP_NUM_THREADS of this process's environment takes precedence.
 
     services: All services, the master first.
-    num_rings: The cores are divided among so many rings, if stages take turns; None: among the member
-        processes of this machine.
+    num_rings: Number of rings among which the cores are divided, if stages take turns; None: the cores are
+        divided among the member processes of this machine.
     """
     num_processes = sum(service.host is None and service.within is None for service in services[1:])
     cores = ("OMP_NUM_THREADS", str(threads_per_process(num_rings or num_processes)))
@@ -364,7 +370,7 @@ def threads_per_process(num_processes: int) -> int:
     """Return the threads of each of several processes that share this machine's cores: OMP_NUM_THREADS if it
     is set, else at least 1.
 
-    num_processes: How many processes compute at the same time.
+    num_processes: Number of processes that compute at the same time.
     """
     configured = os.environ.get("OMP_NUM_THREADS", "")
     return (
@@ -373,16 +379,19 @@ def threads_per_process(num_processes: int) -> int:
 
 
 def command_of(service: Service) -> str:
-    """Return the command line with which a user starts the service, quoted for a shell."""
+    """Return the command line with which a user starts a service, quoted for a shell.
+
+    service: The service.
+    """
     return shlex.join([service.module.replace("_", "-"), *service.arguments])
 
 
 def with_join_server(serving: Serving, stages: int | None, device: str, fleet_listen: str | None) -> Serving:
     """Return a serving with a server for members, and with stages left to machines that join.
 
-    serving: Without stages on other machines.
+    serving: Addresses and flags of the services, without stages on other machines.
     stages: Number of stages; None: one more than the places of this machine.
-    device: Of the stages here, if no places are chosen.
+    device: Torch device of the stages on this machine, if no places are chosen.
     fleet_listen: Address of the members' server; None: this machine's address.
     Raises InvalidRequest if no stage is left to others.
     """
@@ -417,9 +426,9 @@ _TLS_FILES = (
 def with_member_server(serving: Serving, fleet_listen: str | None, insecure: bool) -> Serving:
     """Return a serving with a server for members that other machines reach, if some stages run there.
 
-    serving: Addresses and places.
+    serving: Addresses and places of the services.
     fleet_listen: Address of the server, if chosen.
-    insecure: Other machines may connect without certificates.
+    insecure: True: other machines may connect without certificates.
     Raises InvalidRequest, naming what is missing, if other machines could connect without certificates or
     cannot reach a place.
     """
@@ -445,9 +454,9 @@ def _endpoint(hosts: Iterable[str], own_hosts: frozenset[str], remote_host: str)
     """Return the address of the members' server: that of the first host that is this machine.
 
     hosts: The hosts of all stages.
-    own_hosts: Those that are this machine.
-    remote_host: One that is not, for the error.
-    Raises InvalidRequest if none is this machine.
+    own_hosts: The hosts that are this machine.
+    remote_host: A host that is another machine, which the error names.
+    Raises InvalidRequest if none of the hosts is this machine.
     """
     own_host = next((host for host in hosts if host in own_hosts), None)
     if own_host is None:

@@ -45,14 +45,14 @@ Enter sends; Alt-Enter begins another line, and what is pasted keeps its lines""
 HELP_COLUMN = 23
 # Temperature of another answer if temperature 0 would repeat the first. Precedent: the web page uses the
 # same.
-FRESH = 0.7
+RETRY_TEMPERATURE = 0.7
 
 
 def wrapped_help(help_text: str, columns: int) -> str:
     """Return HELP wrapped between words to a terminal's width; explanations that continue are indented.
 
-    help_text: Lines, of which those with "/" in front have an explanation from column HELP_COLUMN on.
-    columns: The width.
+    help_text: Lines, of which those that begin with "/" have an explanation from column HELP_COLUMN on.
+    columns: Width of the terminal, in characters.
     """
     indent = " " * min(HELP_COLUMN, columns // 2)
     lines = ((line, indent if line.startswith("/") else "") for line in help_text.splitlines())
@@ -62,14 +62,14 @@ def wrapped_help(help_text: str, columns: int) -> str:
 
 
 def for_another_answer(ask: Ask) -> Ask:
-    """Return the request so that it may get another answer: with temperature FRESH if its temperature is 0
-    and no seed is given.
+    """Return the request so that it may get another answer: with temperature RETRY_TEMPERATURE if its
+    temperature is 0 and no seed is given.
 
-    ask: The request; otherwise it is returned unchanged.
+    ask: The request. If it has a temperature or a seed, it is returned unchanged.
     """
     if ask.sampling.temperature or ask.seed is not None:
         return ask
-    return replace(ask, sampling=replace(ask.sampling, temperature=FRESH))
+    return replace(ask, sampling=replace(ask.sampling, temperature=RETRY_TEMPERATURE))
 
 
 # Matches a line that is a command: a slash and letters, then perhaps a space and an argument.
@@ -82,7 +82,7 @@ def parse_line(line: str) -> tuple[str, str]:
     Only a line that begins like a command, such as "/mode direct", is one; a path or pasted text is a
     question.
 
-    line: What the user sent, which may have several lines.
+    line: The text that the user sent, which may have several lines.
     """
     stripped = line.strip()
     match = _COMMAND.fullmatch(stripped)
@@ -93,9 +93,9 @@ def parse_line(line: str) -> tuple[str, str]:
 class ChatHistory:
     """The conversation so far, oldest first; questions and answers alternate.
 
-    mode: How answers are planned.
-    system: The system message.
-    turns: The messages.
+    mode: How answers are planned: "auto", "sot" or "direct".
+    system: The system message; empty: none.
+    turns: Messages of user and assistant in turn.
     seed: The seed of answers; None draws one for each answer.
     """
 
@@ -111,14 +111,17 @@ class ChatHistory:
         return (*before, *self.turns)
 
     def with_question(self, question: str) -> tuple[Message, ...]:
-        """Return the messages of a request that asks this question: the conversation, then the question."""
+        """Return the messages of a request: the system message, the conversation, then a question.
+
+        question: The text that the user sent.
+        """
         return (*self.messages, Message("user", question))
 
     def answered(self, question: str, answer: str) -> ChatHistory:
         """Return the conversation with this exchange; with an empty answer, the conversation stays as it was.
 
-        question: What was asked.
-        answer: The merged text.
+        question: The text that the user sent.
+        answer: The merged text of the answer.
         """
         if not answer.strip():
             return self
@@ -126,8 +129,10 @@ class ChatHistory:
         return replace(self, turns=(*self.turns, *exchange))
 
     def without_last(self, question: str) -> ChatHistory:
-        """Return the conversation without its newest exchange, if that is this question and its answer; else
-        unchanged.
+        """Return the conversation without its newest exchange, if that exchange is a given question and its
+        answer; otherwise return it unchanged.
+
+        question: The question.
         """
         asked = self.turns[-2:-1] == (Message("user", question),)
         return replace(self, turns=self.turns[:-2]) if asked else self
@@ -138,15 +143,20 @@ class ChatHistory:
 
 
 def is_seed(text: str) -> bool:
-    """Return whether the text is a seed: a whole number from 0 to MAX_SEED.
+    """Return whether a text is a seed: a whole number from 0 to MAX_SEED.
 
-    Its length is checked first, since Python refuses to read thousands of digits.
+    The text's length is checked first, since Python refuses to read thousands of digits.
+
+    text: Argument of "/seed", without a sign.
     """
     return text.isdecimal() and len(text) < 100 and int(text) <= MAX_SEED
 
 
 def write_messages(history: ChatHistory) -> str:
-    """Return the conversation, with the system message, as JSON: a list of objects with role and content."""
+    """Return the conversation, with the system message, as JSON: a list of objects with role and content.
+
+    history: The conversation.
+    """
     messages = [{"role": message.role, "content": message.content} for message in history.messages]
     return json.dumps(messages, ensure_ascii=False, indent=1) + "\n"
 
@@ -172,10 +182,10 @@ def read_messages(history: ChatHistory, text: str) -> ChatHistory:
 
 
 def _text_of(content: Any) -> str:
-    """Return a message's text, or the joined texts of its parts. Raises KeyError or TypeError for content
-    that has none.
+    """Return a message's text, or the joined texts of its parts.
 
     content: A string, or a list of objects with `text`.
+    Raises KeyError or TypeError for content that has no text.
     """
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
@@ -193,8 +203,8 @@ class AnsweredQuestion:
     """A question with its answer.
 
     history: The conversation as it was sent, without the oldest exchanges if they did not fit.
-    question: The question.
-    view: The answer.
+    question: The text that the user sent.
+    view: The state after the request's last event.
     """
 
     history: ChatHistory
@@ -219,11 +229,11 @@ class RunningAnswer:
         self._stopping = False
 
     async def show(self, history: ChatHistory, question: str) -> AnsweredQuestion:
-        """Ask, and show the answer. Raises what asking raises, and CancelledError if it was stopped before it
-        began.
+        """Send a request, show its events, and return the question with its answer.
 
         history: The conversation before the question.
-        question: What is asked.
+        question: The text that the user sent.
+        Raises what the request raises, and CancelledError if it was stopped before it began.
         """
         self._task = asyncio.current_task()
         wrapped_help, first_event, later_events = await self._send(history, question)
@@ -254,7 +264,7 @@ class RunningAnswer:
         and an answer of the usual length. Raises InvalidRequest if the question alone does not fit.
 
         history: The conversation before the question.
-        question: What is asked.
+        question: The text that the user sent.
         """
         while True:
             ask = self._make_ask(history, question)
@@ -275,7 +285,7 @@ class RunningAnswer:
         """Yield all events, and record the request's id, which `stop` needs.
 
         first_event: The first event, which has the id unless the request failed.
-        later_events: The other events.
+        later_events: The events after the first one.
         """
         if isinstance(first_event.event, Started):
             self._request = first_event.event.request
@@ -290,11 +300,11 @@ class Chat:
     background: The loop on which requests run.
     fleet: The client that answers.
     make_ask: Makes a request from a history and a question.
-    keyboard: The source of lines.
-    streams: Where answers and remarks go.
+    keyboard: The source of the user's lines.
+    streams: The streams of answers and of remarks.
     output_format: How answers are shown.
-    max_positions: Positions of the model's context; None if unknown.
-    has_drafter: Whether the fleet has a drafter, which summaries mention.
+    max_positions: Number of positions of the model's context; None if unknown.
+    has_drafter: True if the fleet has a drafter, which summaries mention.
     """
 
     def __init__(
@@ -378,7 +388,7 @@ class Chat:
 
         history: The conversation.
         command_word: "/save" or "/load".
-        file: The file.
+        file: Path of the file.
         """
         try:
             if command_word == "/save":
@@ -398,7 +408,7 @@ class Chat:
         """Return the next line: first those typed during the last answer; None at the end of the input or at
         Ctrl-C.
 
-        history: Its mode is shown in the prompt.
+        history: The conversation, whose mode is shown in the prompt.
         """
         if self._typed_lines:
             return self._typed_lines.popleft()
@@ -412,8 +422,8 @@ class Chat:
         """Return the conversation with this exchange, or unchanged if there was no answer.
 
         history: The conversation before the question.
-        question: What is asked.
-        differently: Another answer than before is wanted.
+        question: The text that the user sent.
+        differently: True if another answer than before is wanted.
         """
         answered = self._ask(history, question, lambda view: summary(view, self._has_drafter), differently)
         if answered is None:
@@ -422,7 +432,11 @@ class Chat:
         return answered.history.answered(question, answered.view.merged)
 
     def _compare(self) -> None:
-        """Answer the last question the other way; the answer is shown, but not added to the conversation."""
+        """Answer the last question the other way; the answer is shown, but not added to the conversation.
+
+        If no question was answered yet, or if the last answer's plan was dropped, a remark says so and
+        nothing is asked.
+        """
         if self._last is None:
             self._remark("nothing was answered yet")
             return
@@ -440,21 +454,22 @@ class Chat:
     def _ask(
         self, history: ChatHistory, question: str, make_summary: Summary, differently: bool = False
     ) -> AnsweredQuestion | None:
-        """Ask and show; return None if there was no answer, after a remark that says why.
+        """Send a question and show its answer. Return None if there was no answer, after a remark that says
+        why.
 
         Lines that are typed meanwhile are kept for later, except "/stop", which ends the answer.
 
         history: The conversation before the question.
-        question: What is asked.
+        question: The text that the user sent.
         make_summary: Makes the line that is shown below the answer.
-        differently: Another answer than before is wanted.
+        differently: True if another answer than before is wanted.
         """
 
         def make_ask(history: ChatHistory, question: str) -> Ask:
             """Return the request, changed if another answer than before is wanted.
 
             history: The conversation that fits.
-            question: What is asked.
+            question: The text that the user sent.
             """
             asked = self._make_ask(history, question)
             return for_another_answer(asked) if differently else asked
@@ -483,15 +498,18 @@ class Chat:
         event.
 
         make_summary: Makes the line below the answer.
-        events: Of the request.
-        left_out: Number of exchanges that were left out.
+        events: Events of the request.
+        left_out: Number of exchanges that were left out, since they do not fit the model's context.
         """
         if left_out:
             self._remark(describe_left_out(left_out, self._max_positions))
         return await show(events, self._output_format, self._streams, make_summary)
 
     def _remark(self, text: str) -> None:
-        """Print a remark to the error stream; an empty one is not printed."""
+        """Print a remark to the error stream; an empty one is not printed.
+
+        text: The remark.
+        """
         if text:
             print(text, file=self._streams.err, flush=True)
 
@@ -499,8 +517,8 @@ class Chat:
 def describe_left_out(exchanges: int, max_positions: int | None) -> str:
     """Return the remark about exchanges that were left out, since they do not fit the model's context.
 
-    exchanges: Their number, at least 1.
-    max_positions: Positions of the context; None if unknown.
+    exchanges: Number of exchanges that were left out, at least 1.
+    max_positions: Number of positions of the context; None if unknown.
     """
     noun, fit, verb_was = (
         ("exchange", "fits", "was") if exchanges == 1 else (f"{exchanges} exchanges", "fit", "were")

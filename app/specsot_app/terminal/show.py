@@ -46,8 +46,8 @@ def format_for(streams: Streams, json: bool) -> OutputFormat:
     """Return JSON if it is asked for, panels on a terminal that can move its cursor, and plain text
     otherwise.
 
-    streams: The output, whose `out` may be a terminal.
-    json: Whether JSON was asked for.
+    streams: The streams of the output, of which `out` may be a terminal.
+    json: True if JSON was asked for.
     """
     if json:
         return "json"
@@ -63,9 +63,9 @@ async def show(
 ) -> View:
     """Read the events to their end, and show each; return the view after the last one.
 
-    events: Of one request.
-    output_format: How to show them.
-    streams: Where to.
+    events: Events of one request.
+    output_format: How to show the events.
+    streams: The streams of answers and of remarks.
     make_summary: Makes the line below the answer, which JSON does not have.
     """
     match output_format:
@@ -80,8 +80,8 @@ async def show(
 async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
     """Print one JSON object a line; the last one is `finished`. Return the view after the last event.
 
-    events: Of one request.
-    streams: Where to.
+    events: Events of one request.
+    streams: The streams of answers and of remarks; only the first is used.
     """
     view = View()
     async for numbered in events:
@@ -96,8 +96,8 @@ async def show_text(
     """Print the merged answer as it grows; a forecast and the summary go to the error stream. Return the view
     after the last event.
 
-    events: Of one request.
-    streams: Where to.
+    events: Events of one request.
+    streams: The streams of answers and of remarks.
     make_summary: Makes the summary from the last view.
     """
     view = View()
@@ -122,7 +122,7 @@ async def show_text(
 class LiveView:
     """What the live screen draws at its own pace: the newest view, at the screen's current size.
 
-    console: The terminal. `view` is replaced after each event.
+    console: Console of the terminal. The attribute `view` is replaced after each event.
     """
 
     def __init__(self, console: Console) -> None:
@@ -142,8 +142,8 @@ async def show_live(
 
     If the request is interrupted or fails, print what was written so far, and re-raise.
 
-    events: Of one request.
-    console: The terminal.
+    events: Events of one request.
+    console: Console of the terminal.
     make_summary: Makes the summary from the last view.
     """
     picture = LiveView(console)
@@ -163,14 +163,17 @@ class _Count(MofNCompleteColumn):
     """A column such as "3/30", shown once the total is known."""
 
     def render(self, task: Task) -> Text:
-        """Return the count, or nothing while the total is unknown."""
+        """Return the count, or empty text while the total is unknown.
+
+        task: The task whose progress is shown.
+        """
         return Text() if task.total is None else super().render(task)
 
 
 def bars(err: TextIO) -> Progress:
     """Return progress bars that disappear when they are done, and that only a terminal shows.
 
-    err: The stream to draw on.
+    err: Stream to draw on.
     """
     console = Console(file=err)
     columns = TextColumn("{task.description}"), BarColumn(20), _Count(), TimeElapsedColumn()
@@ -179,10 +182,11 @@ def bars(err: TextIO) -> Progress:
 
 @contextmanager
 def counting_bar(err: TextIO, description: str, total: int) -> Generator[Callable[[], None]]:
-    """Show a bar within the context; each call of the yielded function advances it by one.
+    """Show a bar within the context, which yields a function; each call advances the bar by one and returns
+    None.
 
-    err: The stream to draw on.
-    description: Written before the bar.
+    err: Stream to draw on.
+    description: Text before the bar.
     total: Number of calls that fill the bar.
     """
     with bars(err) as progress:
@@ -194,7 +198,7 @@ def weights_of(options: FleetOptions) -> str:
     """Return what is loaded and its size, such as "model.safetensors, 513 MiB"; only a name if there are no
     weight files.
 
-    options: Of the fleet; without a model, the bundled small model is meant.
+    options: Options of the fleet; without a model, the bundled small model is meant.
     """
     model = Path(options.model or small_pair() / "base")
     files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("*.gguf")]
@@ -207,13 +211,13 @@ def weights_of(options: FleetOptions) -> str:
 def open_with_progress(err: TextIO) -> Opener:
     """Return `open_fleet` with a progress bar while the fleet loads.
 
-    err: The stream to draw on.
+    err: Stream to draw on.
     """
 
     async def opener(options: FleetOptions) -> FleetClient:
         """Open the fleet; a bar is shown unless the fleet belongs to a running master.
 
-        options: Of the fleet.
+        options: Options of the fleet.
         """
         if options.master is not None:
             return await open_fleet(options)
@@ -222,9 +226,11 @@ def open_with_progress(err: TextIO) -> Opener:
             task = progress.add_task(description_of_files, total=None)
 
             def report(unit: str, count: int, total: int) -> None:
-                """Show progress: `count` of `total` are ready.
+                """Show progress on the bar.
 
-                unit: What is counted, such as "layers".
+                unit: Name of what is counted, such as "layers".
+                count: Number of these that are ready.
+                total: Their total.
                 """
                 progress.update(
                     task, description=f"{description_of_files}: {unit}", completed=count, total=total

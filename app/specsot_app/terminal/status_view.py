@@ -27,9 +27,9 @@ LABEL_WIDTH = 8
 class StatusView:
     """What is known after some queries.
 
-    info: The newest state.
+    info: State that the newest successful query returned.
     pace: Steps per second at each query, the newest last.
-    lost: Why the newest query failed, or None.
+    lost: Reason for which the newest query failed; None if it succeeded.
     """
 
     info: Info
@@ -40,7 +40,7 @@ class StatusView:
 def lines_of(info: Info) -> list[str]:
     """Return the fleet's state as lines of a name and a value.
 
-    info: The state.
+    info: State of the fleet.
     """
     return [f"{name:<9} {value}" for name, value in facts(info)]
 
@@ -48,7 +48,7 @@ def lines_of(info: Info) -> list[str]:
 def facts(info: Info) -> list[tuple[str, str]]:
     """Return (name, value) of everything to show, in order; what the fleet does not have is left out.
 
-    info: The state.
+    info: State of the fleet.
     """
     models = [
         ("model", f"{entry.name} · {entry.layers} layers · {entry.max_positions} positions")
@@ -71,7 +71,7 @@ def describe_member(member: MemberInfo, info: Info) -> str:
     line.
 
     member: The member.
-    info: The state of its fleet.
+    info: State of the member's fleet.
     """
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, info)
@@ -87,7 +87,7 @@ def stage_seconds(member: MemberInfo, info: Info) -> float | None:
     """Return a worker's seconds per step; None before the first step, and for members without layers.
 
     member: The member.
-    info: The state of its fleet, which has the times of each ring's stages in order.
+    info: State of the member's fleet, which has the times of each ring's stages in order.
     """
     workers = [entry for entry in info.members if entry.layers and entry.replica == member.replica]
     ranges = sorted(entry.layers.first for entry in workers if entry.layers)
@@ -99,7 +99,9 @@ def stage_seconds(member: MemberInfo, info: Info) -> float | None:
 
 def describe_replica(replica: ReplicaInfo) -> str:
     """Return the state of one of several rings in one line: number, epoch, free pages, requests, steps per
-    second.
+    second. Values that the ring does not have yet are left out.
+
+    replica: State of the ring.
     """
     parts = [f"{replica.number} · epoch {replica.epoch} · {'ready' if replica.ready else 'not ready'}"]
     parts += [f"{replica.pages.free} of {replica.pages.total} pages free"] if replica.pages else []
@@ -110,12 +112,18 @@ def describe_replica(replica: ReplicaInfo) -> str:
 
 
 def describe_pages(pages: PagesInfo) -> str:
-    """Return the state of the KV pages in words, such as "20 of 64 free · 3 hold beginnings of prompts"."""
+    """Return the state of the KV pages in words, such as "20 of 64 free · 3 hold beginnings of prompts".
+
+    pages: Numbers of free and kept pages, and their total.
+    """
     return f"{pages.free} of {pages.total} free · {pages.kept} hold beginnings of prompts"
 
 
 def describe_requests(requests: RequestsInfo) -> str:
-    """Return in one line the current requests, and ends and reused prompt tokens since the master began."""
+    """Return in one line the current requests, and ends and reused prompt tokens since the master began.
+
+    requests: Counts of requests, sequences and prompt tokens.
+    """
     share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
     ended = " · ".join(f"{count} {why}" for why, count in requests.ended)
     parts = [
@@ -129,7 +137,10 @@ def describe_requests(requests: RequestsInfo) -> str:
 
 
 def describe_steps(steps: StepsInfo) -> str:
-    """Return in one line the steps of the last seconds, and the totals since the master began."""
+    """Return in one line the steps of the last seconds, and the totals since the master began.
+
+    steps: Counts and speeds of steps.
+    """
     tokens = steps.per_second * steps.tokens_per_step
     each = f"{steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
     pace = f"{steps.per_second:.1f}/s with {each}"
@@ -140,7 +151,7 @@ def draw_status(status: StatusView) -> RenderableType:
     """Return the facts as a table, with used pages as a bar and the pace as a curve; the last line says how
     to leave, or why the newest query failed.
 
-    status: What the queries returned.
+    status: The view after the newest query.
     """
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=LABEL_WIDTH)
@@ -158,7 +169,8 @@ def draw_status(status: StatusView) -> RenderableType:
 def curve(values: Sequence[float]) -> str:
     """Return one character for each value, as high as the value relative to the highest: [1, 2, 4] -> "▃▅█".
 
-    values: Not negative; if all are 0, every character is the lowest; no values give an empty text.
+    values: Numbers that are not negative; if all are 0, every character is the lowest; no values give an
+        empty text.
     """
     highest = max(values, default=0.0)
     if not highest:
@@ -184,7 +196,7 @@ async def watch(query: Query, wait: Wait, console: Console) -> None:
 
     query: Asks the master for its state.
     wait: Waits until the next query.
-    console: The terminal.
+    console: Console of the terminal.
     Raises SpecsotError if the first query fails.
     """
     with Live(console=console, auto_refresh=False) as live:
@@ -214,7 +226,7 @@ async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
 async def get_info(query: Query) -> Info:
     """Return the master's state.
 
-    query: Asks for it.
+    query: Asks the master for its state.
     Raises Unavailable if there is no answer within INFO_TIMEOUT.
     """
     try:

@@ -90,7 +90,7 @@ def measure(name: str, options: TablesOptions) -> int:
     """Run a table and publish it; return the exit status. `quick` and `full` differ in their methods alone.
 
     name: "quick" or "full".
-    options: Of the command.
+    options: Options of the command.
     """
     require_torch()
     output = options.output.place

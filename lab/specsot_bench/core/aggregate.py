@@ -131,8 +131,8 @@ class Runs:
 class Perplexities:
     """Perplexities under the base without a window; None if not measured.
 
-    own: Of what was written, after its prompt.
-    reference: Of a given text, read under the method's window.
+    own: Own of what was written, after its prompt.
+    reference: Reference of a given text, read under the method's window.
     """
 
     own: float | None = None

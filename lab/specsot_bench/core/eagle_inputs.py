@@ -103,7 +103,7 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
     9).
 
     input_ids: Token ids.
-    attention_mask: Of the same shape; 0 marks padding; None: nothing is padding.
+    attention_mask: Attention mask of the same shape; 0 marks padding; None: nothing is padding.
     vocab_size: Ids must be below it.
     Raises InvalidRequest, naming the sequence that is empty or has an impossible id.
     """
@@ -131,7 +131,7 @@ def _rows(given: Any, name: str) -> Rows:
 
     value: as the caller gave it.
 
-    name: Of the argument, for the error.
+    name: Name of the argument, for the error.
     Raises InvalidRequest for anything but integers, in one or two dimensions.
     """
     nested = _plain(given)

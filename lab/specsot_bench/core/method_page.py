@@ -83,7 +83,7 @@ def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[
 
     title: The heading.
     description: A paragraph.
-    rows: Of the tables.
+    rows: Rows of the tables.
     advice: Rows of the recommendations.
     """
     parts = [f"# {title}", description]
@@ -95,8 +95,8 @@ def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[
 def latex_of(title: str, rows: Sequence[Row]) -> str:
     """Return the same tables for a paper, in LaTeX.
 
-    title: Of each caption.
-    rows: Of the tables.
+    title: Title of each caption.
+    rows: Rows of the tables.
     """
     tables = (
         latex(f"{title}: {tokens} tokens", columns_of(length_rows), length_rows)

@@ -121,7 +121,7 @@ def shared(option: Option, flag: str, help_text: str) -> Option:
 
     option: Declared once for several tables.
     flag: Without dashes.
-    help_text: Of this table.
+    help_text: Help text of this table.
     """
     names = tuple(name for name in (option.flag, *option.aliases) if name and name != flag)
     return replace(option, help=help_text, flag=flag, aliases=names)
@@ -292,7 +292,7 @@ def _with_family(
 ) -> tuple[Method, ...]:
     """Return the methods with other members of a family, in the families' order.
 
-    methods: Of a table.
+    methods: Methods of a table.
     family: Whose members are replaced.
     replacements: Its new members.
     """

@@ -31,8 +31,8 @@ class Column:
 def text(heading: str, key: str) -> Column:
     """Return a column of text, left-aligned.
 
-    heading: Of the column.
-    key: Of the entry in a row.
+    heading: Heading of the column.
+    key: Key of the entry in a row.
     """
     return Column(heading, lambda row: str(row[key]), text=True)
 
@@ -40,8 +40,8 @@ def text(heading: str, key: str) -> Column:
 def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Column:
     """Return a column of figures, times `scale`; `-` where nothing was measured.
 
-    heading: Of the column.
-    key: Of the entry in a row.
+    heading: Heading of the column.
+    key: Key of the entry in a row.
     digits: Decimals. From MANY on, an exponent is written.
     """
 
@@ -57,7 +57,7 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
 def cells(columns: Sequence[Column], row: Row) -> list[str]:
     """Return a row's cells. A skipped row has its text columns, then why it was skipped, then empty cells.
 
-    columns: Of the table.
+    columns: Columns of the table.
     row: Figures by key; "skipped" is the reason why nothing was measured.
     """
     if "skipped" not in row:
@@ -79,7 +79,7 @@ def markdown(columns: Sequence[Column], rows: Iterable[Row]) -> str:
 def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_columns: int = 1) -> str:
     """Return a Markdown table with aligned columns, so that its source is readable, too.
 
-    headings: Of the columns.
+    headings: Headings of the columns.
     rows: Cells. A row whose last cells are empty ends with a reason that spans them.
     num_text_columns: Number of text columns; figures after them are right-aligned.
     """
@@ -101,7 +101,7 @@ def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> 
     """Return one line of the table, text left-aligned and figures right-aligned.
 
     line: Cells.
-    widths: Of the columns, in characters.
+    widths: Widths of the columns, in characters.
     num_text_columns: Columns that are left-aligned.
     """
     names = [cell.ljust(width) for cell, width in zip(line[:num_text_columns], widths)]

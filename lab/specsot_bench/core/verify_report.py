@@ -82,7 +82,7 @@ def settings_to_try(
 
     given_settings: What is set already, and is kept apart from the one that is tried.
     taps: The layers that the head reads; None for a head that reads only the last hidden state.
-    layers: Of the base.
+    layers: Layers of the base.
     base_theta: Rotary base of the base model.
     """
     shifted_taps = [tuple(tap + step for tap in taps) for step in (-1, 1)] if taps else []

@@ -123,9 +123,9 @@ class Eagle:
         """Compare speculation with decoding of the same target without drafts, on these prompts.
 
         data: Prompts as token ids, each one or several.
-        max_new_tokens: Of each answer.
+        max_new_tokens: Max new tokens of each answer.
         batch_size: Prompts that are written at once.
-        seed: Of all draws.
+        seed: Seed of all draws.
         eos_token_id: None takes the model's; () never stops.
         Raises InvalidRequest for no prompts.
         """
@@ -148,7 +148,7 @@ class Eagle:
 
         input_ids: Prompts as token ids, one or several.
         attention_mask: 0 where input_ids is padding.
-        seed: Of the draw of the next token.
+        seed: Seed of the draw of the next token.
         Raises InvalidRequest without a draft.
         """
         if self._models.draft is None:
@@ -215,7 +215,7 @@ class Eagle:
 
         models: Target and draft.
         prompts: Token ids.
-        max_new_tokens: Of each sequence.
+        max_new_tokens: Max new tokens of each sequence.
         seed: Below 2**63.
         eos_token_id: None takes the model's; () never stops.
         Raises InvalidRequest for an impossible value.

@@ -128,7 +128,7 @@ def untimed(phase: str) -> AbstractContextManager[object]:
 class StepLoop:
     """Sequencer, stage, verifier and drafter of one ring, called one after another in this thread.
 
-    trees: By sequence, the trees that the drafter proposed last.
+    trees: Trees by sequence, the trees that the drafter proposed last.
     engine: The drafter, or None.
     at: The phases of the present turn, see `turn`.
     """
@@ -238,7 +238,7 @@ def open_loop(
     """Return the loop of a batch of sequences, all opened at once; each may be decoded up to its lease.
 
     models: Target and draft.
-    shape: Of the trees.
+    shape: Shape of the trees.
     openings: One for each sequence.
     min_rows: Minimum size of a frame; the trees of all sequences always fit into one frame.
     make_stage: Makes the stage; benchmarks pass another.
@@ -315,7 +315,7 @@ class Generation:
     """A generation. Run it once, with `pieces`.
 
     models: Target and draft.
-    config: Of trees and sampling.
+    config: Config of trees and sampling.
     prompts: Token ids.
     limits: Length, seed and end tokens.
     clock: Returns seconds.
@@ -383,7 +383,7 @@ def openings_of(
     """Return the orders that open every sequence at once, with a lease to its end.
 
     prompts: Token ids.
-    config: Of the sampling.
+    config: Config of the sampling.
     limits: Length, seed and end tokens.
     with_drafter: The sequences may be drafted for.
     """
@@ -450,7 +450,7 @@ def measure(
 ) -> EagleBenchmark:
     """Return the comparison of all batches with and without drafts, run in the order AB BA AB ....
 
-    batches: Of prompts.
+    batches: Batches of prompts.
     speculate, decode: Run a batch with and without drafts.
     num_steps: Depths of which the acceptance is reported.
     num_warm_up: Runs of each that come first and do not count.

@@ -197,7 +197,7 @@ def _published(model: Any) -> Mapping[str, Tensor]:
 def _on_one_device(tensors: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
     """Return the tensors. Raises ModelError if they are on several devices.
 
-    tensors: By name.
+    tensors: Tensors by name.
     model: Is named in the error.
     """
     devices = sorted({str(tensor.device) for tensor in tensors.values()})

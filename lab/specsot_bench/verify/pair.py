@@ -272,7 +272,7 @@ async def ask_all(
     prompts: Builds the token ids of a question.
     questions: Plain texts.
     drafter: What drafts.
-    max_tokens: Of an answer.
+    max_tokens: Max tokens of an answer.
     advance: Called after each answer.
     """
     slots = asyncio.Semaphore(SIDE_BY_SIDE)
@@ -319,7 +319,7 @@ def verify(
 
     options: The fleet, and where its models lie on this machine (a remote master has its own copies).
     prompts_file: Questions, one a line; None: those built in.
-    max_tokens: Of each answer.
+    max_tokens: Max tokens of each answer.
     tie_gap: Gap of the two largest logits below which a difference is a matter of rounding.
     as_one_object: Print JSON instead of lines.
     opener: Opens the fleet.
@@ -342,7 +342,7 @@ def examine(
 
     options: The fleet.
     questions: Plain texts.
-    max_tokens: Of each answer.
+    max_tokens: Max tokens of each answer.
     tie_gap: As for `verify`.
     opener: Opens the fleet.
     """
