@@ -40,8 +40,9 @@ def losses(
 
     decoder: The whole model.
     tokens: Token ids of the text.
-    policy: Which earlier positions are attended to; None: all.
-    first_scored: Positions before it, such as a prompt, are read but not scored; at least 1.
+    policy: Policy of the earlier positions that are attended to; None: all are.
+    first_scored: Index of the first token that is scored, at least 1; tokens before it, such as a prompt, are
+        read but not scored.
     Raises InvalidRequest if no token is left to score, or if the text is longer than the model's context and
     the policy is no window.
     """
@@ -70,8 +71,9 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
     tokens.
 
     decoder: The whole model.
-    tokens: Token ids.
-    policy: A pruning policy also shortens chunks, so that each begins where it prunes.
+    tokens: Token ids of the text.
+    policy: Policy of the earlier positions that are attended to; None: all are. A pruning policy also
+        shortens chunks, so that each begins where it prunes.
     """
     stage = DecoderStage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
     opening = Opening(1, len(tokens), decodes=False, drafted=False, **_named(policy))
@@ -88,7 +90,10 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
 
 
 def _named(policy: Policy) -> dict[str, Any]:
-    """Return the fields of an opening that set a policy; without a policy, a window that is None."""
+    """Return the fields of an opening that set a policy; without a policy, a window that is None.
+
+    policy: Policy of the earlier positions that are attended to; None: all are.
+    """
     match policy:
         case HeadPruning():
             pruning = Pruning(policy.keep_ratio, policy.prune_every, policy.skip_layers)
@@ -106,13 +111,15 @@ READ = 1536
 
 
 class Scores:
-    """Computes perplexities, and remembers them, since lossless methods write the same text."""
+    """Computes perplexities, and keeps each loss that was computed, since lossless methods write the same
+    text.
+    """
 
     def __init__(self, models: ModelSet, reference: str | None) -> None:
         """Prepare the reference text.
 
-        models: Has the base model.
-        reference: The text; None reads none.
+        models: Models of the run, of which the base is used.
+        reference: Text for the second perplexity; None: that perplexity is not computed.
         Raises InvalidRequest for a text of fewer than two tokens.
         """
         self._models = models
@@ -129,12 +136,10 @@ class Scores:
         return load_decoder(self._models)
 
     def quality(self, runs: Runs) -> Perplexities:
-        """Return the perplexities of a method.
+        """Return the perplexities of a method. Its own text is read without a window, as far as the base's
+        context reaches; the reference text is read with the method's window.
 
-        own: computed without a window, as far as the base's context reaches. reference: computed with the
-            method's window; None without a reference text.
-
-        runs: What the method wrote, with the prompts.
+        runs: The texts that the method wrote, with their prompts.
         """
         written_texts = [excerpt.text for excerpt in runs.readings]
         own_losses = [
@@ -150,9 +155,9 @@ class Scores:
     def _losses(self, tokens: tuple[int, ...], first_scored: int, window: Window | None) -> tuple[float, ...]:
         """Return the losses of a text; without a window, of as much as fits the context.
 
-        tokens: Token ids.
-        first_scored: Position of the first token that is scored.
-        window: As for `losses`.
+        tokens: Token ids of the text.
+        first_scored: Index of the first token that is scored, at least 1.
+        window: Window of positions that are attended to; None: all are.
         """
         max_positions = self._decoder.config.max_positions
         scored_tokens = tokens[:max_positions] if window is None else tokens

@@ -35,11 +35,11 @@ def picture(
     """Yield the panels of a picture, side by side; at the end of the context, add one legend of their labels
     and write a PNG.
 
-    file: The PNG.
-    title: Above the panels.
-    size: Inches (width, height).
-    panels: Their number.
-    shared_axes: `sharex=True` or `sharey=True`.
+    file: Path of the PNG.
+    title: Title above the panels.
+    size: Width and height in inches.
+    panels: Number of panels.
+    shared_axes: Keywords `sharex=True` or `sharey=True` of matplotlib's subplots.
     Raises InvalidRequest if matplotlib is not installed.
     """
     try:
@@ -69,12 +69,12 @@ def bars(
 ) -> None:
     """Draw a bar for each value, the first on top, with a label after it.
 
-    panel: Matplotlib's axes.
-    names: Left of the bars.
+    panel: Axes object of matplotlib.
+    names: Names to the left of the bars.
     values: Lengths of the bars.
-    bar_labels: Right of the bars.
-    bar_colours: One for all or one for each.
-    spread: Minimum and maximum of each value; empty draws none.
+    bar_labels: Labels to the right of the bars.
+    bar_colours: One colour for all bars, or one for each.
+    spread: Minimum and maximum of each value; empty: no error bars are drawn.
     """
     error_bars = None
     if spread:
@@ -95,8 +95,8 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
     measured.
 
     rows: Rows of a table.
-    title: Above the panels.
-    stem: Path without suffix.
+    title: Title above the panels.
+    stem: Path of the pictures without their ending.
     Raises InvalidRequest if matplotlib is not installed.
     """
     lengths = by_length([row for row in rows if "skipped" not in row])
@@ -113,7 +113,10 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
 
 
 def draw_if_possible(draw: Callable[[], object]) -> None:
-    """Call a function that draws; if matplotlib is missing, print a line instead."""
+    """Call a function that draws; if matplotlib is missing, print a line instead.
+
+    draw: Draws and writes pictures; it takes no arguments.
+    """
     try:
         draw()
     except InvalidRequest as error:
@@ -123,8 +126,8 @@ def draw_if_possible(draw: Callable[[], object]) -> None:
 def _speeds(panel: Any, rows: Sequence[Row]) -> None:
     """Draw the speedup of each row, with its range.
 
-    panel: Matplotlib's axes.
-    rows: Rows of one length.
+    panel: Axes object of matplotlib.
+    rows: Measured rows of one length.
     """
     bar_labels = [f"{row['tokens_per_second']:.0f} tok/s" for row in rows]
     _methods(panel, rows, "speedup", bar_labels, [row["speedup_range"] for row in rows])
@@ -135,8 +138,8 @@ def _speeds(panel: Any, rows: Sequence[Row]) -> None:
 def _memory(panel: Any, rows: Sequence[Row]) -> None:
     """Draw the memory of each row.
 
-    panel: Matplotlib's axes.
-    rows: Rows of one length.
+    panel: Axes object of matplotlib.
+    rows: Measured rows of one length.
     """
     _methods(panel, rows, "memory_mib", [f"{row['memory_mib']:.1f}" for row in rows])
     panel.set_xlabel("own memory, MiB")
@@ -151,11 +154,11 @@ def _methods(
 ) -> None:
     """Draw a bar for each method, in its colour.
 
-    panel: Matplotlib's axes.
-    rows: Rows of one length.
+    panel: Axes object of matplotlib.
+    rows: Measured rows of one length.
     key: Key of the figure that is drawn.
-    bar_labels: Right of the bars.
-    spread: Minimum and maximum of each figure; empty draws none.
+    bar_labels: Labels to the right of the bars.
+    spread: Minimum and maximum of each figure; empty: no error bars are drawn.
     """
     names = [row["method"] for row in rows]
     values = [row[key] for row in rows]
@@ -163,7 +166,10 @@ def _methods(
 
 
 def _colour(row: Row) -> str:
-    """Return a method's colour: one of the keys of MEANING."""
+    """Return a method's colour, one of the keys of MEANING.
+
+    row: Figures of the method by key.
+    """
     if row["rival"]:
         return RIVAL
     if row["method"] == "plain":

@@ -29,7 +29,7 @@ from specsot_model.linear import check_device, check_quantization
 def load_decoder(options: ModelOptions) -> Decoder:
     """Return a model with all its layers, loaded as a worker does.
 
-    options: The model and its precision.
+    options: Options that name the model and its precision.
     Raises ModelError, InvalidRequest.
     """
     check_device(options.device)
@@ -74,8 +74,10 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _one_gguf(folder: Path) -> Path:
-    """Return the model's GGUF file. Raises ValueError if Transformers cannot read it: several parts, or
-    another family.
+    """Return the model's GGUF file.
+
+    folder: Directory of the model, with a file that points to its GGUF files.
+    Raises ValueError if Transformers cannot read the file: it has several parts, or is of another family.
     """
     first_file, *other_files = {place.file for place in read_places(folder / POINTER).values()}
     model_type = read_config(folder).model_type
@@ -92,7 +94,8 @@ def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tupl
 
     base: The whole model.
     tokens: [num_tokens] token ids of one text.
-    taps: Taps by layer, the slice of the head's weights that its input is multiplied with.
+    taps: Slice of the head's weights that each tapped layer's input is multiplied with, by layer,
+        [head_hidden_size, hidden_size] each; empty: no taps.
     """
     num_tokens = len(tokens)
     plan = base.plan([RowSpan(num_tokens, 0, num_tokens, (0,))], num_tokens, "packed")
@@ -108,8 +111,8 @@ def feed_head(
 
     head: The draft head.
     tokens: [num_tokens] token ids.
-    features: [num_tokens, hidden_size] of the base.
-    free_rows: Rows that stay free in the page.
+    features: Features of the base for these tokens, [num_tokens, hidden_size].
+    free_rows: Number of rows that stay free in the page.
     """
     num_tokens = len(tokens)
     kv = head.make_kv(1, num_tokens + free_rows)
@@ -131,7 +134,7 @@ def of_transformers(model: Path, dtype: torch.dtype, device: str) -> Logits:
     model: The model's directory.
     dtype: Data type of its weights.
     device: A torch device.
-    Raises ModelError.
+    Raises ModelError if Transformers cannot load the model.
     """
     loaded = load_in_transformers(model, dtype).to(device).eval()
     return lambda tokens, rows: loaded(torch.tensor([tokens], device=device), logits_to_keep=rows).logits[0]
@@ -155,9 +158,10 @@ def compare(
 
     If there is none, greedy decoding by the reference writes exactly these tokens.
 
-    reference: Computes logits.
-    prompt, answer: Token ids.
-    ends: One of these token ids must come next; None if the answer was cut off, so that nothing is required.
+    reference: Computes the reference's logits.
+    prompt, answer: Token ids of the prompt and of the answer that is compared.
+    ends: End tokens, one of which must come next; None if the answer was cut off, so that nothing is
+        required.
     """
     logits = reference([*prompt, *answer], len(answer) + 1).float()
     first, second = logits.topk(2).values.unbind(-1)

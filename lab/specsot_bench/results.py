@@ -26,7 +26,7 @@ now: Clock = time.perf_counter
 class Stopwatch:
     """Measures the seconds since it was made.
 
-    clock: Returns seconds; tests pass their own.
+    clock: Returns seconds; tests pass a clock of their own.
     """
 
     def __init__(self, clock: Clock = now) -> None:
@@ -43,10 +43,10 @@ def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) ->
     """Write one JSON object with what was measured, where and how; folders are created. Paths in it become
     strings.
 
-    file: Is replaced if it exists.
+    file: Path of the file, which is replaced if it exists.
     bench: Name of the benchmark.
-    settings: Settings of the run, by name.
-    rows: The figures of each row, by name.
+    settings: Settings of the run by name.
+    rows: Figures of each row by name.
     """
     figures = {
         "bench": bench,
@@ -67,16 +67,16 @@ def publish(
     output: Path | None,
     draw: Callable[[Path], object] | None = None,
 ) -> None:
-    """Print the page. If an output file is given, write the figures as JSON, and the page and plots beside
-    it.
+    """Print the page. If an output file is given, write the figures to it as JSON, and the page and plots to
+    files of the same name with other endings.
 
     bench: Name of the benchmark.
-    settings: Settings of the run, by name.
-    rows: The figures of each row, by name.
-    page: Markdown.
-    output: The JSON file; None: only print.
-    draw: Called with the files' common path without suffix; None: no plots. Without matplotlib, a line is
-        printed instead.
+    settings: Settings of the run by name.
+    rows: Figures of each row by name.
+    page: The page as Markdown.
+    output: Path of the JSON file; None: the page is only printed.
+    draw: Draws the plots, called with the files' common path without suffix; None: no plots. Without
+        matplotlib, a line is printed instead.
     """
     print(page)
     if output is None:
@@ -91,8 +91,8 @@ def named(rows: Sequence[Row], *keys: str) -> list[Row]:
     """Return the rows, each with an entry "name" made of these keys: strings as they are, numbers after their
     key.
 
-    rows: Figures by name.
-    keys: Those that tell the rows apart; a row that lacks one leaves it out.
+    rows: Figures of each row by name.
+    keys: Keys of the entries that distinguish the rows; a row that lacks one leaves it out.
     """
     return [
         {"name": ", ".join(_label_of(key, row[key]) for key in keys if key in row)} | dict(row)
@@ -101,7 +101,11 @@ def named(rows: Sequence[Row], *keys: str) -> list[Row]:
 
 
 def _label_of(key: str, value: object) -> str:
-    """Return one part of a row's name: a string as it is, ("rows", 4) -> "rows 4"."""
+    """Return one part of a row's name: a string as it is, ("rows", 4) -> "rows 4".
+
+    key: Key of the entry.
+    value: The entry: a string, or a number.
+    """
     return value if isinstance(value, str) else f"{key} {value}"
 
 

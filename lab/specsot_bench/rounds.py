@@ -57,12 +57,12 @@ QUESTIONS = (
 class TableRun:
     """What is measured.
 
-    course: The methods, lengths and rounds.
-    models: The models.
-    questions: One for each round, from the first one on again if there are more rounds.
-    reference: A text for perplexity, or None.
-    seconds: After so many, the first round has no answers except those without drafts, not even one in
-        progress, and no further round begins that would not end in time.
+    course: Methods, lengths and number of rounds.
+    models: Models of the run.
+    questions: Questions, one for each round; from the first one on again if there are more rounds.
+    reference: Text for perplexity; None: no text is read.
+    seconds: Seconds after which the first round has no answers except those without drafts, not even one in
+        progress; no further round begins that would not end in time.
     """
 
     course: MethodTable
@@ -72,7 +72,11 @@ class TableRun:
     seconds: float = math.inf
 
     def question(self, round_number: int) -> str:
-        """Return the question of a round."""
+        """Return the question of a round.
+
+        round_number: Number of the round, counted from 0; beyond the last question it begins again with the
+            first.
+        """
         return self.questions[round_number % len(self.questions)]
 
 
@@ -80,7 +84,7 @@ def models_of(options: FleetOptions, small_model: str | None) -> ModelSet:
     """Return the models of a run; the demo model brings a head and a small model.
 
     options: Options of the fleet.
-    small_model: Directory or name of the small language model; None: none.
+    small_model: Directory or name of the small language model; None: no small model.
     Raises ModelError if a model is not found.
     """
     directories = [path and resolve_model(path) for path in (options.model, options.draft_model, small_model)]
@@ -99,7 +103,8 @@ def models_of(options: FleetOptions, small_model: str | None) -> ModelSet:
 def read_reference(file: Path | None) -> str:
     """Return a text for perplexity: the file's, or passages of an encyclopedia without a file.
 
-    Raises InvalidRequest for a file that is not UTF-8, OSError.
+    file: Path of a UTF-8 text; None: no file was given.
+    Raises InvalidRequest for a file that is not UTF-8, OSError for a file that cannot be read.
     """
     if file is not None:
         try:
@@ -113,7 +118,7 @@ def read_reference(file: Path | None) -> str:
 def measure(table_run: TableRun) -> tuple[Row, list[Row]]:
     """Run everything; return the settings and the rows of the table, those of skipped methods last.
 
-    table_run: What is measured.
+    table_run: Methods, models and questions of the run.
     """
     quiet_logs()
     # Made first, so that a text that cannot be used is reported at once.
@@ -123,8 +128,11 @@ def measure(table_run: TableRun) -> tuple[Row, list[Row]]:
 
 
 async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
-    """Load everything and write all answers; return the settings, the answers and the rows that were left
+    """Load everything and write all answers; return the settings, the answers, and the rows that were left
     out.
+
+    task: Methods, models and questions of the run.
+    Raises ModelError if the baseline cannot write.
     """
     async with Runners(task.models) as runners:
         failed = await _warm_up(task, runners)
@@ -148,10 +156,10 @@ class MethodWriter(Protocol):
     ) -> Recording:
         """Return the answer to a question, written with a method.
 
-        method: How to write.
-        question: Plain text.
-        tokens: Tokens of the answer.
-        seconds: The limit; None: no limit.
+        method: The method that writes.
+        question: The question as plain text.
+        tokens: Number of tokens of the answer.
+        seconds: Seconds after which TimeoutError is raised; None: no limit.
         """
         ...
 
@@ -161,12 +169,13 @@ async def write_rounds(
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
     """Return all answers, and why there are none of a method that failed on any question or was not reached.
 
-    table_run's methods are written in the order of `order`, so that a drifting machine affects all alike.
+    The methods are written in the order of `order`, so that a drifting machine affects all alike.
 
-    task: What is measured.
+    task: Methods, models and questions of the run.
     writer: Answers a question with a method.
-    to_write: Methods and numbers of tokens.
+    to_write: Methods, and the number of tokens that each writes.
     clock: Returns seconds.
+    Raises SpecsotError if the baseline fails.
     """
     answers: Answers = {(method.name, tokens): [] for method, tokens in to_write}
     failures: dict[tuple[str, int], str] = {}
@@ -198,9 +207,9 @@ def _seconds_left(task: TableRun, method: Method, seconds_passed: float) -> floa
 
     The baseline is not limited, since without it there is nothing to compare with.
 
-    task: Has the limit.
-    method: That is next.
-    seconds_passed: Since the first answer began.
+    task: Methods, models and questions of the run, with the limit in seconds.
+    method: The method that is next.
+    seconds_passed: Seconds since the first answer began.
     """
     return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - seconds_passed
 
@@ -208,9 +217,14 @@ def _seconds_left(task: TableRun, method: Method, seconds_passed: float) -> floa
 async def _recording_or_reason(
     writer: MethodWriter, method: Method, question: str, tokens: int, seconds: float | None
 ) -> Recording | str:
-    """Return an answer, or why there is none. Raises SpecsotError if the baseline fails.
+    """Return an answer, or why there is none.
 
-    The arguments are those of `MethodWriter.write`, after the writer itself.
+    writer: Answers a question with a method.
+    method: The method that writes.
+    question: The question as plain text.
+    tokens: Number of tokens of the answer.
+    seconds: Seconds that the answer may take; None: no limit.
+    Raises SpecsotError if the baseline fails.
     """
     try:
         return await writer.write(method, question, tokens, seconds)
@@ -228,8 +242,8 @@ def _lengths_to_write(method: Method, lengths: Sequence[int], names_left_out: se
     Shorter answers are prefixes of the longest one; but each length of a plan is written, since its branches
     share it.
 
-    method: That writes.
-    lengths: At which it is measured, ascending.
+    method: The method that writes.
+    lengths: Numbers of tokens at which the method is measured, ascending.
     names_left_out: Names of rows that are not measured.
     """
     remaining = [tokens for tokens in lengths if name_of(method, tokens) not in names_left_out]
@@ -237,9 +251,11 @@ def _lengths_to_write(method: Method, lengths: Sequence[int], names_left_out: se
 
 
 async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
-    """Load every method and let it write once; return the methods that cannot, and why.
+    """Load every method and let it write once; return why methods cannot write, by their names.
 
-    Raises ModelError if the baseline cannot.
+    task: Methods, models and questions of the run.
+    runners: Opens fleets and answers questions.
+    Raises ModelError if the baseline cannot write.
     """
     failed: dict[str, str] = {}
     with counting_bar(sys.stderr, "loading", len(task.course.methods)) as advance:
@@ -261,10 +277,10 @@ async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
 def _left_out(task: TableRun, runners: Runners, method: Method, failures: dict[str, str]) -> list[Row]:
     """Return the rows of a method that cannot be measured, one for each length.
 
-    task: What is measured.
-    runners: Has the model's context.
+    task: Methods, models and questions of the run.
+    runners: Answers questions, and has the model's context.
     method: The method.
-    failures: Why a method cannot write, by its name.
+    failures: Reasons why methods cannot write, by name of the method.
     """
     rows: list[Row] = []
     for tokens in task.course.lengths_of(method):
@@ -275,9 +291,13 @@ def _left_out(task: TableRun, runners: Runners, method: Method, failures: dict[s
 
 
 def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
-    """Return why a length is too long for the model's context, or None if it is not.
+    """Return why a length is too long for the model's context; None if it fits.
 
     A window could write more, but there would be no baseline to compare it with.
+
+    task: Methods, models and questions of the run.
+    runners: Answers questions, and has the model's context.
+    tokens: Number of tokens of each answer.
     """
     prompt = max(len(runners.prompt(task.question(number))) for number in range(task.course.rounds))
     needed = prompt + tokens + SLACK
@@ -290,8 +310,8 @@ def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
 def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     """Return the measured rows, by length, then in the methods' order.
 
-    task: What was measured.
-    answers: Answers by method and requested length.
+    task: Methods, models and questions of the run.
+    answers: Answers by the method's name and requested length.
     scores: Computes perplexities.
     """
     runs = runs_of(answers, task.course)
@@ -304,7 +324,11 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
 
 
 def _settings(task: TableRun, runners: Runners) -> Row:
-    """Return the settings of the run, by name, as they are written to the results."""
+    """Return the settings of the run, by name, as they are written to the results.
+
+    task: Methods, models and questions of the run.
+    runners: Answers questions, and has the model's data type.
+    """
     models = task.models
     return {
         "model": "demo" if is_small(models.base) else models.base.name,
@@ -328,9 +352,10 @@ def _settings(task: TableRun, runners: Runners) -> Row:
 def publish(table_run: TableRun, name: str, output: Path | None = None) -> int:
     """Measure, show and save; return the exit status 0.
 
-    table_run: What is measured.
-    name: "quick" or "full".
-    output: The JSON file; Markdown, LaTeX and plots are written beside it; None: nothing is saved.
+    table_run: Methods, models and questions of the run.
+    name: Name of the benchmark, "quick" or "full".
+    output: Path of the JSON file; Markdown, LaTeX and plots get the same name with other endings. None:
+        nothing is saved.
     """
     settings, rows = measure(table_run)
     title = f"specsot bench {name}, {settings['model']}"
@@ -359,7 +384,7 @@ def _description(name: str, settings: Row) -> str:
 def precision_of(settings: Row) -> str:
     """Return the precision in words, as far as it differs from the default.
 
-    settings: Settings of a run.
+    settings: Settings of a run by name.
     """
     kv_format = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
     drafts = settings.get("draft_quantization") or settings.get("draft_dtype")

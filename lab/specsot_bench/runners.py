@@ -54,7 +54,7 @@ class StepRecorder(WorkerWatch):
         """Record with a clock.
 
         row_bytes: KV bytes of a position in all layers.
-        drafts: Records the drafter; None: no drafter holds memory.
+        drafts: Records the drafter's memory; None: no drafter holds memory.
         clock: Returns seconds.
         """
         self._row_bytes = row_bytes
@@ -82,16 +82,16 @@ class StepRecorder(WorkerWatch):
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
         """Record the page table of the stage.
 
-        configuration: Configuration of the ring, not used.
-        stage: The stage that computes.
+        configuration: Configuration of the ring, which is not used.
+        stage: The stage that computes, whose page table is kept.
         """
         self._table = stage.table
 
     def computed(self, frame: Frame, seconds: float) -> None:
         """Record memory and evictions after a frame. The page table is in the state that the frame left.
 
-        frame: What was computed.
-        seconds: Its duration, which is not used.
+        frame: The frame that was computed.
+        seconds: Duration of the frame, which is not used.
         """
         table = self._table
         assert table is not None
@@ -108,7 +108,8 @@ class StepRecorder(WorkerWatch):
     def returned(self, result: Result, now: float) -> None:
         """Record the tokens of a result.
 
-        now: The time of the result, which is not used, since the recorder has its own clock.
+        result: Result of the last stage.
+        now: Time of the result, which is not used, since the recorder has its own clock.
         """
         tree_outcomes = [outcome for outcome in result.outcomes if outcome.draft_round]
         self._steps += bool(tree_outcomes)
@@ -164,7 +165,7 @@ class DraftRecorder(DrafterWatch):
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         """Record how many pages there are, and how to ask for the free ones.
 
-        configuration: Configuration of the ring.
+        configuration: Configuration of the ring, with its number of pages.
         free: Returns the number of free pages.
         """
         self._free = free
@@ -172,12 +173,19 @@ class DraftRecorder(DrafterWatch):
         self._page_rows = configuration.page_rows
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
-        """Record the pages in use after drafting; the arguments are not used."""
+        """Record the number of pages in use after drafting.
+
+        drafts: Trees that were drafted, which are not used.
+        seconds: Duration of the drafting, which is not used.
+        """
         self._most = max(self._most, self._count - self._free())
 
 
 def _drafts_in(outcome: Outcome) -> int:
-    """Return the number of accepted drafts of an outcome; the root is no draft."""
+    """Return the number of accepted drafts of an outcome; the root is no draft.
+
+    outcome: Outcome of a sequence in one step.
+    """
     return max(len(outcome.accepted) - 1, 0)
 
 
@@ -196,19 +204,25 @@ class ModelSet(DraftModelOptions):
     """The models of a run. The options of precision apply to SpecSoT; Transformers computes without
     quantization.
 
-    head: An EAGLE head, or None.
-    small: A language model with the base's tokens, or None.
+    head: Folder of an EAGLE head; None: no head.
+    small: Folder of a language model with the base's tokens; None: no such model.
     """
 
     head: Path | None = None
     small: Path | None = None
 
     def drafts_with(self, drafter: DrafterName) -> Path | None:
-        """Return the directory of the model that drafts, or None if no model does."""
+        """Return the directory of the model that drafts; None if no model does.
+
+        drafter: Kind of drafter.
+        """
         return {"eagle": self.head, "model": self.small}.get(drafter)
 
     def lacks(self, method: Method) -> str | None:
-        """Return what is missing for a method, or None if it can be measured."""
+        """Return what is missing for a method; None if it can be measured.
+
+        method: The method.
+        """
         if method.small and self.small is None:
             return "needs --small-model"
         if method.drafter == "eagle" and self.head is None:
@@ -217,13 +231,15 @@ class ModelSet(DraftModelOptions):
 
 
 class Runners:
-    """Opens what is needed when it is first needed, and closes all of it at the end of the context."""
+    """Answers questions with methods. Fleets are opened when they are first needed, and all are closed at the
+    end of the context.
+    """
 
     def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
         """Prepare the shared weights.
 
-        models: Models of the run.
-        rows: KV positions that a fleet has pages for.
+        models: Models of the run, and their precision.
+        rows: Number of KV positions that a fleet has pages for.
         """
         self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
@@ -253,7 +269,10 @@ class Runners:
         return str(self._numbers).removeprefix("torch.")
 
     def prompt(self, question: str) -> tuple[int, ...]:
-        """Return the token ids of a direct request with this question."""
+        """Return the token ids of a direct request.
+
+        question: The question as plain text.
+        """
         return self._prompts.chat((Message("user", question),))
 
     async def write(
@@ -261,11 +280,11 @@ class Runners:
     ) -> Recording:
         """Return one answer of so many tokens, whatever end tokens come.
 
-        method: How to write.
-        question: Plain text.
-        tokens: Tokens of the answer.
-        seconds: The limit, loading not counted; None: no limit.
-        Raises TimeoutError after that time; one step may still be running then. Raises what writing raises.
+        method: The method that writes.
+        question: The question as plain text.
+        tokens: Number of tokens of the answer.
+        seconds: Seconds after which the writing stops, loading not counted; None: no limit.
+        Raises TimeoutError after that time; one step may still be running then.
         """
         if method.rival:
             return await self._written_elsewhere(method, question, tokens, seconds)
@@ -285,9 +304,9 @@ class Runners:
     async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
         """Return the seconds until all questions, asked at once, have direct answers of so many tokens.
 
-        method: How to write.
-        questions: Plain texts.
-        tokens: Tokens of each answer.
+        method: The method that writes.
+        questions: Questions as plain texts.
+        tokens: Number of tokens of each answer.
         """
         fleet, _ = await self._fleet_of(method)
         limits = Limits(max_new_tokens=tokens)
@@ -302,8 +321,13 @@ class Runners:
     async def _written_elsewhere(
         self, method: Method, question: str, tokens: int, seconds: float | None
     ) -> Recording:
-        """Return Transformers' answer, with the memory that its KV cache takes at each step. The arguments
-        are those of `write`.
+        """Return Transformers' answer, with the memory that its KV cache takes at each step.
+
+        method: The method, which says whether the small model assists.
+        question: The question as plain text.
+        tokens: Number of tokens of the answer.
+        seconds: Seconds after which the writing stops; None: no limit.
+        Raises TimeoutError after that time, Unavailable if Transformers cannot write.
         """
         prompt = self.prompt(question)
         assisted = method.rival == "assisted"
@@ -333,7 +357,10 @@ class Runners:
         return self._rival
 
     async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, StepRecorder]:
-        """Return the fleet of a method, opened at its first use, and its recorder."""
+        """Return the fleet of a method, opened at its first use, and the fleet's recorder.
+
+        method: The method; methods that draft alike share a fleet.
+        """
         key = method.drafter, method.options
         if key not in self._fleets:
             self._fleets[key] = await self._open(*key)
@@ -342,8 +369,8 @@ class Runners:
     async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, StepRecorder]:
         """Open a fleet that shares the base's weights, and return it with its recorder.
 
-        drafter: What drafts.
-        options: How it drafts.
+        drafter: Kind of drafter.
+        options: Options of drafting.
         """
         models = self.models
         loop = asyncio.get_running_loop()
@@ -356,16 +383,18 @@ class Runners:
         def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
             """Make the worker, which shares the base's weights.
 
-            name: Not used.
-            dialer, compute: Connection and thread.
+            name: Name of the worker, which is not used.
+            dialer: Connects the worker to other members.
+            compute: The worker's thread.
             """
             return Worker(self._worker, dialer, compute, observer=recorder)
 
         def drafting(name: str, dialer: Dialer, compute: Executor) -> RingMember:
             """Make the drafter.
 
-            name: Not used.
-            dialer, compute: Connection and thread.
+            name: Name of the drafter, which is not used.
+            dialer: Connects the drafter to other members.
+            compute: The drafter's thread.
             """
             assert draft_loader is not None
             return Drafter(draft_loader, dialer, compute, draft_recorder)
@@ -386,10 +415,10 @@ class Runners:
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
     ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
-        """Load what drafts, and return its loader with its recorder; (None, None) if no model drafts.
+        """Load the model that drafts, and return (its loader, its recorder); (None, None) if no model drafts.
 
-        drafter: What drafts.
-        options: How it drafts.
+        drafter: Kind of drafter.
+        options: Options of drafting.
         """
         models = self.models
         draft_folder = self.models.drafts_with(drafter)
@@ -407,8 +436,8 @@ class Runners:
         """Return the KV bytes of one position in all layers.
 
         folder: Folder of the model.
-        kv_dtype: In which KV is kept.
-        packed: Whether the weights are packed.
+        kv_dtype: Number format of the KV cache; "auto" is that of the model.
+        packed: True if the weights are packed.
         """
         config = read_config(folder)
         itemsize = row_itemsize(config, self._numbers.itemsize, packed)

@@ -32,13 +32,19 @@ Made = TypeVar("Made")
 
 
 def _checked(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Return the function with the same arguments and result, with a kernel's InvalidArguments turned into
+    """Return a function with the same arguments and result, with a kernel's InvalidArguments turned into
     InvalidRequest.
+
+    function: A function of `specsot_kernels`.
     """
 
     @wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Made:
-        """Call the function, and raise InvalidRequest where it raises InvalidArguments."""
+        """Call the function, and raise InvalidRequest where it raises InvalidArguments.
+
+        given: Positional arguments of the function.
+        named: Keyword arguments of the function.
+        """
         with as_invalid_request():
             return function(*given, **named)
 

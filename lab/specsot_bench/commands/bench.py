@@ -89,7 +89,7 @@ def full(options: TablesOptions) -> int:
 def measure(name: str, options: TablesOptions) -> int:
     """Run a table and publish it; return the exit status. `quick` and `full` differ in their methods alone.
 
-    name: "quick" or "full".
+    name: Name of the table, "quick" or "full".
     options: Options of the command.
     """
     require_torch()

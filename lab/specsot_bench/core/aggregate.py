@@ -21,15 +21,15 @@ from specsot_bench.core.methods import PLAIN, Method, MethodTable
 class StepSample:
     """The state of an answer after one step, counted from the answer's beginning.
 
-    seconds: Since the request.
+    seconds: Seconds since the request was sent.
     tokens: Tokens written, those of a plan included.
-    grown: How many of them were written by steps with trees (prompts excluded).
-    steps: Steps of the base after the prompts.
+    grown: Number of the tokens that were written by steps with trees; prompts are excluded.
+    steps: Number of steps of the base after the prompts.
     proposed: Drafted tokens; None if unknown.
     accepted: Accepted drafts; None if unknown.
     held: Maximum bytes that the method held so far: KV pages, and the drafter with its own.
-    evictions: How often a window returned pages.
-    evicted: Tokens that have left the window.
+    evictions: Number of times that a window returned pages.
+    evicted: Number of tokens that have left the window.
     """
 
     seconds: float
@@ -48,10 +48,10 @@ class Excerpt:
     """An answer up to a length.
 
     tokens: Number of its tokens.
-    seconds: When the last of them was written.
-    first: When the first one was written.
-    moment: The state of the answer then.
-    text: The token ids.
+    seconds: Seconds from the request to the last of these tokens.
+    first: Seconds from the request to the first token.
+    moment: State of the answer after the step that wrote the last of these tokens.
+    text: Token ids of the excerpt.
     """
 
     tokens: int
@@ -80,10 +80,10 @@ class Excerpt:
 class Recording:
     """A whole answer.
 
-    moments: One sample a step, in order.
+    moments: One sample for each step, in order.
     text: Token ids of the answer.
     seconds: Duration of the request.
-    planned: Whether the answer was written in branches.
+    planned: True if the answer was written in branches.
     prompt: Token ids of the prompt.
     """
 
@@ -94,10 +94,12 @@ class Recording:
     prompt: tuple[int, ...] = field(default=(), repr=False)
 
     def up_to(self, tokens: int) -> Excerpt:
-        """Return the answer when at least so many tokens were written; a planned or shorter answer at its
-        end.
+        """Return the answer as it was when at least so many tokens were written; a planned or shorter answer
+        is returned at its end.
 
         With steps that end at 1, 3, 6 tokens, up_to(4) is the state at 6 tokens.
+
+        tokens: Number of tokens.
         """
         first, last = self.moments[0].seconds, self.moments[-1]
         if self.planned:
@@ -111,9 +113,9 @@ class Runs:
     """One method at one length.
 
     method: The method.
-    tokens: The length.
-    readings: One excerpt a round.
-    prompts: One prompt a round.
+    tokens: Number of tokens of the answers.
+    readings: One excerpt for each round.
+    prompts: Token ids of the prompt of each round.
     """
 
     method: Method
@@ -131,8 +133,8 @@ class Runs:
 class Perplexities:
     """Perplexities under the base without a window; None if not measured.
 
-    own: Own of what was written, after its prompt.
-    reference: Reference of a given text, read under the method's window.
+    own: Perplexity of the text that the method wrote, after its prompt.
+    reference: Perplexity of a given text, read under the method's window.
     """
 
     own: float | None = None
@@ -140,29 +142,39 @@ class Perplexities:
 
 
 def committed_by(segment: Segment) -> int:
-    """Return how many of the sequence's tokens are certain when this segment is computed: those before a
-    tree, or a prompt chunk and all before it.
+    """Return how many of a sequence's tokens are certain when a segment is computed: those before a tree, or
+    a prompt chunk and all before it.
+
+    segment: A tree or a prompt chunk of the frame.
     """
     return segment.start + len(segment.tokens) if isinstance(segment, PromptChunk) else segment.committed
 
 
 def evicted_by(policy: Policy | None, num_tokens: int) -> int:
-    """Return how many of so many tokens have left the window, whether or not their page is free already; 0
-    for other policies.
+    """Return how many tokens of a sequence have left its window, whether or not their page is free already; 0
+    for a policy that is no window.
+
+    policy: The sequence's KV policy; None: every position is kept.
+    num_tokens: Number of tokens of the sequence.
     """
     return max(0, num_tokens - policy.sinks - policy.recent) if isinstance(policy, Window) else 0
 
 
 def name_of(method: Method, tokens: int) -> str:
-    """Return the name of a row, the same in every run: "tree V1 D=5 B=2, 500 tokens"."""
+    """Return the name of a row, the same in every run: "tree V1 D=5 B=2, 500 tokens".
+
+    method: The method.
+    tokens: Number of tokens of each answer.
+    """
     return f"{method.name}, {tokens} tokens"
 
 
 def skipped(method: Method, tokens: int, reason: str) -> dict[str, object]:
     """Return the row of a method that was not measured.
 
-    tokens: The length.
-    reason: Why.
+    method: The method.
+    tokens: Number of tokens of each answer.
+    reason: Why it was not measured, in words.
     """
     return {"name": name_of(method, tokens), "method": method.name, "tokens": tokens, "skipped": reason}
 
@@ -174,8 +186,8 @@ def unwritten(
     them.
 
     table: Methods and lengths.
-    failures: Why, by method and requested length.
-    existing_names: Names that have a row already.
+    failures: Reasons why there is no answer, by the method's name and the requested length.
+    existing_names: Names of rows that exist already; they get no second row.
     """
     rows: list[dict[str, object]] = []
     for method in table.methods:
@@ -190,9 +202,9 @@ def unwritten(
 def row_of(runs: Runs, baseline: Runs, quality: Perplexities) -> dict[str, object]:
     """Return a row of the table, by the names of its figures.
 
-    runs: One method at one length.
-    baseline: At the same length; a ratio is taken within its round.
-    quality: Perplexities.
+    runs: The runs of the method at one length.
+    baseline: The baseline's runs at the same length; a ratio is taken within its round.
+    quality: Perplexities of the method.
     """
     readings = runs.readings
     method = runs.method
@@ -232,8 +244,8 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: Metho
     """Return what was measured, by length and then in the methods' order; methods without answers are left
     out.
 
-    answers: One for each round, by method and requested length. Plans were written for every length; of other
-        methods only the longest was written, and the shorter ones are its prefixes.
+    answers: Answers by the method's name and requested length, one for each round. Plans were written for
+        every length; of other methods only the longest was written, and the shorter ones are its prefixes.
     table: Methods and lengths.
     """
     measured: list[Runs] = []
@@ -252,21 +264,29 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: Metho
 
 
 def baseline_of(runs: Sequence[Runs], tokens: int) -> Runs:
-    """Return the baseline at this length. Raises StopIteration if it was not measured."""
+    """Return the baseline's runs at one length.
+
+    runs: Runs of all methods.
+    tokens: The length.
+    Raises StopIteration if the baseline was not measured at this length.
+    """
     return next(measured for measured in runs if measured.method.name == PLAIN and measured.tokens == tokens)
 
 
 def perplexity(losses_of_texts: Iterable[Sequence[float]]) -> float | None:
     """Return exp of the mean negative log-likelihood over the tokens of all texts; None without tokens.
 
-    losses_of_texts: For each text the losses (nats) of its tokens.
+    losses_of_texts: Losses (nats) of the tokens of each text.
     """
     all_losses = [loss for losses in losses_of_texts for loss in losses]
     return math.exp(statistics.mean(all_losses)) if all_losses else None
 
 
 def _same(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return whether both answers are equal as far as both go; the last step of one may have written more."""
+    """Return whether two answers are equal as far as both go; the last step of one may have written more.
+
+    first, second: Token ids of the answers.
+    """
     return all(a == b for a, b in zip(first, second))
 
 
@@ -274,7 +294,7 @@ def _percent(drafts: Sequence[tuple[int | None, int | None]]) -> float | None:
     """Return accepted drafts as a percentage of proposed drafts; the bonus token counts as neither. None if
     nothing was proposed or it is unknown.
 
-    drafts: (accepted, proposed) of each answer.
+    drafts: Numbers of accepted and of proposed drafts of each answer; None if unknown.
     """
     known = [(accepted, proposed) for accepted, proposed in drafts if accepted is not None and proposed]
     if not known:
@@ -283,16 +303,25 @@ def _percent(drafts: Sequence[tuple[int | None, int | None]]) -> float | None:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values, rounded to two digits; None if none is known."""
+    """Return the mean of the known values, rounded to two digits; None if none is known.
+
+    values: Numbers; None is an unknown value.
+    """
     known = [value for value in values if value is not None]
     return round(statistics.mean(known), 2) if known else None
 
 
 def _ms(seconds: Iterable[float]) -> float:
-    """Return the mean in milliseconds, rounded to three digits."""
+    """Return the mean of durations in milliseconds, rounded to three digits.
+
+    seconds: Durations in seconds, at least one.
+    """
     return round(1000 * statistics.mean(seconds), 3)
 
 
 def _rounded(value: float | None) -> float | None:
-    """Return the value rounded to three digits, or None."""
+    """Return a value rounded to three digits; None stays None.
+
+    value: The value.
+    """
     return None if value is None else round(value, 3)

@@ -20,9 +20,9 @@ class EagleConfig:
     topk: Candidates below each drafted node, and nodes of a level that are drafted from.
     num_steps: Levels of drafting, so that at most so many drafts are accepted at once.
     num_draft_tokens: Nodes of a tree, the root included; the target verifies so many tokens at once.
-    temperature: 0 takes the most likely token.
+    temperature: Temperature of the sampling; 0 takes the most likely token.
     top_p, top_k, min_p: Cuts that apply above temperature 0; None means no cut.
-    tree_mask_mode: How `Eagle.propose` lays out the attention mask of its trees.
+    tree_mask_mode: Layout of the attention mask of the trees that `Eagle.propose` returns.
     """
 
     topk: int = 4
@@ -70,7 +70,7 @@ class Batch:
 
     rows: Token ids as given, padding included.
     prompts: Token ids without padding.
-    given: The caller's own object.
+    given: The caller's own object, whose type the result has.
     """
 
     rows: Rows
@@ -84,7 +84,7 @@ class Batch:
         What was written begins in the same column of every row.
 
         new_tokens: Token ids that each sequence wrote.
-        pad_token: Token id.
+        pad_token: Token id with which shorter rows of a tensor are filled.
         """
         rows = [[*row, *tokens] for row, tokens in zip(self.rows, new_tokens)]
         longest = max(map(len, rows))
@@ -102,9 +102,9 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
     input_ids [[0, 5, 6], [7, 8, 9]] with attention_mask [[0, 1, 1], [1, 1, 1]] -> prompts (5, 6) and (7, 8,
     9).
 
-    input_ids: Token ids.
-    attention_mask: Attention mask of the same shape; 0 marks padding; None: nothing is padding.
-    vocab_size: Ids must be below it.
+    input_ids: Token ids as the caller gave them.
+    attention_mask: Mask of the same shape; 0 marks padding; None: nothing is padding.
+    vocab_size: Number of token ids of the model; every id must be below it.
     Raises InvalidRequest, naming the sequence that is empty or has an impossible id.
     """
     rows = _rows(input_ids, "input_ids")
@@ -127,10 +127,9 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
 
 
 def _rows(given: Any, name: str) -> Rows:
-    """Return one list of ids for each sequence.
+    """Return one list of numbers for each sequence.
 
-    value: as the caller gave it.
-
+    given: The argument as the caller gave it: lists, arrays or a tensor, of one or several sequences.
     name: Name of the argument, for the error.
     Raises InvalidRequest for anything but integers, in one or two dimensions.
     """
@@ -143,15 +142,20 @@ def _rows(given: Any, name: str) -> Rows:
 
 
 def _is_nested(value: Any) -> bool:
-    """Return whether several sequences were given: value has lists within a list, or a tensor has two
-    dimensions.
+    """Return whether several sequences were given: lists within a list, or a tensor of two dimensions.
+
+    value: The argument as the caller gave it.
     """
     plain = _plain(value)
     return isinstance(plain, list) and any(isinstance(element, list) for element in plain)
 
 
 def _plain(value: Any) -> Any:
-    """Return lists of numbers for tensors, arrays, tuples, and lists of these; other values as they are."""
+    """Return lists of numbers for tensors, arrays, tuples, and lists of these; other values are returned as
+    they are.
+
+    value: The argument as the caller gave it, or a part of it.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
     return [_plain(element) for element in value] if isinstance(value, (list, tuple)) else value

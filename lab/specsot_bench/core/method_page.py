@@ -25,19 +25,27 @@ that wrote what plain decoding wrote. How each is computed: docs/bench.md."""
 def rate(row: Row) -> str:
     """Return tokens a second with their standard deviation, such as "31.2 ± 0.4"; without it for a single
     run.
+
+    row: Figures of the row by key.
     """
     spread = row["tokens_per_second_sd"]
     return f"{row['tokens_per_second']:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
 
 
 def speedup(row: Row) -> str:
-    """Return the speedup with its range, such as "1.82 (1.75 .. 1.90)"; without it for a single run."""
+    """Return the speedup with its range, such as "1.82 (1.75 .. 1.90)"; without it for a single run.
+
+    row: Figures of the row by key.
+    """
     low, high = row["speedup_range"]
     return f"{row['speedup']:.2f} ({low:.2f} .. {high:.2f})" if row["runs"] > 1 else f"{row['speedup']:.2f}"
 
 
 def same(row: Row) -> str:
-    """Return how many runs wrote the baseline's text, such as "2/3"."""
+    """Return how many runs wrote the baseline's text, such as "2/3".
+
+    row: Figures of the row by key.
+    """
     return f"{row['as_plain']}/{row['runs']}"
 
 
@@ -65,13 +73,20 @@ ADVICE = (
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Return COLUMNS, without the perplexity of a reference text if no row has one."""
+    """Return COLUMNS, without the perplexity of a reference text if no row has one.
+
+    rows: Rows of the table.
+    """
     has_reference = any(row.get("ppl_reference") is not None for row in rows)
     return tuple(column for column in COLUMNS if has_reference or column.heading != REFERENCE)
 
 
 def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """Return the rows of each number of tokens, in ascending order; skipped rows are last."""
+    """Return the rows of each number of tokens, in ascending order; skipped rows are last. No rows give an
+    empty mapping.
+
+    rows: Rows of all lengths.
+    """
     rows_by_length: dict[int, list[Row]] = {tokens: [] for tokens in sorted({row["tokens"] for row in rows})}
     for row in sorted(rows, key=lambda row: "skipped" in row):
         rows_by_length[row["tokens"]].append(row)
@@ -81,8 +96,8 @@ def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
 def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[Row]) -> str:
     """Return a page of Markdown: what was done, a table for every length, and recommended settings.
 
-    title: The heading.
-    description: A paragraph.
+    title: Heading of the page.
+    description: Paragraph that says what was measured.
     rows: Rows of the tables.
     advice: Rows of the recommendations.
     """
@@ -109,9 +124,9 @@ def latex_of(title: str, rows: Sequence[Row]) -> str:
 class Goal:
     """A goal of the recommended settings.
 
-    name: Its name.
-    column: The column that counts.
-    most: Larger values are better.
+    name: Name of the goal.
+    column: Key of the column that counts.
+    most: True: larger values are better; False: smaller values are.
     unit: Unit of the column.
     slack: Values within this share of the best are equally good, and speed decides among them.
     """
@@ -134,7 +149,7 @@ def recommend(rows: Sequence[Row]) -> list[Row]:
     """Return the best of our methods for every length and goal: of all, and of those that keep the baseline's
     text.
 
-    rows: Measured ones; skipped rows and those of Transformers are left out.
+    rows: Measured rows; skipped rows and those of Transformers are left out.
     """
     ours = [row for row in rows if "skipped" not in row and not row["rival"]]
     recommendations: list[Row] = []
@@ -149,9 +164,9 @@ def _recommendations_for(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[R
     """Return the recommendations for a goal at a length: one among all rows, one among those that keep the
     text.
 
-    goal: What counts.
-    tokens: The length.
-    rows: Measured at this length.
+    goal: The goal, which names the column that counts.
+    tokens: Length of the answers.
+    rows: Rows that were measured at this length.
     """
     groups = {"any text": rows, "plain's text": [row for row in rows if row["exact"]]}
     best = {text: best_for(goal, group) for text, group in groups.items() if group}
@@ -165,7 +180,8 @@ def _recommendations_for(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[R
 def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
     """Return the fastest of the rows that are within the goal's slack of the best.
 
-    rows: At least one.
+    goal: The goal, which names the column that counts.
+    rows: Measured rows, at least one.
     """
     values = [_number(row, goal.column) for row in rows]
     best = max(values) if goal.most else min(values)
@@ -175,7 +191,11 @@ def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
 
 
 def _number(row: Row, column: str) -> float:
-    """Return a row's figure in a column."""
+    """Return a row's figure in a column.
+
+    row: Figures of the row by key.
+    column: Key of the column, whose figure is a number.
+    """
     value = row[column]
     assert isinstance(value, int | float)
     return value

@@ -35,13 +35,14 @@ THRESHOLD = 0.03
 class Method:
     """One way of writing an answer.
 
-    name: Its name in the tables.
-    drafter: What drafts.
-    options: How it drafts.
-    window: What tokens attend to; None: all tokens before them.
-    planned: The answer is written as branches of a plan.
-    rival: Transformers writes the answer, alone or assisted by the small model.
-    lengthy: The method is measured at every length instead of the shortest alone.
+    name: Name of the method in the tables.
+    drafter: Kind of drafter that the method uses.
+    options: Options of drafting.
+    window: Window of positions that tokens attend to; None: all positions before them.
+    planned: True if the answer is written as branches of a plan.
+    rival: How Transformers writes the answer: alone ("generate") or assisted by the small model ("assisted");
+        None: SpecSoT writes it.
+    lengthy: True if the method is measured at every length, False if at the shortest alone.
     """
 
     name: str
@@ -82,8 +83,8 @@ class MethodTable:
     """What is measured.
 
     methods: The methods.
-    lengths: Numbers of tokens, ascending.
-    rounds: How often each method answers, each time with another question.
+    lengths: Numbers of tokens of the answers, ascending.
+    rounds: Number of answers of each method at each length, each to another question.
     """
 
     methods: tuple[Method, ...]
@@ -91,12 +92,19 @@ class MethodTable:
     rounds: int
 
     def lengths_of(self, method: Method) -> tuple[int, ...]:
-        """Return the numbers of tokens at which a method is measured: all, or the shortest alone."""
+        """Return the numbers of tokens at which a method is measured: all, or the shortest alone.
+
+        method: A method of the table.
+        """
         return self.lengths if method.lengthy else self.lengths[:1]
 
 
 def read_families(families: str) -> tuple[str, ...]:
-    """Return "linear,window" as families of methods. Raises ValueError for a name that is not in FAMILIES."""
+    """Return the families of methods in a text: "linear,window" -> ("linear", "window").
+
+    families: Names separated by commas.
+    Raises ValueError for a name that is not in FAMILIES.
+    """
     names = tuple(part.strip() for part in families.split(","))
     if unknown := [name for name in names if name not in FAMILIES]:
         raise ValueError(f"no methods are called {unknown[0]!r}, only {', '.join(FAMILIES)}")
@@ -119,9 +127,9 @@ WINDOWS = Option(
 def shared(option: Option, flag: str, help_text: str) -> Option:
     """Return a shared option for a table that has always called it `flag`; its other names become aliases.
 
-    option: Declared once for several tables.
-    flag: Without dashes.
-    help_text: Help text of this table.
+    option: The option, declared once for several tables.
+    flag: Name of the flag without dashes.
+    help_text: Help text of the option in this table.
     """
     names = tuple(name for name in (option.flag, *option.aliases) if name and name != flag)
     return replace(option, help=help_text, flag=flag, aliases=names)
@@ -158,8 +166,8 @@ def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Met
     """Return a method that always drafts a chain of so many tokens.
 
     tokens: K, the drafted tokens of a step.
-    lengthy: Measured at every length.
-    window: Tokens that are attended to; None: all.
+    lengthy: True: the method is measured at every length.
+    window: Number of tokens that are attended to; None: all.
     """
     options = DraftOptions("linear", tokens, tuner="fixed", blend=False)
     name = f"linear K={tokens}"
@@ -173,10 +181,10 @@ def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Met
 def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Method:
     """Return tree V1: every drafted node has `breadth` children, down to a depth or a number of nodes.
 
-    depth: Levels of a tree.
-    breadth: Children of a node.
-    nodes: Maximum nodes of a tree.
-    lengthy: Measured at every length.
+    depth: Number of levels of a tree.
+    breadth: Number of children of a node.
+    nodes: Maximum number of nodes of a tree.
+    lengthy: True: the method is measured at every length.
     """
     options = DraftOptions("tree", depth, breadth, nodes, tuner="fixed", blend=False)
     return Method(f"tree V1 D={depth} B={breadth}", "model", options, lengthy=lengthy)
@@ -187,11 +195,11 @@ def pruned(
 ) -> Method:
     """Return tree V2: nodes less likely than the threshold have no children.
 
-    depth: Levels of a tree.
-    breadth: Children of a node.
-    threshold: Probability.
-    lengthy: Measured at every length.
-    window: Tokens that are attended to; None: all.
+    depth: Number of levels of a tree.
+    breadth: Number of children of a node.
+    threshold: Probability below which a node gets no children.
+    lengthy: True: the method is measured at every length.
+    window: Number of tokens that are attended to; None: all.
     """
     options = DraftOptions("pruned", depth, breadth, 32, threshold, "fixed", blend=False)
     name = f"tree V2 D={depth} B={breadth} p={threshold:g}"
@@ -203,12 +211,18 @@ def pruned(
 
 
 def windowed(tokens: int) -> Method:
-    """Return a method without drafts that attends to so many tokens, sinks included."""
+    """Return a method without drafts that attends to a window.
+
+    tokens: Number of tokens in the window, sinks included.
+    """
     return Method(f"window {tokens}", window=window_of(tokens))
 
 
 def window_of(tokens: int) -> Window:
-    """Return a window of so many tokens, SINKS sinks included."""
+    """Return a window that keeps SINKS sinks and recent tokens.
+
+    tokens: Number of tokens in the window, sinks included; more than SINKS.
+    """
     return Window(SINKS, tokens - SINKS)
 
 
@@ -224,7 +238,7 @@ EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", bl
 def quick(options: TableOptions = TableOptions()) -> MethodTable:
     """Return the table of a run of minutes on two cores.
 
-    options: What replaces its default rows.
+    options: Options that replace the default rows.
     """
     middle = (
         linear(4, lengthy=True),
@@ -240,7 +254,7 @@ def quick(options: TableOptions = TableOptions()) -> MethodTable:
 def full(options: TableOptions = TableOptions()) -> MethodTable:
     """Return the table of all methods.
 
-    options: What replaces its default rows.
+    options: Options that replace the default rows.
     """
     methods = (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE)
     return _with_options(MethodTable(methods, (500, 1000, 2000), 2), options)
@@ -264,7 +278,7 @@ def _with_options(default_table: MethodTable, options: TableOptions) -> MethodTa
     window.
 
     default_table: The table without options.
-    options: What replaces its rows.
+    options: Options that replace the default rows.
     """
     methods = default_table.methods
     chains = options.chains
@@ -292,15 +306,18 @@ def _with_family(
 ) -> tuple[Method, ...]:
     """Return the methods with other members of a family, in the families' order.
 
-    methods: Methods of a table.
-    family: Whose members are replaced.
-    replacements: Its new members.
+    methods: Methods of the table.
+    family: Name of the family that is replaced.
+    replacements: The family's new methods.
     """
     remaining = [method for method in methods if method.family != family]
     return tuple(sorted([*remaining, *replacements], key=lambda method: FAMILIES.index(method.family)))
 
 
 def _window_of(method: Method) -> int:
-    """Return the tokens that a windowed method attends to, sinks included."""
+    """Return the number of tokens that a windowed method attends to, sinks included.
+
+    method: A method that has a window.
+    """
     assert method.window is not None
     return method.window.sinks + method.window.recent

@@ -15,7 +15,7 @@ from typing import TypeVar
 class Sample:
     """One run.
 
-    tokens: Tokens that count.
+    tokens: Number of tokens that the run wrote.
     seconds: Duration of the run.
     """
 
@@ -32,10 +32,10 @@ class Sample:
 class Comparison:
     """Runs of A and B, pair by pair.
 
-    name: What is compared.
-    a: Runs of A.
-    b: Runs of B.
-    aim: The ratio to reach, or None.
+    name: Name of what is compared.
+    a: Runs of side A, one for each pair.
+    b: Runs of side B, one for each pair.
+    aim: Ratio to reach; None: no aim.
     """
 
     name: str
@@ -74,8 +74,8 @@ def order(sides: Sequence[Side], round_number: int) -> Sequence[Side]:
     """Return the sides in the order in which a round runs them: as given in even rounds, backwards in odd
     ones.
 
-    sides: What is compared.
-    round_number: Counted from 0.
+    sides: The sides that are compared.
+    round_number: Number of the round, counted from 0.
     """
     return sides if round_number % 2 == 0 else sides[::-1]
 
@@ -83,8 +83,8 @@ def order(sides: Sequence[Side], round_number: int) -> Sequence[Side]:
 def turns(sides: Sequence[Side], num_rounds: int) -> Iterator[tuple[int, Side]]:
     """Yield (round number, side) for all rounds: with two sides and 2 rounds (0, A), (0, B), (1, B), (1, A).
 
-    sides: What is compared.
-    num_rounds: 0 yields nothing.
+    sides: The sides that are compared.
+    num_rounds: Number of rounds; 0 yields nothing.
     """
     for round_number in range(num_rounds):
         for side in order(sides, round_number):

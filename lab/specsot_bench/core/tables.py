@@ -18,9 +18,9 @@ MANY = 1e5
 class Column:
     """A column of a table.
 
-    heading: Its heading.
-    cell: Returns a row's cell.
-    text: Its cells are left-aligned; such columns come first.
+    heading: Heading of the column.
+    cell: Returns the cell of a row.
+    text: True if the cells are left-aligned text; such columns come first.
     """
 
     heading: str
@@ -38,15 +38,19 @@ def text(heading: str, key: str) -> Column:
 
 
 def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Column:
-    """Return a column of figures, times `scale`; `-` where nothing was measured.
+    """Return a column of figures; the cell is NONE where nothing was measured.
 
     heading: Heading of the column.
     key: Key of the entry in a row.
-    digits: Decimals. From MANY on, an exponent is written.
+    digits: Number of decimals. A scaled figure from MANY on is written with an exponent.
+    scale: Factor by which the entry is multiplied before it is written.
     """
 
     def cell(row: Row) -> str:
-        """Return the figure of a row as text."""
+        """Return a row's figure as text.
+
+        row: Figures of the row by key.
+        """
         if (value := row.get(key)) is None:
             return NONE
         return f"{value * scale:.{digits}f}" if value * scale < MANY else f"{value * scale:.1e}"
@@ -58,7 +62,7 @@ def cells(columns: Sequence[Column], row: Row) -> list[str]:
     """Return a row's cells. A skipped row has its text columns, then why it was skipped, then empty cells.
 
     columns: Columns of the table.
-    row: Figures by key; "skipped" is the reason why nothing was measured.
+    row: Figures of the row by key; "skipped" is the reason why nothing was measured.
     """
     if "skipped" not in row:
         return [column.cell(row) for column in columns]
@@ -69,8 +73,8 @@ def cells(columns: Sequence[Column], row: Row) -> list[str]:
 def markdown(columns: Sequence[Column], rows: Iterable[Row]) -> str:
     """Return a Markdown table.
 
-    columns: Text columns first.
-    rows: Figures by key.
+    columns: Columns of the table, text columns first.
+    rows: Figures of each row by key.
     """
     headings = [column.heading for column in columns]
     return pipes(headings, (cells(columns, row) for row in rows), sum(column.text for column in columns))
@@ -80,8 +84,8 @@ def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_colum
     """Return a Markdown table with aligned columns, so that its source is readable, too.
 
     headings: Headings of the columns.
-    rows: Cells. A row whose last cells are empty ends with a reason that spans them.
-    num_text_columns: Number of text columns; figures after them are right-aligned.
+    rows: Cells of each row. A row whose last cells are empty ends with a reason that spans them.
+    num_text_columns: Number of text columns, at least 1; the figures after them are right-aligned.
     """
     lines = [list(headings), *map(list, rows)]
     full_lines = [line for line in lines if line[-1]]
@@ -100,9 +104,9 @@ def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_colum
 def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> str:
     """Return one line of the table, text left-aligned and figures right-aligned.
 
-    line: Cells.
+    line: Cells of the line.
     widths: Widths of the columns, in characters.
-    num_text_columns: Columns that are left-aligned.
+    num_text_columns: Number of columns that are left-aligned.
     """
     names = [cell.ljust(width) for cell, width in zip(line[:num_text_columns], widths)]
     if not line[-1]:
@@ -116,9 +120,9 @@ def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> 
 def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
     """Return a LaTeX table for booktabs, as wide as the page.
 
-    caption: Plain text.
-    columns: Text columns first.
-    rows: Figures by key.
+    caption: Caption as plain text.
+    columns: Columns of the table, text columns first.
+    rows: Figures of each row by key.
     """
     headings = " & ".join(escape(column.heading) for column in columns)
     body = "\n".join(_latex_line(columns, row) for row in rows)
@@ -132,7 +136,11 @@ def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
 
 
 def _latex_line(columns: Sequence[Column], row: Row) -> str:
-    """Return one line of the LaTeX table; the reason of a skipped row spans all columns but the first."""
+    """Return one line of the LaTeX table; the reason of a skipped row spans all columns but the first.
+
+    columns: Columns of the table.
+    row: Figures of the row by key.
+    """
     name, *figures = cells(columns, row)
     if "skipped" in row:
         return f"{escape(name)} & \\multicolumn{{{len(columns) - 1}}}{{l}}{{{escape(figures[0])}}} \\\\"
@@ -144,7 +152,10 @@ _SPECIAL = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}"
 
 
 def escape(text: str) -> str:
-    """Return the text with characters escaped that LaTeX interprets."""
+    """Return a text with the characters escaped that LaTeX interprets.
+
+    text: Plain text.
+    """
     return "".join(
         _SPECIAL.get(character, f"\\{character}" if character in "&%$#_{}" else character)
         for character in text

@@ -25,7 +25,7 @@ LEAST_SPEEDUP = 1.03
 class Acceptance:
     """How many drafts were accepted.
 
-    lengths: Accepted drafts of every step.
+    lengths: Number of accepted drafts of every step; empty if no step was measured.
     """
 
     lengths: tuple[int, ...]
@@ -55,8 +55,8 @@ class HeadFit:
     """How well a head fits its base.
 
     as_is: Acceptance under the head's own settings.
-    trial: Other settings that explain the base's text better, or None.
-    better: Acceptance under `trial`.
+    trial: Other settings that explain the base's text better; None: no settings do.
+    better: Acceptance under `trial`; None without a trial.
     about: The head's family, and what of this package works with it, line by line.
     """
 
@@ -80,9 +80,9 @@ def settings_to_try(
 ) -> tuple[Overrides, ...]:
     """Return settings worth trying: every tap one layer off, and other bases of the head's rotary positions.
 
-    given_settings: What is set already, and is kept apart from the one that is tried.
-    taps: The layers that the head reads; None for a head that reads only the last hidden state.
-    layers: Layers of the base.
+    given_settings: Settings that are given already; they stay, apart from the one that is tried.
+    taps: Layers that the head reads; None for a head that reads only the last hidden state.
+    layers: Number of layers of the base.
     base_theta: Rotary base of the base model.
     """
     shifted_taps = [tuple(tap + step for tap in taps) for step in (-1, 1)] if taps else []
@@ -96,7 +96,10 @@ def settings_to_try(
 
 
 def as_flags(settings: Overrides) -> str:
-    """Return settings as command-line flags; an empty text if nothing is set."""
+    """Return settings as command-line flags; an empty text if nothing is set.
+
+    settings: Settings that replace those of the head's config.
+    """
     layers = settings.aux_layers
     theta = settings.rope_theta
     flags = [] if layers is None else [f"--aux-layers {','.join(map(str, layers))}"]
@@ -108,8 +111,8 @@ def choose_trial(
 ) -> Overrides | None:
     """Return the settings that explain the same text best, if they do so beyond doubt; else None.
 
-    own_log_probs: Log-probability that the head gives each token of the base's text.
-    log_probs_of_trials: The same under each other setting.
+    own_log_probs: Log-probability that the head gives each token of the base's text, under its own settings.
+    log_probs_of_trials: Log-probabilities of the same tokens under other settings, by these settings.
     """
     gains = {
         trial: [b - a for a, b in zip(own_log_probs, log_probs)]
@@ -123,7 +126,7 @@ def _is_sure(gains: Sequence[float]) -> bool:
     """Return whether the mean gain is large enough, and large compared with its standard error; False for
     fewer than two tokens.
 
-    gains: Nats of each token.
+    gains: Gain of each token under the other settings, in nats.
     """
     if len(gains) < 2:
         return False
@@ -143,7 +146,7 @@ Spell = Callable[[int], str]
 class TokenDifference:
     """A token that differs from the reference.
 
-    at: Place in the answer.
+    at: Index of the token in the answer.
     ours: The fleet's token; None: the answer ended there.
     theirs: The reference's token.
     gap: Difference of the reference's two largest logits; if it is tiny, rounding decides.
@@ -160,9 +163,9 @@ class CheckedAnswer:
     """One answer, compared with the reference.
 
     question: The question.
-    tokens: Number of its tokens.
-    per_step: Tokens of the fleet's steps.
-    differences: Tokens that differ.
+    tokens: Number of tokens of the answer.
+    per_step: Mean number of tokens of the fleet's steps; 1.0 without drafts.
+    differences: Tokens that differ from the reference; empty if none do.
     """
 
     question: str
@@ -180,7 +183,7 @@ class Report:
     drafter: The drafter that the fleet was asked to use.
     fit: How well the head fits; None: no head was examined.
     rounding: The precision of the base, if the base itself was the reference; empty: Transformers was.
-    about: What runs of the base.
+    about: Family, sizes and features of the base, in one line.
     """
 
     answers: tuple[CheckedAnswer, ...]
@@ -196,7 +199,10 @@ class Report:
         return f"the base in {self.rounding} by itself" if self.rounding else "Transformers"
 
     def first(self, answer: CheckedAnswer) -> TokenDifference | None:
-        """Return an answer's first difference that rounding does not explain, or None."""
+        """Return an answer's first difference that rounding does not explain; None if there is none.
+
+        answer: An answer of this report.
+        """
         return next((difference for difference in answer.differences if difference.gap >= self.near), None)
 
     @property
@@ -231,7 +237,7 @@ class Report:
 def lines_of(report: Report, spell: Spell) -> Iterator[str]:
     """Yield the report as lines.
 
-    report: What was found.
+    report: Result of the verification.
     spell: Returns a token id's text.
     """
     for answer in report.answers:
@@ -256,8 +262,9 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
 
 
 def _difference_in_words(difference: TokenDifference, reference: str, spell: Spell) -> str:
-    """Return a difference in words.
+    """Return a difference in words: which token was written, and which the reference would write.
 
+    difference: The difference.
     reference: Name of the reference.
     spell: Returns a token id's text.
     """
@@ -267,7 +274,10 @@ def _difference_in_words(difference: TokenDifference, reference: str, spell: Spe
 
 
 def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
-    """Yield the lines about the head: its family, its acceptance, and whether it fits."""
+    """Yield the lines about the head: its family, its acceptance, and whether it fits.
+
+    fit: How well the head fits.
+    """
     for number, line in enumerate(fit.about):
         yield f"{'' if number else 'head':<10}{line}"
     yield f"accepted  {_acceptance_in_words(fit.as_is)}"
@@ -281,13 +291,19 @@ def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
 
 
 def _acceptance_in_words(accepted: Acceptance) -> str:
-    """Return the tokens of a step, and the fraction of steps that accept at least so many drafts."""
+    """Return the tokens of a step, and the fraction of steps that accept at least so many drafts.
+
+    accepted: The acceptance.
+    """
     shares = ", ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(accepted.by_depth, start=1))
     return f"{accepted.per_step:.2f} tokens a step; steps that accept at least {shares or 'one draft: none'}"
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report as an object for JSON."""
+    """Return a report as an object for JSON.
+
+    report: Result of the verification.
+    """
     fit = report.fit
     return {
         "holds": report.holds,
@@ -305,7 +321,10 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
-    """Return the head's part of the report; "better" is None if no other setting was better."""
+    """Return the head's part of the report; "better" is None if no other setting was better.
+
+    fit: How well the head fits.
+    """
     better = None
     if fit.trial is not None and fit.better is not None:
         better = {**asdict(fit.trial), **_accepted_as_json(fit.better)}
@@ -313,7 +332,10 @@ def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
 
 
 def _accepted_as_json(accepted: Acceptance) -> dict[str, Any]:
-    """Return an acceptance as an object for JSON: number of steps, tokens per step, fractions by depth."""
+    """Return an acceptance as an object for JSON: number of steps, tokens per step, fractions by depth.
+
+    accepted: The acceptance.
+    """
     return {
         "steps": len(accepted.lengths),
         "tokens_per_step": round(accepted.per_step, 4),

@@ -50,12 +50,16 @@ class Eagle:
         allow_pickle_bin: bool = False,
         overrides: Overrides = AS_PUBLISHED,
     ) -> None:
-        """Load the models.
+        """Load the models, or keep those that are in memory.
 
-        draft: An EAGLE head: its directory, or a loaded one; None decodes without drafts.
+        draft: An EAGLE head: its directory, or a loaded head; None decodes without drafts.
         target: A directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model in
             memory, whose dtype and device are then kept.
-        dtype, device, allow_pickle_bin, overrides: How directories are loaded; see `LoadOptions`.
+        config: Configuration of trees and sampling.
+        dtype: Data type for a directory, such as "fp16"; None is "auto".
+        device: Torch device for a directory; None is the CPU.
+        allow_pickle_bin: True: pytorch_model.bin is read, too, for its tensors alone.
+        overrides: Settings that replace those of the head's config.
         Raises ModelError, HeadMismatch, InvalidRequest.
         """
         self.config = config
@@ -75,14 +79,17 @@ class Eagle:
         pad_token_id: int | None = None,
         on_piece: Callable[[Piece], object] | None = None,
     ) -> tuple[Ids, EagleStats]:
-        """Return the prompts followed by at most `max_new_tokens` new tokens each, and the statistics.
+        """Return the prompts followed by the new tokens of each, and the statistics.
 
         input_ids: One prompt or several: a tensor [tokens] or [sequences, tokens] gives a tensor, padded with
             `pad_token_id`; lists of any lengths give lists.
-        attention_mask: 0 where input_ids is padding.
-        seed: None draws a seed, which the statistics contain.
-        eos_token_id: None takes the model's; () never stops.
-        on_piece: Called with every piece as it is written.
+        max_new_tokens: Maximum number of new tokens of each sequence, at least 1.
+        attention_mask: Mask of the shape of input_ids, 0 where it is padding; None: nothing is padding.
+        seed: Seed of all draws; None draws a seed, which the statistics contain.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
+        pad_token_id: Token id that fills a returned tensor; None takes the first end token, or 0 if there is
+            none.
+        on_piece: Called with every piece as it is written; None: nothing is called.
         Raises InvalidRequest before anything is computed.
         """
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
@@ -104,8 +111,11 @@ class Eagle:
     ) -> Iterator[Piece]:
         """Yield pieces while they are written; leaving the loop stops the generation.
 
-        The arguments are those of `generate`: prompts as token ids, the maximum number of new tokens, the
-        mask of padding, the seed and the end tokens.
+        input_ids: One prompt or several, as for `generate`.
+        max_new_tokens: Maximum number of new tokens of each sequence, at least 1.
+        attention_mask: Mask of the shape of input_ids, 0 where it is padding; None: nothing is padding.
+        seed: Seed of all draws; None draws a seed.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
         Raises InvalidRequest at once.
         """
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
@@ -122,12 +132,12 @@ class Eagle:
     ) -> EagleBenchmark:
         """Compare speculation with decoding of the same target without drafts, on these prompts.
 
-        data: Prompts as token ids, each one or several.
-        max_new_tokens: Max new tokens of each answer.
-        batch_size: Prompts that are written at once.
+        data: Prompts as token ids; each entry is one prompt or several.
+        max_new_tokens: Maximum number of new tokens of each sequence.
+        batch_size: Number of prompts that are written at once, at least 1.
         seed: Seed of all draws.
-        eos_token_id: None takes the model's; () never stops.
-        Raises InvalidRequest for no prompts.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
+        Raises InvalidRequest if there are no prompts, or an argument is impossible.
         """
         vocabulary = self._models.target.config.vocab
         prompts = [prompt for entry in data for prompt in read_batch(entry, None, vocabulary).prompts]
@@ -147,9 +157,9 @@ class Eagle:
         layout.
 
         input_ids: Prompts as token ids, one or several.
-        attention_mask: 0 where input_ids is padding.
+        attention_mask: Mask of the shape of input_ids, 0 where it is padding; None: nothing is padding.
         seed: Seed of the draw of the next token.
-        Raises InvalidRequest without a draft.
+        Raises InvalidRequest if no draft is loaded, or a prompt is impossible.
         """
         if self._models.draft is None:
             raise InvalidRequest("nothing can be proposed without a draft", "draft")
@@ -164,8 +174,8 @@ class Eagle:
     def _arranged(self, trees: Sequence[Tree], prompts: Prompts) -> TreeArrays:
         """Return the trees as tensors.
 
-        trees: One for each prompt.
-        prompts: Token ids, whose lengths are the roots' positions.
+        trees: Drafted tree of each prompt, all of the same size.
+        prompts: Token ids of each prompt; a prompt's length is the position of its root.
         """
         device = self._models.target.device
         tokens = torch.tensor([tree.tokens for tree in trees], device=device)
@@ -180,7 +190,14 @@ class Eagle:
         seed: int | None,
         eos_token_id: int | Sequence[int] | None,
     ) -> Generation:
-        """Start a generation; without a seed, draw one. The arguments are those of `_start`."""
+        """Start a generation; without a seed, draw one.
+
+        prompts: Token ids of each prompt.
+        max_new_tokens: Maximum number of new tokens of each sequence.
+        seed: Seed of all draws; None draws a seed.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
+        Raises InvalidRequest for an impossible value.
+        """
         return self._start(
             self._models,
             prompts,
@@ -197,7 +214,15 @@ class Eagle:
         seed: int,
         eos_token_id: int | Sequence[int] | None,
     ) -> EagleStats:
-        """Run a generation to its end, and return its statistics. The arguments are those of `_start`."""
+        """Run a generation to its end, and return its statistics.
+
+        models: Target and draft.
+        prompts: Token ids of each prompt.
+        max_new_tokens: Maximum number of new tokens of each sequence.
+        seed: Seed of all draws.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
+        Raises InvalidRequest for an impossible value.
+        """
         generation = self._start(models, prompts, max_new_tokens, seed, eos_token_id)
         for _ in generation.pieces():
             pass
@@ -214,10 +239,10 @@ class Eagle:
         """Start a generation.
 
         models: Target and draft.
-        prompts: Token ids.
-        max_new_tokens: Max new tokens of each sequence.
-        seed: Below 2**63.
-        eos_token_id: None takes the model's; () never stops.
+        prompts: Token ids of each prompt.
+        max_new_tokens: Maximum number of new tokens of each sequence, at least 1.
+        seed: Seed of all draws, from 0 to 2**63 - 1.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
         Raises InvalidRequest for an impossible value.
         """
         if type(max_new_tokens) is not int or max_new_tokens < 1:
@@ -234,8 +259,8 @@ class Eagle:
     def _check_room(self, prompts: Prompts, max_new_tokens: int) -> None:
         """Raise InvalidRequest if a prompt and its answer do not fit the model's positions.
 
-        prompts: Token ids.
-        max_new_tokens: Length of an answer.
+        prompts: Token ids of each prompt.
+        max_new_tokens: Maximum number of new tokens of each sequence.
         """
         positions = self._models.target.config.max_positions
         for index, prompt in enumerate(prompts):
@@ -249,7 +274,7 @@ class Eagle:
     def _stops(self, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
         """Return the token ids that end a sequence.
 
-        eos_token_id: None takes the model's.
+        eos_token_id: One token id or several; None takes the model's.
         """
         if eos_token_id is None:
             return self._models.target.config.eos

@@ -35,8 +35,8 @@ from specsot_worker.verifier import Verifier
 class Piece:
     """Tokens that one sequence of the batch has just written.
 
-    sequence: Number in the batch.
-    tokens: The tokens.
+    sequence: Number of the sequence in the batch.
+    tokens: Token ids that were written in one step.
     end: Why the sequence ended, with its last tokens; else None.
     """
 
@@ -49,9 +49,9 @@ class Piece:
 class SequenceStats:
     """One sequence of the batch.
 
-    tokens: What it wrote, the end-of-sequence token included.
+    tokens: Token ids that the sequence wrote, the end-of-sequence token included.
     end: STOP, LENGTH, or FAILED if the target's logits were not finite; None while the sequence is written.
-    accept_lengths: Accepted drafts of each of its trees, as far as they were written.
+    accept_lengths: Number of accepted drafts of each of its trees, as far as they were written.
     """
 
     tokens: tuple[int, ...]
@@ -63,10 +63,10 @@ class SequenceStats:
 class EagleStats:
     """A whole generation.
 
-    sequences: The sequences of the batch.
+    sequences: Statistics of each sequence of the batch.
     seed: The seed of all draws; the same seed gives the same tokens.
     steps: Forward passes of the target, those of the prompts included.
-    seconds: Spent in target and drafter.
+    seconds: Seconds spent in target and drafter.
     trees: Statistics of all trees.
     """
 
@@ -120,7 +120,7 @@ Phases = Callable[[str], AbstractContextManager[object]]
 def untimed(phase: str) -> AbstractContextManager[object]:
     """Return a context for a phase of a step that is not timed.
 
-    phase: Its name, which is not used.
+    phase: Name of the phase, which is not used.
     """
     return nullcontext()
 
@@ -128,9 +128,9 @@ def untimed(phase: str) -> AbstractContextManager[object]:
 class StepLoop:
     """Sequencer, stage, verifier and drafter of one ring, called one after another in this thread.
 
-    trees: Trees by sequence, the trees that the drafter proposed last.
-    engine: The drafter, or None.
-    at: The phases of the present turn, see `turn`.
+    trees: Trees that the drafter proposed last, by number of the sequence.
+    engine: The drafter; None if nothing is drafted.
+    at: Returns the context of a phase of the present turn, by the phase's name; see `turn`.
     """
 
     def __init__(
@@ -138,6 +138,9 @@ class StepLoop:
     ) -> None:
         """Connect the parts of one ring.
 
+        stage: Runs frames through all layers.
+        verifier: Computes target tokens and accepts drafts.
+        sequencer: Composes frames, and has opened sequences.
         engine: Drafts on this thread; None: nothing is drafted.
         """
         self.sequencer = sequencer
@@ -153,8 +156,8 @@ class StepLoop:
         """Compute everything that is ready in one forward pass, then draft below what was written; return the
         frame and its result.
 
-        enter_phase: Entered around every phase: compose, layers, lm_head; and within lm_head: learn, draft
-            and arrange.
+        enter_phase: Returns the context of a phase by its name. It is entered around compose, layers and
+            lm_head; and within lm_head around learn, draft and arrange.
         Raises ModelError if nothing can be computed, that is, no sequence is left.
         """
         self.at = enter_phase
@@ -174,7 +177,12 @@ class StepLoop:
         return Step(frame, verified.result)
 
     def start_drafts(self, verification: DeviceVerification | None = None) -> LoopHandle:
-        """See `ColocatedDrafter.start_drafts`."""
+        """Start the drafts that follow one frame, and return their handle; see
+        `ColocatedDrafter.start_drafts`.
+
+        verification: The verification result on the GPU, which the host has not read yet. None: trees do not
+            grow before `LoopHandle.result`.
+        """
         return LoopHandle(self, verification)
 
 
@@ -182,7 +190,11 @@ class LoopHandle:
     """The drafts of one step of a `StepLoop`; see `DraftHandle`."""
 
     def __init__(self, loop: StepLoop, verification: DeviceVerification | None) -> None:
-        """Start drafting from the verification result on the device. None: there is none."""
+        """Start to grow trees from the verification result on the GPU, if there is one.
+
+        loop: The loop, which has a drafter.
+        verification: The verification result on the GPU; None: trees do not grow before `result`.
+        """
         assert loop.engine is not None
         self._loop = loop
         self._engine = loop.engine
@@ -193,16 +205,27 @@ class LoopHandle:
 
     @property
     def state(self) -> OverlapState:
-        """See `DraftHandle.state`."""
+        """LAUNCHED while trees grow that follow from the verification on the GPU; IDLE if none do; DISCARDED
+        if the host has found another verification result.
+        """
         return self._growth.state if self._growth else OverlapState.IDLE
 
     def select(self, segments: Sequence[TreeSegment]) -> DeviceTrees | None:
-        """See `DraftHandle.select`."""
+        """Return the trees that grow, so that the next step can be launched with them before the host has
+        read them. Return None if it is unknown which trees `result` will return.
+
+        segments: Next segments of all sequences that continue, with trees that are only roots.
+        """
         with self._loop.at("arrange"):
             return self._engine.select(segments)
 
     def result(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
-        """See `DraftHandle.result`."""
+        """Let the drafter observe features, propose trees, and return the messages for stage 0: one message,
+        or none if there is nothing to report.
+
+        features: Messages with the host's verification result, in order.
+        meanwhile: Called once while the GPU may be computing.
+        """
         engine = self._engine
         enter_phase = self._loop.at
         with enter_phase("learn"):
@@ -219,7 +242,11 @@ class LoopHandle:
         return (Drafts(EPOCH, drafts, engine.paused_trees),) if has_news else ()
 
     def discard(self, sequence: int) -> None:
-        """See `DraftHandle.discard`."""
+        """Declare that the host has found other target tokens for a sequence than the GPU, so that all trees
+        are grown again. Nothing happens if no trees grow.
+
+        sequence: Number of the sequence.
+        """
         if self._growth:
             self._growth.discard(sequence)
 
@@ -239,9 +266,10 @@ def open_loop(
 
     models: Target and draft.
     shape: Shape of the trees.
-    openings: One for each sequence.
-    min_rows: Minimum size of a frame; the trees of all sequences always fit into one frame.
-    make_stage: Makes the stage; benchmarks pass another.
+    openings: Orders that open the sequences, one for each.
+    min_rows: Minimum number of rows of a frame; the trees of all sequences always fit into one frame.
+    make_stage: Makes the stage from the decoder, the number of pages and the rows of a page; benchmarks pass
+        another.
     """
     slots = shape.slots if models.draft else 1
     pages = sum(-(-(opening.lease + slots) // PAGE_ROWS) for opening in openings)
@@ -267,6 +295,7 @@ def open_loop(
 def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
     """Return a store for the features that the drafter reads, or None without a drafter.
 
+    models: Target and draft.
     pages: KV pages of the stage.
     """
     target = models.target
@@ -285,9 +314,9 @@ Prompts = Sequence[tuple[int, ...]]
 class GenerationLimits:
     """What is wanted of each sequence of a batch.
 
-    limit: Most tokens that it writes.
+    limit: Maximum number of tokens that a sequence writes.
     seed: Seed of all draws; a sequence's ordinal is its number in the batch.
-    stop_ids: Token ids that end a sequence.
+    stop_ids: Token ids that end a sequence; empty: none.
     """
 
     limit: int
@@ -297,14 +326,22 @@ class GenerationLimits:
 
 @dataclass(slots=True)
 class _WrittenSequence:
-    """What a sequence has written so far."""
+    """What a sequence has written so far.
+
+    tokens: Token ids, in order.
+    accepted: Number of accepted drafts of each tree.
+    end: Why the sequence ended; None while it is written.
+    """
 
     tokens: list[int] = field(default_factory=list[int])
     accepted: list[int] = field(default_factory=list[int])
     end: End | None = None
 
     def append(self, outcome: Outcome) -> None:
-        """Add the outcome of a step: its tokens, its end, and how many drafts were accepted."""
+        """Add the outcome of a step: its tokens, its end, and how many drafts were accepted.
+
+        outcome: Outcome of this sequence in one step.
+        """
         self.tokens += outcome.tokens
         self.end = outcome.end
         if outcome.accepted:
@@ -315,11 +352,11 @@ class Generation:
     """A generation. Run it once, with `pieces`.
 
     models: Target and draft.
-    config: Config of trees and sampling.
-    prompts: Token ids.
+    config: Configuration of trees and sampling.
+    prompts: Token ids of each prompt.
     limits: Length, seed and end tokens.
     clock: Returns seconds.
-    make_stage: Makes the stage.
+    make_stage: Makes the stage from the decoder, the number of pages and the rows of a page.
     """
 
     def __init__(
@@ -366,7 +403,10 @@ class Generation:
         )
 
     def _apply(self, step: Step) -> Iterator[Piece]:
-        """Record a step, and yield its pieces, one for each sequence that wrote."""
+        """Record a step, and yield its pieces, one for each sequence that wrote.
+
+        step: The computed frame and its result.
+        """
         self._steps += 1
         self._proposed += sum(
             len(segment.tree) - 1 for segment in step.frame.segments if isinstance(segment, TreeSegment)
@@ -382,10 +422,10 @@ def openings_of(
 ) -> list[Open]:
     """Return the orders that open every sequence at once, with a lease to its end.
 
-    prompts: Token ids.
-    config: Config of the sampling.
+    prompts: Token ids of each prompt.
+    config: Configuration of the sampling.
     limits: Length, seed and end tokens.
-    with_drafter: The sequences may be drafted for.
+    with_drafter: True if trees may be drafted for the sequences.
     """
     return [
         Open(
@@ -416,7 +456,7 @@ class EagleBenchmark:
 
     comparison: Tokens per second of both, one pair for each batch.
     trees: Statistics of the drafted trees.
-    identical: Number of sequences that both wrote alike, token for token: all of them in fp32.
+    identical: Number of sequences that both wrote alike, token for token; in fp32 this is all of them.
     sequences: Number of sequences.
     """
 
@@ -450,10 +490,11 @@ def measure(
 ) -> EagleBenchmark:
     """Return the comparison of all batches with and without drafts, run in the order AB BA AB ....
 
-    batches: Batches of prompts.
-    speculate, decode: Run a batch with and without drafts.
-    num_steps: Depths of which the acceptance is reported.
-    num_warm_up: Runs of each that come first and do not count.
+    batches: Batches of prompts, at least one.
+    speculate: Runs a batch with drafts.
+    decode: Runs a batch without drafts.
+    num_steps: Number of depths whose acceptance is reported.
+    num_warm_up: Number of runs of each that come first and do not count.
     """
     for _ in range(num_warm_up):
         speculate(batches[0])
@@ -473,11 +514,18 @@ def measure(
 
 
 def _samples(runs: Sequence[EagleStats]) -> tuple[Sample, ...]:
-    """Return tokens and seconds of each run."""
+    """Return tokens and seconds of each run.
+
+    runs: Statistics of the runs.
+    """
     return tuple(Sample(run.new_tokens, run.seconds) for run in runs)
 
 
 def _trees(runs: Sequence[EagleStats], num_steps: int) -> TreeStatistics:
-    """Return the statistics of all trees of the runs, with the acceptance of `num_steps` depths."""
+    """Return the statistics of all trees of some runs together.
+
+    runs: Statistics of the runs.
+    num_steps: Number of depths whose acceptance is reported.
+    """
     lengths = [length for run in runs for sequence in run.sequences for length in sequence.accept_lengths]
     return summarize(lengths, sum(run.trees.total_proposed for run in runs), num_steps)

@@ -28,8 +28,8 @@ class TargetAndDraft:
 
     target: The target.
     draft: The draft head; None decodes without drafts.
-    unnamed: Ids of the target that its tokenizer does not know, and that are never written. Only a directory
-        has a tokenizer, so that a target loaded elsewhere has none of these ids.
+    unnamed: Token ids of the target that its tokenizer does not know, and that are never written. Only a
+        directory has a tokenizer, so that a target loaded elsewhere has none of these ids.
     """
 
     target: Decoder
@@ -46,10 +46,10 @@ class TargetAndDraft:
 class LoadOptions:
     """How directories are loaded.
 
-    dtype: None is `auto`.
-    device: None is the CPU.
-    allow_pickle_bin: Also read pytorch_model.bin (tensors only).
-    overrides: See `Overrides`.
+    dtype: Data type of the weights; None is "auto".
+    device: Torch device; None is the CPU.
+    allow_pickle_bin: True: pytorch_model.bin is read, too, for its tensors alone.
+    overrides: Settings that replace those of the head's config.
     """
 
     dtype: str | None = None
@@ -61,7 +61,7 @@ class LoadOptions:
 def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAndDraft:
     """Return target and draft, loaded or taken from memory.
 
-    draft: An EAGLE head: its directory, or loaded; None: none.
+    draft: An EAGLE head: its directory, or a loaded head; None: no head.
     target: A directory, a `Decoder` or a Transformers model.
     load_options: How directories are loaded.
     Raises ModelError and HeadMismatch for models that cannot be used, InvalidRequest for objects that are no
@@ -76,8 +76,8 @@ def _target(target: Any, load_options: LoadOptions) -> Decoder:
     """Return the target as a decoder with all layers.
 
     target: A directory, a `Decoder` or a Transformers model.
-    load_options: For a directory; dtype and device must be None for anything else.
-    Raises ModelError, InvalidRequest.
+    load_options: Options for a directory; dtype and device must be None for anything else.
+    Raises ModelError for a model that cannot be used, InvalidRequest for an object that is no model.
     """
     if isinstance(target, str | Path):
         return _read_target(Path(target), load_options)
@@ -99,8 +99,11 @@ def _target(target: Any, load_options: LoadOptions) -> Decoder:
 
 
 def _read_target(directory: Path, load_options: LoadOptions) -> Decoder:
-    """Return the target, loaded from a directory with dtype `auto` on the CPU unless the options say
-    otherwise.
+    """Return the target, loaded from a directory.
+
+    directory: Directory in the Hugging Face layout.
+    load_options: How the directory is loaded; without a dtype it is "auto", without a device the CPU.
+    Raises ModelError if the model cannot be loaded.
     """
     device = load_options.device or "cpu"
     dtype = resolve_dtype(load_options.dtype or "auto", device)
@@ -128,7 +131,7 @@ def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
     loaded it.
 
     draft: The directory or module.
-    load_options: Whether pytorch_model.bin is read, too.
+    load_options: How a directory is loaded: whether pytorch_model.bin is read, too.
     Raises InvalidRequest for anything else.
     """
     if isinstance(draft, str | Path):
@@ -140,8 +143,11 @@ def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
 
 
 def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
-    """Return a head that was loaded elsewhere, if it fits the target. Raises HeadMismatch for another dtype,
-    device, or layers that the target lacks.
+    """Return a head that was loaded elsewhere, if it fits the target.
+
+    head: The loaded head.
+    target: The loaded target.
+    Raises HeadMismatch for another dtype or device, or if the head reads layers that the target lacks.
     """
     # A tensor's device includes the GPU's number, which a configured device may lack.
     table = target.edges.embedding()
@@ -175,15 +181,20 @@ def decoder_from_transformers(model: Any) -> Decoder:
 
 
 def config_of(model: Any) -> ModelConfig:
-    """Return the configuration of a model of Transformers, with its end tokens."""
+    """Return the configuration of a model of Transformers, with its end tokens.
+
+    model: The loaded model.
+    """
     generation = getattr(model, "generation_config", None)
     generation_fields = generation.to_dict() if generation is not None else {}
     return make_config(model.config.to_dict(), generation_fields, Path(_name(model)))
 
 
 def _published(model: Any) -> Mapping[str, Tensor]:
-    """Return the tensors of a model of Transformers under the names under which such models are published; it
-    holds some under other names.
+    """Return a model's tensors under the names under which such models are published; Transformers holds some
+    under other names.
+
+    model: A loaded model of Transformers.
     """
     tensors: dict[str, Tensor] = model.state_dict()
     try:
@@ -198,7 +209,7 @@ def _on_one_device(tensors: Mapping[str, Tensor], model: Any) -> Mapping[str, Te
     """Return the tensors. Raises ModelError if they are on several devices.
 
     tensors: Tensors by name.
-    model: Is named in the error.
+    model: The model that the error names.
     """
     devices = sorted({str(tensor.device) for tensor in tensors.values()})
     if len(devices) > 1:
@@ -207,5 +218,8 @@ def _on_one_device(tensors: Mapping[str, Tensor], model: Any) -> Mapping[str, Te
 
 
 def _name(model: Any) -> str:
-    """Return the model's class name."""
+    """Return the class name of a model.
+
+    model: A loaded model of Transformers.
+    """
     return type(model).__name__

@@ -71,6 +71,8 @@ WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 def describe_base(config: ModelConfig) -> str:
     """Return in one line what a base is, which layer ranges and positions it has, and whether CUDA graphs run
     it.
+
+    config: Config of the base model.
     """
     stored = f", {config.published} weights" if config.published else ""
     with_graphs = "with" if can_capture(config, kernels=True, any_quantized=False) else "without"
@@ -82,6 +84,8 @@ def describe_base(config: ModelConfig) -> str:
 def describe(head: EagleHead) -> tuple[str, ...]:
     """Return in a few lines the head's family, how it drafts and from what, and what of this package works
     with it.
+
+    head: The loaded head.
     """
     name = NAMES[head.kind]
     passes = "a pass for every level of a tree"
@@ -108,8 +112,8 @@ def describe(head: EagleHead) -> tuple[str, ...]:
 def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
     """Return the head, loaded with these settings.
 
-    options: Which head.
-    overrides: What replaces settings of its config.
+    options: Options that name the head and its precision.
+    overrides: Settings that replace those of the head's config.
     """
     head = EagleBackend(replace(options, overrides=overrides)).load()
     assert isinstance(head, EagleHead)
@@ -120,8 +124,8 @@ def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
 def measure_fit(options: DraftModelOptions, written_texts: WrittenTexts) -> HeadFit:
     """Return the acceptance of the head; and settings that explain the base's text better, if there are any.
 
-    options: Base and head.
-    written_texts: (prompt, answer) as token ids, written by the base.
+    options: Options that name base and head, and their precision.
+    written_texts: Token ids of each prompt, and of the answer that the base wrote.
     """
     base = load_decoder(options)
     head = load_trial(options, options.overrides)
@@ -148,8 +152,10 @@ def measure_acceptance(
     """Return the accepted drafts of every step while so many tokens are written after each prompt, all in one
     batch.
 
-    base, head: Loaded.
-    prompts_and_lengths: (token ids, number of tokens to write); entries of 0 tokens are left out.
+    base: The loaded base, with all layers.
+    head: The loaded head.
+    prompts_and_lengths: Token ids of each prompt, and the number of tokens to write after it; entries of 0
+        tokens are left out.
     """
     tokens_left = {number: tokens for number, (_, tokens) in enumerate(prompts_and_lengths) if tokens}
     # A higher limit, so that no tree is cut short near the end.
@@ -176,8 +182,9 @@ def log_probs_of(base: Decoder, head: EagleHead, written_texts: WrittenTexts) ->
 
     Tokens that the head cannot draft are left out.
 
-    base, head: Loaded.
-    written_texts: (prompt, answer) as token ids.
+    base: The loaded base, with all layers.
+    head: The loaded head.
+    written_texts: Token ids of each prompt, and of the answer that the base wrote.
     """
     drafted = head.to_target(torch.arange(head.draft_vocab, device=head.device))
     draft_ids = torch.full((base.config.vocab,), -1, device=head.device)
@@ -198,9 +205,12 @@ def _log_probs_of(
     With a prompt of 3 tokens and 2 written ones there are rows 0..2; rows 1 and 2 predict the written tokens
     3 and 4. Without a row to read, the result is empty.
 
-    draft_ids: [vocab_size] the head's number of each token id of the base, -1 for tokens that it cannot
-        draft.
-    prompt, written: Token ids.
+    base: The loaded base, with all layers.
+    head: The loaded head.
+    draft_ids: Number that the head has for each token id of the base, [vocab_size]; -1 for tokens that it
+        cannot draft.
+    prompt: Token ids of the prompt.
+    written: Token ids of the answer.
     """
     tokens = torch.tensor([*prompt, *written], device=head.device)
     num_rows = len(tokens) - 2
@@ -228,8 +238,8 @@ QUESTIONS = (
 def choose_questions(file: Path | None, is_demo: bool) -> tuple[str, ...]:
     """Return the file's questions; else some that the demo was trained on, or some for any model.
 
-    file: One question a line; None: no file.
-    is_demo: The bundled small model answers.
+    file: File with one question a line; None: no file was given.
+    is_demo: True if the bundled small model answers.
     Raises InvalidRequest for an unreadable file.
     """
     questions = questions_of(file, is_demo, QUESTIONS)
@@ -244,11 +254,11 @@ SIDE_BY_SIDE = 4
 class FleetAnswer:
     """One greedy answer of the fleet.
 
-    question: The question.
+    question: The question as plain text.
     prompt: Token ids of the prompt.
     tokens: Token ids of the answer, without the end token.
-    ended: The model ended the answer by itself.
-    per_step: Tokens of a step, 1.0 without drafts.
+    ended: True if the model ended the answer by itself.
+    per_step: Mean number of tokens of a step, 1.0 without drafts.
     """
 
     question: str
@@ -268,17 +278,20 @@ async def ask_all(
 ) -> list[FleetAnswer]:
     """Ask every question once, SIDE_BY_SIDE at a time; return the answers in the order of the questions.
 
-    fleet: The client.
+    fleet: The client that answers.
     prompts: Builds the token ids of a question.
-    questions: Plain texts.
-    drafter: What drafts.
-    max_tokens: Max tokens of an answer.
-    advance: Called after each answer.
+    questions: Questions as plain texts.
+    drafter: Kind of drafter that the fleet is asked to use.
+    max_tokens: Maximum number of tokens of an answer.
+    advance: Called after each answer, without arguments.
     """
     slots = asyncio.Semaphore(SIDE_BY_SIDE)
 
     async def answer_one(question: str) -> FleetAnswer:
-        """Return the answer to one question, once a slot is free."""
+        """Return the answer to one question, once a slot is free.
+
+        question: The question as plain text.
+        """
         async with slots:
             answer = await _ask(fleet, prompts, question, drafter, max_tokens)
         advance()
@@ -295,7 +308,15 @@ async def ask_all(
 async def _ask(
     fleet: FleetClient, prompts: Prompts, question: str, drafter: DrafterName, max_tokens: int
 ) -> FleetAnswer:
-    """Return the greedy answer to one question. The arguments are those of `ask_all`."""
+    """Return the greedy answer to one question.
+
+    fleet: The client that answers.
+    prompts: Builds the token ids of a question.
+    question: The question as plain text.
+    drafter: Kind of drafter that the fleet is asked to use.
+    max_tokens: Maximum number of tokens of the answer.
+    Raises Unavailable if the answer ended for another reason than STOP or LENGTH.
+    """
     ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=max_tokens)
     finished = await finished_answer(fleet, ask)
     prompt = prompts.chat((Message("user", question),))
@@ -317,11 +338,12 @@ def verify(
 ) -> int:
     """Print what was found; return 0 if every answer is the reference's and the head fits, else 1.
 
-    options: The fleet, and where its models lie on this machine (a remote master has its own copies).
-    prompts_file: Questions, one a line; None: those built in.
-    max_tokens: Max tokens of each answer.
+    options: Options of the fleet, and where its models lie on this machine (a remote master has its own
+        copies).
+    prompts_file: File of questions, one a line; None: the built-in questions are asked.
+    max_tokens: Maximum number of tokens of each answer.
     tie_gap: Gap of the two largest logits below which a difference is a matter of rounding.
-    as_one_object: Print JSON instead of lines.
+    as_one_object: True: print JSON instead of lines.
     opener: Opens the fleet.
     """
     questions = choose_questions(prompts_file, options.model is None)
@@ -340,10 +362,10 @@ def examine(
     """Ask the fleet, then the reference, then the head; return what was found. Raises what opening and
     loading raise.
 
-    options: The fleet.
-    questions: Plain texts.
-    max_tokens: Max tokens of each answer.
-    tie_gap: As for `verify`.
+    options: Options of the fleet.
+    questions: Questions as plain texts.
+    max_tokens: Maximum number of tokens of each answer.
+    tie_gap: Gap of the two largest logits below which a difference is a matter of rounding.
     opener: Opens the fleet.
     """
     quiet_logs()
@@ -373,8 +395,12 @@ async def _answers_of_fleet(
 ) -> list[FleetAnswer]:
     """Open the fleet, ask all questions, and close it; return the answers in the order of the questions.
 
-    options: The fleet.
-    base: Directory of the base model. The others are those of `ask_all`.
+    options: Options of the fleet.
+    base: Directory of the base model.
+    questions: Questions as plain texts.
+    drafter: Kind of drafter that the fleet is asked to use.
+    max_tokens: Maximum number of tokens of each answer.
+    opener: Opens the fleet.
     """
     fleet = await opener(options)
     try:
@@ -388,8 +414,8 @@ async def _answers_of_fleet(
 def _compare(options: FleetOptions, fleet_answers: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
     """Return the answers with their differences from the reference.
 
-    options: The base model and its precision.
-    fleet_answers: What the fleet wrote.
+    options: Options that name the base model and its precision.
+    fleet_answers: Answers of the fleet.
     """
     dtype = resolve_dtype(options.dtype, options.device, options.quantization)
     if _rounding(options):
@@ -409,7 +435,11 @@ def _compare(options: FleetOptions, fleet_answers: list[FleetAnswer]) -> tuple[C
 
 
 def _rounding(options: FleetOptions) -> str:
-    """Return the precision of the base in words, if its rounding makes a different model of it; else ""."""
+    """Return the precision of the base in words, if its rounding makes a different model of it; else an empty
+    text.
+
+    options: Options of the fleet.
+    """
     kv_format = "int8 KV" if options.kv_cache_dtype == "int8" else None
     return ", ".join(filter(None, (options.quantization, kv_format)))
 
@@ -417,6 +447,8 @@ def _rounding(options: FleetOptions) -> str:
 def _with_test_options(options: FleetOptions) -> FleetOptions:
     """Return options with a tree in every step, and two stages unless stages were chosen or the model has one
     layer.
+
+    options: Options of the fleet.
     """
     if options.stages is None and options.layers is None:
         options = replace(options, stages=min(STAGES, read_config(models_of(options).base).layers))
