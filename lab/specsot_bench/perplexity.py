@@ -107,7 +107,7 @@ def _named(policy: Policy) -> dict[str, Any]:
 
 
 # Tokens. Maximum length of the reference text that is read. Untuned.
-READ = 1536
+MAX_REFERENCE_TOKENS = 1536
 
 
 class Scores:
@@ -124,7 +124,7 @@ class Scores:
         """
         self._models = models
         # Windows could read farther, but all methods read the same tokens.
-        max_tokens = min(READ, read_config(models.base).max_positions)
+        max_tokens = min(MAX_REFERENCE_TOKENS, read_config(models.base).max_positions)
         self._reference = None if reference is None else Text(models.base).encode_bare(reference)[:max_tokens]
         if self._reference is not None and len(self._reference) < 2:
             raise InvalidRequest("text: it has fewer than two tokens", field="text")
@@ -141,7 +141,7 @@ class Scores:
 
         runs: The texts that the method wrote, with their prompts.
         """
-        written_texts = [excerpt.text for excerpt in runs.readings]
+        written_texts = [excerpt.token_ids for excerpt in runs.excerpts]
         own_losses = [
             self._loss((*prompt, *text), len(prompt), None)
             for prompt, text in zip(runs.prompts, written_texts)

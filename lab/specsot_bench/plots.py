@@ -52,7 +52,7 @@ def picture(
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
     chart.suptitle(title)
-    labels = {label: handle for one in axes for handle, label in zip(*one.get_legend_handles_labels())}
+    labels = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels())}
     if labels:
         legend_place = {"loc": "outside lower center", "ncols": min(len(labels), 5), "frameon": False}
         chart.legend(labels.values(), labels.keys(), **legend_place)

@@ -79,7 +79,7 @@ def _one_gguf(folder: Path) -> Path:
     folder: Directory of the model, with a file that points to its GGUF files.
     Raises ValueError if Transformers cannot read the file: it has several parts, or is of another family.
     """
-    first_file, *other_files = {place.file for place in read_places(folder / POINTER).values()}
+    first_file, *other_files = {location.file for location in read_places(folder / POINTER).values()}
     model_type = read_config(folder).model_type
     if other_files or model_type not in GGUF_READ:
         raise ValueError(
@@ -152,7 +152,7 @@ def of_base(base: Decoder) -> Logits:
 
 @torch.inference_mode()
 def compare(
-    reference: Logits, prompt: Sequence[int], answer: Sequence[int], ends: Collection[int] | None
+    reference: Logits, prompt: Sequence[int], answer: Sequence[int], end_ids: Collection[int] | None
 ) -> list[TokenDifference]:
     """Return every token that is not the reference's choice after the tokens before it.
 
@@ -160,7 +160,7 @@ def compare(
 
     reference: Computes the reference's logits.
     prompt, answer: Token ids of the prompt and of the answer that is compared.
-    ends: End tokens, one of which must come next; None if the answer was cut off, so that nothing is
+    end_ids: End tokens, one of which must come next; None if the answer was cut off, so that nothing is
         required.
     """
     logits = reference([*prompt, *answer], len(answer) + 1).float()
@@ -171,6 +171,6 @@ def compare(
     differences = [
         TokenDifference(index, answer[index], choices[index], gaps[index]) for index in wrong_indices
     ]
-    if ends is not None and choices[-1] not in ends:
+    if end_ids is not None and choices[-1] not in end_ids:
         differences.append(TokenDifference(len(answer), None, choices[-1], gaps[-1]))
     return differences

@@ -31,12 +31,12 @@ class Stopwatch:
 
     def __init__(self, clock: Clock = now) -> None:
         self._clock = clock
-        self.begun = clock()
+        self.started = clock()
 
     @property
     def seconds(self) -> float:
         """Return the seconds since the stopwatch was made."""
-        return self._clock() - self.begun
+        return self._clock() - self.started
 
 
 def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) -> None:

@@ -40,9 +40,9 @@ from specsot_bench.runners import PAGE_ROWS, ModelSet, Runners
 Answers = dict[tuple[str, int], list[Recording]]
 
 # Tokens that each method writes before it is measured; a plan needs as many.
-WARM = 64
+WARM_UP_TOKENS = 64
 # Positions that drafts may need after the last token.
-SLACK = 16
+DRAFT_POSITIONS = 16
 
 QUESTIONS = (
     "Explain how a steam engine works, part by part.",
@@ -57,7 +57,7 @@ QUESTIONS = (
 class TableRun:
     """What is measured.
 
-    course: Methods, lengths and number of rounds.
+    table: Methods, lengths and number of rounds.
     models: Models of the run.
     questions: Questions, one for each round; from the first one on again if there are more rounds.
     reference: Text for perplexity; None: no text is read.
@@ -65,7 +65,7 @@ class TableRun:
         progress; no further round begins that would not end in time.
     """
 
-    course: MethodTable
+    table: MethodTable
     models: ModelSet
     questions: tuple[str, ...]
     reference: str | None
@@ -136,15 +136,15 @@ async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
     """
     async with Runners(task.models) as runners:
         failed = await _warm_up(task, runners)
-        left_out = [row for method in task.course.methods for row in _left_out(task, runners, method, failed)]
+        left_out = [row for method in task.table.methods for row in _left_out(task, runners, method, failed)]
         missing = {row["name"] for row in left_out}
         to_write = [
             (method, tokens)
-            for method in task.course.methods
-            for tokens in _lengths_to_write(method, task.course.lengths_of(method), missing)
+            for method in task.table.methods
+            for tokens in _lengths_to_write(method, task.table.lengths_of(method), missing)
         ]
         answers, broken = await write_rounds(task, runners, to_write)
-        left_out += unwritten(task.course, broken, missing)
+        left_out += unwritten(task.table, broken, missing)
         return _settings(task, runners), answers, left_out
 
 
@@ -180,8 +180,8 @@ async def write_rounds(
     answers: Answers = {(method.name, tokens): [] for method, tokens in to_write}
     failures: dict[tuple[str, int], str] = {}
     stopwatch = Stopwatch(clock)
-    with counting_bar(sys.stderr, "answers", len(to_write) * task.course.rounds) as advance:
-        for round_number in range(task.course.rounds):
+    with counting_bar(sys.stderr, "answers", len(to_write) * task.table.rounds) as advance:
+        for round_number in range(task.table.rounds):
             if round_number and stopwatch.seconds * (round_number + 1) / round_number > task.seconds:
                 # The next round would not end in time, and half a round is no comparison.
                 break
@@ -258,12 +258,12 @@ async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
     Raises ModelError if the baseline cannot write.
     """
     failed: dict[str, str] = {}
-    with counting_bar(sys.stderr, "loading", len(task.course.methods)) as advance:
-        for method in task.course.methods:
+    with counting_bar(sys.stderr, "loading", len(task.table.methods)) as advance:
+        for method in task.table.methods:
             reason = task.models.lacks(method)
             try:
                 if reason is None:
-                    await runners.write(method, task.question(task.course.rounds), WARM)
+                    await runners.write(method, task.question(task.table.rounds), WARM_UP_TOKENS)
             except SpecsotError as error:
                 reason = f"cannot write: {error}"
             if reason:
@@ -283,7 +283,7 @@ def _left_out(task: TableRun, runners: Runners, method: Method, failures: dict[s
     failures: Reasons why methods cannot write, by name of the method.
     """
     rows: list[Row] = []
-    for tokens in task.course.lengths_of(method):
+    for tokens in task.table.lengths_of(method):
         reason = failures.get(method.name) or _why_too_long(task, runners, tokens)
         if reason:
             rows.append(skipped(method, tokens, reason))
@@ -299,8 +299,8 @@ def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
     runners: Answers questions, and has the model's context.
     tokens: Number of tokens of each answer.
     """
-    prompt = max(len(runners.prompt(task.question(number))) for number in range(task.course.rounds))
-    needed = prompt + tokens + SLACK
+    prompt = max(len(runners.prompt(task.question(number))) for number in range(task.table.rounds))
+    needed = prompt + tokens + DRAFT_POSITIONS
     positions = runners.config.max_positions
     return (
         f"plain decoding needs {needed} positions, the model has {positions}" if needed > positions else None
@@ -314,7 +314,7 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     answers: Answers by the method's name and requested length.
     scores: Computes perplexities.
     """
-    runs = runs_of(answers, task.course)
+    runs = runs_of(answers, task.table)
     with counting_bar(sys.stderr, "perplexity", len(runs)) as advance:
         rows: list[Row] = []
         for run in runs:
@@ -342,10 +342,10 @@ def _settings(task: TableRun, runners: Runners) -> Row:
         "device": torch.cuda.get_device_name(models.device) if "cuda" in models.device else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "rounds": task.course.rounds,
-        "lengths": list(task.course.lengths),
+        "rounds": task.table.rounds,
+        "lengths": list(task.table.lengths),
         "page_rows": PAGE_ROWS,
-        "questions": [task.question(number) for number in range(task.course.rounds)],
+        "questions": [task.question(number) for number in range(task.table.rounds)],
     }
 
 

@@ -66,9 +66,9 @@ class StepRecorder(WorkerWatch):
     def begin(self) -> None:
         """Start the record of another request; no sequence of an earlier one is open."""
         self._watch = Stopwatch(self._clock)
-        self._gone = dict[int, int]()
+        self._evicted_pages = dict[int, int]()
         self._evicted = dict[int, int]()
-        self.moments: list[StepSample] = []
+        self.samples: list[StepSample] = []
         self._tokens = self._grown = self._steps = self._pages = self._evictions = 0
         self._proposed = self._accepted = 0
         if self._drafts:
@@ -98,8 +98,8 @@ class StepRecorder(WorkerWatch):
         self._pages = max(self._pages, table.count - table.free)
         for sequence in table.sequences:
             evicted_pages = -table.column(sequence, 0)
-            self._evictions += evicted_pages > self._gone.get(sequence, 0)
-            self._gone[sequence] = evicted_pages
+            self._evictions += evicted_pages > self._evicted_pages.get(sequence, 0)
+            self._evicted_pages[sequence] = evicted_pages
         for segment in frame.segments:
             if segment.sequence in table.sequences:
                 window = table.policy(segment.sequence)
@@ -119,9 +119,9 @@ class StepRecorder(WorkerWatch):
         num_tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
         self._tokens += num_tokens
         if num_tokens:
-            self.moments.append(self._moment())
+            self.samples.append(self._sample())
 
-    def _moment(self) -> StepSample:
+    def _sample(self) -> StepSample:
         """Return the sample of the step that has just ended."""
         assert self._table is not None
         pages = self._pages * self._table.page_rows * self._row_bytes
@@ -149,18 +149,18 @@ class DraftRecorder(DrafterWatch):
         self._row_bytes = row_bytes
         self._weights = weights
         self._free: Callable[[], int] = lambda: 0
-        self._most = 0
+        self._max_pages = 0
         self._count = 0
         self._page_rows = 0
 
     def begin(self) -> None:
         """Start the record of another request."""
-        self._most = 0
+        self._max_pages = 0
 
     @property
     def held(self) -> int:
         """Return the largest number of bytes since `begin`, weights included."""
-        return self._weights + self._most * self._page_rows * self._row_bytes
+        return self._weights + self._max_pages * self._page_rows * self._row_bytes
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         """Record how many pages there are, and how to ask for the free ones.
@@ -178,7 +178,7 @@ class DraftRecorder(DrafterWatch):
         drafts: Trees that were drafted, which are not used.
         seconds: Duration of the drafting, which is not used.
         """
-        self._most = max(self._most, self._count - self._free())
+        self._max_pages = max(self._max_pages, self._count - self._free())
 
 
 def _drafts_in(outcome: Outcome) -> int:
@@ -194,7 +194,7 @@ PAGE_ROWS = 256
 # KV positions that a fleet has pages for. Untuned.
 ROWS = 8192
 # KV positions of a small draft model, which needs fewer. Untuned.
-FEWER = 4096
+SMALL_MODEL_ROWS = 4096
 # Bytes. Memory for a head's KV pages. Untuned.
 HEAD_MEMORY = 1 << 28
 
@@ -253,7 +253,7 @@ class Runners:
         memory = rows * self._row_bytes(models.base, models.kv_cache_dtype, self._packed)
         self._worker = workers.StageLoader(replace(models, kv_memory=memory), "worker-0")
         self._prompts = Prompts(models.base, Text(models.base))
-        self._rival: HfBaseline | None = None
+        self._hf_baseline: HfBaseline | None = None
 
     async def __aenter__(self) -> Runners:
         """Return these runners; nothing is opened yet."""
@@ -299,7 +299,7 @@ class Runners:
             finished = await finished_answer(fleet, replace(ask, window=method.window))
         seconds_taken = recorder.seconds
         prompt = self.prompt(question)
-        return Recording(tuple(recorder.moments), finished.tokens, seconds_taken, method.planned, prompt)
+        return Recording(tuple(recorder.samples), finished.tokens, seconds_taken, method.planned, prompt)
 
     async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
         """Return the seconds until all questions, asked at once, have direct answers of so many tokens.
@@ -341,20 +341,20 @@ class Runners:
                 WeightForm(self._numbers.itemsize),
             )
             weights = drafter_bytes(open_weights(self.models.small), weight_form)
-        moments = tuple(
+        samples = tuple(
             StepSample(seconds, written, written - output.steps[0][1], step,
                    held=(len(prompt) + written) * (row_bytes + assistant_row_bytes) + weights)
             for step, (seconds, written) in enumerate(output.steps[:-1])
         )  # fmt: skip
-        return Recording(moments, output.tokens, output.seconds, prompt=prompt)
+        return Recording(samples, output.tokens, output.seconds, prompt=prompt)
 
     def _elsewhere(self) -> HfBaseline:
         """Return the process with Transformers, started at its first use."""
-        if self._rival is None:
+        if self._hf_baseline is None:
             models = self.models
-            self._rival = HfBaseline(models.base, self._numbers, models.device, models.small)
-            self._stack.callback(self._rival.close)
-        return self._rival
+            self._hf_baseline = HfBaseline(models.base, self._numbers, models.device, models.small)
+            self._stack.callback(self._hf_baseline.close)
+        return self._hf_baseline
 
     async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, StepRecorder]:
         """Return the fleet of a method, opened at its first use, and the fleet's recorder.
@@ -424,7 +424,7 @@ class Runners:
         draft_folder = self.models.drafts_with(drafter)
         if draft_folder is None:
             return None, None
-        memory = FEWER * self._row_bytes(draft_folder) if drafter == "model" else HEAD_MEMORY
+        memory = SMALL_MODEL_ROWS * self._row_bytes(draft_folder) if drafter == "model" else HEAD_MEMORY
         draft_options = replace(
             models, kv_memory=memory, drafter=drafter, draft_model=draft_folder, drafting=options
         )

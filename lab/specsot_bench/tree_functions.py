@@ -27,11 +27,11 @@ __all__ = [
     "verify_tree_greedy",
 ]
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def _checked(function: Callable[Given, Made]) -> Callable[Given, Made]:
+def _checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return a function with the same arguments and result, with a kernel's InvalidArguments turned into
     InvalidRequest.
 
@@ -39,14 +39,14 @@ def _checked(function: Callable[Given, Made]) -> Callable[Given, Made]:
     """
 
     @wraps(function)
-    def call(*given: Given.args, **named: Given.kwargs) -> Made:
+    def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
         """Call the function, and raise InvalidRequest where it raises InvalidArguments.
 
-        given: Positional arguments of the function.
-        named: Keyword arguments of the function.
+        arguments: Positional arguments of the function.
+        keywords: Keyword arguments of the function.
         """
         with as_invalid_request():
-            return function(*given, **named)
+            return function(*arguments, **keywords)
 
     return call
 

@@ -113,10 +113,11 @@ class EAGLEInference:
         temperature, top_p, top_k: Sampling of this call; None takes the config's value.
         return_stats: True: return the statistics, too.
         """
-        given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-        once = copy.copy(self.eagle)
-        once.config = replace(self.config, **{name: one for name, one in given.items() if one is not None})
-        ids, stats = once.generate(input_ids, max_new_tokens)
+        call_options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        eagle_of_call = copy.copy(self.eagle)
+        options = {name: value for name, value in call_options.items() if value is not None}
+        eagle_of_call.config = replace(self.config, **options)
+        ids, stats = eagle_of_call.generate(input_ids, max_new_tokens)
         return ids, figures_of(stats) if return_stats else None
 
     def benchmark(self, test_data: Sequence[Any], max_new_tokens: int = 100) -> dict[str, float]:
@@ -126,16 +127,16 @@ class EAGLEInference:
         test_data: Prompts as token ids, each one or several.
         max_new_tokens: Maximum number of new tokens of each answer.
         """
-        found: EagleBenchmark = self.eagle.benchmark(test_data, max_new_tokens)
-        fast, plain = found.comparison.rates
+        measured: EagleBenchmark = self.eagle.benchmark(test_data, max_new_tokens)
+        fast, plain = measured.comparison.rates
         return {
-            "acceptance_rate": found.trees.acceptance_rate,
-            "mean_accept_length": found.trees.mean_accept_length,
-            "speedup": found.ratio,
+            "acceptance_rate": measured.trees.acceptance_rate,
+            "mean_accept_length": measured.trees.mean_accept_length,
+            "speedup": measured.ratio,
             "tokens_per_second": fast,
             "plain_tokens_per_second": plain,
-            "identical": found.identical,
-            "sequences": found.sequences,
+            "identical": measured.identical,
+            "sequences": measured.sequences,
         }
 
 
@@ -148,7 +149,7 @@ def figures_of(stats: EagleStats) -> dict[str, float]:
     stats: Statistics that `Eagle.generate` returned.
     """
     trees = stats.trees
-    plain = max((len(one.tokens) for one in stats.sequences), default=0)
+    plain = max((len(sequence.tokens) for sequence in stats.sequences), default=0)
     speedup = plain / max(stats.steps, 1)
     return {
         "acceptance_rate": stats.acceptance_rate,
@@ -172,15 +173,16 @@ def either_spelling(call: Call) -> Call:
     """
 
     @wraps(call)
-    def spelled(*given: Any, **named: Any) -> Any:
+    def spelled(*arguments: Any, **keywords: Any) -> Any:
         """Call the wrapped function with every `retrieve_` in a keyword replaced by `retrive_`.
 
-        given: Positional arguments.
-        named: Keyword arguments in either spelling.
+        arguments: Positional arguments.
+        keywords: Keyword arguments in either spelling.
         """
-        if not named:
-            return call(*given)
-        return call(*given, **{name.replace("retrieve_", "retrive_"): one for name, one in named.items()})
+        if not keywords:
+            return call(*arguments)
+        renamed = {name.replace("retrieve_", "retrive_"): value for name, value in keywords.items()}
+        return call(*arguments, **renamed)
 
     return spelled  # type: ignore[return-value]
 
@@ -222,7 +224,7 @@ def build_tree_efficient_triton(
     parent_list = _known(parent_list, len(verified_id))
     if seq_lens_sum is None and tree_mask_buf is not None:
         seq_lens_sum = tree_mask_buf.numel() // num_verify_tokens - len(verified_id) * num_verify_tokens
-    made = build_tree_structure(
+    built_trees = build_tree_structure(
         verified_id,
         parent_list,
         top_scores_index,
@@ -234,9 +236,9 @@ def build_tree_efficient_triton(
         tree_mask_mode,
         seq_lens_sum,
     )
-    return made._replace(
-        tree_mask=_in_buffer(tree_mask_buf, made.tree_mask),
-        positions=_in_buffer(position_buf, made.positions),
+    return built_trees._replace(
+        tree_mask=_in_buffer(tree_mask_buf, built_trees.tree_mask),
+        positions=_in_buffer(position_buf, built_trees.positions),
     )
 
 
@@ -253,16 +255,16 @@ def _known(parent_list: Tensor, batch: int) -> Tensor:
     return parent_list if parent_list.shape[1] else parent_list.new_full((batch, 1), -1)
 
 
-def _in_buffer(buffer: Tensor | None, made: Tensor) -> Tensor:
+def _in_buffer(buffer: Tensor | None, computed: Tensor) -> Tensor:
     """Return a computed tensor. If there is a buffer, the values are copied to its beginning, and the buffer
     is returned.
 
     buffer: A tensor that is at least as long; None: no copy is made.
-    made: The computed tensor.
+    computed: The computed tensor.
     """
     if buffer is None:
-        return made
-    buffer[: len(made)].copy_(made)
+        return computed
+    buffer[: len(computed)].copy_(computed)
     return buffer
 
 
@@ -303,13 +305,13 @@ def sgl_build_tree_kernel_efficient(
     parents = _known(parent_list, len(verified_seq_len))
     arrays = (tree_mask, positions, retrive_index, retrive_next_token, retrive_next_sibling)
     # This function returns no tokens, so that any arrays of the right shape stand for them.
-    given = (verified_seq_len, parents, selected_index, selected_index, verified_seq_len)
+    arguments = (verified_seq_len, parents, selected_index, selected_index, verified_seq_len)
     shape = (topk, depth, draft_token_num)
-    if write_tree_structure(arrays, given, *shape, tree_mask_mode):
+    if write_tree_structure(arrays, arguments, *shape, tree_mask_mode):
         return
-    made = build_tree_efficient_triton(*given, None, *shape, tree_mask_mode, tree_mask, positions)
-    for out, one in zip(arrays[2:], made[2:5]):
-        out.copy_(one)
+    built_trees = build_tree_efficient_triton(*arguments, None, *shape, tree_mask_mode, tree_mask, positions)
+    for output, links in zip(arrays[2:], built_trees[2:5]):
+        output.copy_(links)
 
 
 @either_spelling
@@ -341,9 +343,9 @@ def verify_tree_greedy_func(
     """
     outputs = Verified(predicts, accept_index, accept_token_num)
     links = (retrive_index, retrive_next_token, retrive_next_sibling)
-    given = (candidates, target_predict, *links)
-    if not write_tree_greedy(outputs, given):
-        _copy(outputs, tree_functions.verify_tree_greedy(*given, accept_index.shape[1] - 1))
+    arguments = (candidates, target_predict, *links)
+    if not write_tree_greedy(outputs, arguments):
+        _copy(outputs, tree_functions.verify_tree_greedy(*arguments, accept_index.shape[1] - 1))
     return tuple(outputs)
 
 
@@ -400,25 +402,26 @@ def tree_speculative_sampling_target_only(
     outputs = Verified(predicts, accept_index, accept_token_num)
     tree = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
     coins = (uniform_samples, uniform_samples_for_final_sampling)
-    given = (*tree, *coins, target_probs, draft_probs)
+    arguments = (*tree, *coins, target_probs, draft_probs)
     thresholds = (threshold_single, threshold_acc)
-    if not write_tree_sampling(outputs, given, *thresholds):
+    if not write_tree_sampling(outputs, arguments, *thresholds):
         _copy(
-            outputs, tree_functions.tree_speculative_sampling(*given, *thresholds, accept_index.shape[1] - 1)
+            outputs,
+            tree_functions.tree_speculative_sampling(*arguments, *thresholds, accept_index.shape[1] - 1),
         )
 
 
-def _copy(outputs: Verified, found: Verified) -> None:
+def _copy(outputs: Verified, computed: Verified) -> None:
     """Copy results into the caller's arrays, except where a result is -1; there the caller's value stays.
 
     `where` is used so that the device is not waited for. SGLang's predicts are one row longer than needed.
 
     outputs: The caller's arrays, which are written to.
-    found: The computed results; each may be shorter than its output.
+    computed: The computed results; each may be shorter than its output.
     """
-    for out, one in zip(outputs, found):
-        row = out[: len(one)]
-        row.copy_(one.where(one >= 0, row.to(one.dtype)))
+    for output, result in zip(outputs, computed):
+        target = output[: len(result)]
+        target.copy_(result.where(result >= 0, target.to(result.dtype)))
 
 
 def fast_topk_torch(scores: Tensor, k: int, dim: int = -1, sorted: bool = True) -> tuple[Tensor, Tensor]:
@@ -467,8 +470,9 @@ def sample_from_logits(
     ordered, tokens = (logits / temperature).topk(min(top_k or logits.shape[-1], logits.shape[-1]), dim=-1)
     chances = ordered.softmax(dim=-1)
     if top_p is not None:
-        before = chances.cumsum(dim=-1) - chances
-        cut = before >= top_p
+        # The mass of all likelier tokens: chances [.5 .3 .2] -> [0 .5 .8]
+        mass_before = chances.cumsum(dim=-1) - chances
+        cut = mass_before >= top_p
         cut[..., 0] = False
         chances = chances.masked_fill(cut, 0)
     return tokens.gather(-1, chances.multinomial(1)).squeeze(-1)

@@ -73,8 +73,8 @@ def legacy_routes(context: HttpContext) -> APIRouter:
     @router.get("/info", response_model=schemas.Served)
     async def info() -> dict[str, Any]:
         """What is served."""
-        found, head = context.counter.info(), context.head()
-        drafter = next((member.name for member in found.members if member.kind == "drafter"), None)
+        fleet_info, head = context.counter.info(), context.head()
+        drafter = next((member.name for member in fleet_info.members if member.kind == "drafter"), None)
         return {
             "base_model": context.model.name,
             "eagle_model": (head and head.name) or drafter,

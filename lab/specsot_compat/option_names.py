@@ -50,8 +50,8 @@ def devices_of(gpus: Any) -> str:
 
     gpus: Value of the predecessors' `gpu_ids`: numbers of GPUs, as a comma-separated text or a sequence.
     """
-    listed = gpus.split(",") if isinstance(gpus, str) else gpus
-    return ",".join(f"127.0.0.1#{str(gpu).strip()}" for gpu in listed)
+    numbers = gpus.split(",") if isinstance(gpus, str) else gpus
+    return ",".join(f"127.0.0.1#{str(gpu).strip()}" for gpu in numbers)
 
 
 def device_of(device_map: Any) -> str:
@@ -61,10 +61,10 @@ def device_of(device_map: Any) -> str:
     Raises InvalidRequest if a mapping has several devices.
     """
     if isinstance(device_map, Mapping):
-        places = {str(place) for place in device_map.values()}
-        if len(places) != 1:
-            raise InvalidRequest(f"device_map names {len(places)} devices; name one", field="device_map")
-        return device_of(next(iter(places)))
+        devices = {str(device) for device in device_map.values()}
+        if len(devices) != 1:
+            raise InvalidRequest(f"device_map names {len(devices)} devices; name one", field="device_map")
+        return device_of(next(iter(devices)))
     return f"cuda:{device_map}" if str(device_map).isdigit() else str(device_map)
 
 

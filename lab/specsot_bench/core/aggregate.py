@@ -50,15 +50,15 @@ class Excerpt:
     tokens: Number of its tokens.
     seconds: Seconds from the request to the last of these tokens.
     first: Seconds from the request to the first token.
-    moment: State of the answer after the step that wrote the last of these tokens.
-    text: Token ids of the excerpt.
+    sample: State of the answer after the step that wrote the last of these tokens.
+    token_ids: Token ids of the excerpt.
     """
 
     tokens: int
     seconds: float
     first: float
-    moment: StepSample
-    text: tuple[int, ...]
+    sample: StepSample
+    token_ids: tuple[int, ...]
 
     @property
     def rate(self) -> float:
@@ -73,22 +73,22 @@ class Excerpt:
     @property
     def per_step(self) -> float | None:
         """Return the tokens of a step, of all branches together; None without steps."""
-        return self.moment.grown / self.moment.steps if self.moment.steps else None
+        return self.sample.grown / self.sample.steps if self.sample.steps else None
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
     """A whole answer.
 
-    moments: One sample for each step, in order.
-    text: Token ids of the answer.
+    samples: One sample for each step, in order.
+    token_ids: Token ids of the answer.
     seconds: Duration of the request.
     planned: True if the answer was written in branches.
     prompt: Token ids of the prompt.
     """
 
-    moments: tuple[StepSample, ...]
-    text: tuple[int, ...]
+    samples: tuple[StepSample, ...]
+    token_ids: tuple[int, ...]
     seconds: float
     planned: bool = False
     prompt: tuple[int, ...] = field(default=(), repr=False)
@@ -101,11 +101,11 @@ class Recording:
 
         tokens: Number of tokens.
         """
-        first, last = self.moments[0].seconds, self.moments[-1]
+        first, last = self.samples[0].seconds, self.samples[-1]
         if self.planned:
-            return Excerpt(len(self.text), self.seconds, first, last, self.text)
-        sample = next((sample for sample in self.moments if sample.tokens >= tokens), last)
-        return Excerpt(sample.tokens, sample.seconds, first, sample, self.text[: sample.tokens])
+            return Excerpt(len(self.token_ids), self.seconds, first, last, self.token_ids)
+        sample = next((sample for sample in self.samples if sample.tokens >= tokens), last)
+        return Excerpt(sample.tokens, sample.seconds, first, sample, self.token_ids[: sample.tokens])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,13 @@ class Runs:
 
     method: The method.
     tokens: Number of tokens of the answers.
-    readings: One excerpt for each round.
+    excerpts: One excerpt for each round.
     prompts: Token ids of the prompt of each round.
     """
 
     method: Method
     tokens: int
-    readings: tuple[Excerpt, ...]
+    excerpts: tuple[Excerpt, ...]
     prompts: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -206,36 +206,36 @@ def row_of(runs: Runs, baseline: Runs, quality: Perplexities) -> dict[str, objec
     baseline: The baseline's runs at the same length; a ratio is taken within its round.
     quality: Perplexities of the method.
     """
-    readings = runs.readings
+    excerpts = runs.excerpts
     method = runs.method
-    rates = [excerpt.rate for excerpt in readings]
+    rates = [excerpt.rate for excerpt in excerpts]
     ratios = [
-        excerpt.rate / baseline_excerpt.rate for excerpt, baseline_excerpt in zip(readings, baseline.readings)
+        excerpt.rate / baseline_excerpt.rate for excerpt, baseline_excerpt in zip(excerpts, baseline.excerpts)
     ]
-    samples = [excerpt.moment for excerpt in readings]
+    samples = [excerpt.sample for excerpt in excerpts]
     return {
         "name": runs.name,
         "method": method.name,
         "tokens": runs.tokens,
         "rival": method.rival is not None,
         "exact": method.exact and method.rival is None,
-        "runs": len(readings),
+        "runs": len(excerpts),
         "tokens_per_second": round(statistics.mean(rates), 2),
         "tokens_per_second_sd": round(statistics.stdev(rates), 2) if len(rates) > 1 else None,
         "speedup": round(statistics.median(ratios), 3),
         "speedup_range": [round(min(ratios), 3), round(max(ratios), 3)],
-        "ttft_ms": _ms(excerpt.first for excerpt in readings),
-        "tpot_ms": _ms(excerpt.per_token for excerpt in readings),
+        "ttft_ms": _ms(excerpt.first for excerpt in excerpts),
+        "tpot_ms": _ms(excerpt.per_token for excerpt in excerpts),
         "ppl": _rounded(quality.own),
         "ppl_reference": _rounded(quality.reference),
         "accept_percent": _percent([(excerpt.accepted, excerpt.proposed) for excerpt in samples]),
-        "tokens_per_round": _mean(excerpt.per_step for excerpt in readings),
+        "tokens_per_round": _mean(excerpt.per_step for excerpt in excerpts),
         "memory_mib": round(max(excerpt.held for excerpt in samples) / 2**20, 2),
         "evictions": round(statistics.mean(excerpt.evictions for excerpt in samples), 1),
         "evicted_tokens": round(statistics.mean(excerpt.evicted for excerpt in samples), 1),
         "as_plain": sum(
-            _same(excerpt.text, baseline_excerpt.text)
-            for excerpt, baseline_excerpt in zip(readings, baseline.readings)
+            _same(excerpt.token_ids, baseline_excerpt.token_ids)
+            for excerpt, baseline_excerpt in zip(excerpts, baseline.excerpts)
         ),
     }
 
@@ -299,7 +299,9 @@ def _percent(drafts: Sequence[tuple[int | None, int | None]]) -> float | None:
     known = [(accepted, proposed) for accepted, proposed in drafts if accepted is not None and proposed]
     if not known:
         return None
-    return round(100 * sum(one for one, _ in known) / sum(one or 0 for _, one in known), 1)
+    return round(
+        100 * sum(accepted for accepted, _ in known) / sum(proposed or 0 for _, proposed in known), 1
+    )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

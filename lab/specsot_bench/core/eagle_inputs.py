@@ -113,7 +113,7 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
     if [len(mask) for mask in masks] != [len(row) for row in rows]:
         raise InvalidRequest("attention_mask must have the shape of input_ids", "attention_mask")
     prompts = tuple(
-        tuple(token for token, all_ones in zip(row, mask) if all_ones) for row, mask in zip(rows, masks)
+        tuple(token for token, is_token in zip(row, mask) if is_token) for row, mask in zip(rows, masks)
     )
     for index, prompt in enumerate(prompts):
         if not prompt:
@@ -135,8 +135,8 @@ def _rows(given: Any, name: str) -> Rows:
     """
     nested = _plain(given)
     rows = nested if _is_nested(nested) else [nested]
-    whole = all(isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows)
-    if not rows or not whole:
+    all_integers = all(isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows)
+    if not rows or not all_integers:
         raise InvalidRequest(f"{name} must be token ids, or several sequences of them", name)
     return [[int(value) for value in row] for row in rows]
 

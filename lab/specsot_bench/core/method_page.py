@@ -67,7 +67,7 @@ COLUMNS = (
 ADVICE = (
     *(figure("tokens", "tokens", 0), text("goal", "goal"), text("among methods that write", "text")),
     text("method", "method"),
-    Column("figure", lambda one: f"{one['figure']:.4g} {one['unit']}"),
+    Column("figure", lambda row: f"{row['figure']:.4g} {row['unit']}"),
     figure("speedup", "speedup"),
 )
 
@@ -126,14 +126,14 @@ class Goal:
 
     name: Name of the goal.
     column: Key of the column that counts.
-    most: True: larger values are better; False: smaller values are.
+    maximized: True: larger values are better; False: smaller values are.
     unit: Unit of the column.
     slack: Values within this share of the best are equally good, and speed decides among them.
     """
 
     name: str
     column: str
-    most: bool
+    maximized: bool
     unit: str
     slack: float
 
@@ -184,9 +184,11 @@ def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
     rows: Measured rows, at least one.
     """
     values = [_number(row, goal.column) for row in rows]
-    best = max(values) if goal.most else min(values)
-    allowed = best * (1 - goal.slack) if goal.most else best * (1 + goal.slack)
-    good = [row for row, value in zip(rows, values) if (value >= allowed if goal.most else value <= allowed)]
+    best = max(values) if goal.maximized else min(values)
+    allowed = best * (1 - goal.slack) if goal.maximized else best * (1 + goal.slack)
+    good = [
+        row for row, value in zip(rows, values) if (value >= allowed if goal.maximized else value <= allowed)
+    ]
     return max(good, key=lambda row: _number(row, "tokens_per_second"))
 
 

@@ -240,7 +240,7 @@ def quick(options: TableOptions = TableOptions()) -> MethodTable:
 
     options: Options that replace the default rows.
     """
-    middle = (
+    drafting_methods = (
         linear(4, lengthy=True),
         linear(8, lengthy=True),
         tree(DEPTH, BREADTH, lengthy=True),
@@ -248,7 +248,9 @@ def quick(options: TableOptions = TableOptions()) -> MethodTable:
         windowed(256),
         pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=256),
     )
-    return _with_options(MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), 2), options)
+    return _with_options(
+        MethodTable((PLAINLY, *HF_BASELINES, *drafting_methods, *HEAD), (200, 400), 2), options
+    )
 
 
 def full(options: TableOptions = TableOptions()) -> MethodTable:
@@ -256,11 +258,11 @@ def full(options: TableOptions = TableOptions()) -> MethodTable:
 
     options: Options that replace the default rows.
     """
-    methods = (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE)
+    methods = (PLAINLY, *HF_BASELINES, *_drafting_methods(), *HEAD, EVERY_TREE)
     return _with_options(MethodTable(methods, (500, 1000, 2000), 2), options)
 
 
-def _middle() -> Iterator[Method]:
+def _drafting_methods() -> Iterator[Method]:
     """Yield the drafting and window methods; each family's usual member is measured at every length."""
     yield from (linear(tokens, lengthy=tokens == DEPTH) for tokens in range(4, 9))
     yield from (tree(DEPTH, BREADTH, lengthy=True), tree(4, 3), tree(6, BREADTH))

@@ -11,7 +11,7 @@ Cell = Callable[[Row], str]
 # The cell of a figure that was not measured.
 NONE = "-"
 # Figures from this one on are written with an exponent.
-MANY = 1e5
+EXPONENT_FROM = 1e5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
 
     heading: Heading of the column.
     key: Key of the entry in a row.
-    digits: Number of decimals. A scaled figure from MANY on is written with an exponent.
+    digits: Number of decimals. A scaled figure from EXPONENT_FROM on is written with an exponent.
     scale: Factor by which the entry is multiplied before it is written.
     """
 
@@ -53,7 +53,7 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
         """
         if (value := row.get(key)) is None:
             return NONE
-        return f"{value * scale:.{digits}f}" if value * scale < MANY else f"{value * scale:.1e}"
+        return f"{value * scale:.{digits}f}" if value * scale < EXPONENT_FROM else f"{value * scale:.1e}"
 
     return Column(heading, cell)
 

@@ -12,13 +12,13 @@ from specsot.members import Overrides
 # Rotary bases with which published heads were trained.
 USUAL_ROPE_THETAS = (10000.0, 500000.0, 1000000.0)
 # Share of steps that accept a draft. Heads that are connected wrongly stay below it, and others do not.
-LEAST_ACCEPTANCE = 0.2
+MIN_ACCEPTANCE = 0.2
 # Nats per token. Another setting must explain the base's text better by so much. Untuned.
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 # Standard errors. That difference must exceed so many; about one false alarm in 30,000.
 GAIN_ERRORS = 4.0
 # Factor. Another setting must raise the tokens per step by so much. Untuned.
-LEAST_SPEEDUP = 1.03
+MIN_SPEEDUP = 1.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class HeadFit:
         """Return "fits", "off" (one setting is wrong, and `trial` says which) or "unfit" (hardly a draft is
         accepted).
         """
-        if self.better is not None and self.better.per_step >= LEAST_SPEEDUP * self.as_is.per_step:
+        if self.better is not None and self.better.per_step >= MIN_SPEEDUP * self.as_is.per_step:
             return "off"
-        return "fits" if self.as_is.any >= LEAST_ACCEPTANCE else "unfit"
+        return "fits" if self.as_is.any >= MIN_ACCEPTANCE else "unfit"
 
 
 def settings_to_try(
@@ -132,11 +132,11 @@ def _is_sure(gains: Sequence[float]) -> bool:
         return False
     mean = statistics.fmean(gains)
     error = statistics.stdev(gains) / len(gains) ** 0.5
-    return mean > LEAST_GAIN and mean > GAIN_ERRORS * error
+    return mean > MIN_GAIN and mean > GAIN_ERRORS * error
 
 
 # Share of tokens that may be near ties which rounding decided differently. Untuned.
-MOST_TIES = 0.01
+MAX_TIE_SHARE = 0.01
 
 # Returns a token id's text.
 Spell = Callable[[int], str]
@@ -219,7 +219,7 @@ class Report:
     def identical(self) -> bool:
         """Return whether all differences are near ties, and few."""
         all_explained = not any(self.first(answer) for answer in self.answers)
-        return all_explained and self.ties <= max(1, MOST_TIES * self.tokens)
+        return all_explained and self.ties <= max(1, MAX_TIE_SHARE * self.tokens)
 
     @property
     def idle(self) -> bool:
@@ -252,7 +252,7 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
         f"({report.tokens} tokens, {report.ties} near ties fell the other way)"
     )
     if same == len(report.answers) and not report.identical:
-        yield f"FAIL: so many near ties are no accident; at most {MOST_TIES:.0%} of the tokens may be"
+        yield f"FAIL: so many near ties are no accident; at most {MAX_TIE_SHARE:.0%} of the tokens may be"
     if report.idle:
         yield f"note: no draft of {report.drafter} was accepted here, so only the split was put to the test"
     if report.about:

@@ -370,7 +370,7 @@ class Generation:
     ) -> None:
         openings = openings_of(prompts, config, limits, models.draft is not None)
         self._ring = open_loop(models, config.shape, openings, make_stage=make_stage)
-        self._texts = [_WrittenSequence() for _ in prompts]
+        self._sequences = [_WrittenSequence() for _ in prompts]
         self._num_steps = config.num_steps
         self._seed = limits.seed
         self._clock = clock
@@ -379,7 +379,7 @@ class Generation:
 
     def pieces(self) -> Iterator[Piece]:
         """Yield what is written, step by step, until every sequence has ended."""
-        while any(text.end is None for text in self._texts):
+        while any(sequence.end is None for sequence in self._sequences):
             began = self._clock()
             step = self._ring.turn()
             self._seconds += self._clock() - began
@@ -388,14 +388,17 @@ class Generation:
     @property
     def tokens(self) -> list[list[int]]:
         """Return the token ids that each sequence has written so far."""
-        return [text.tokens for text in self._texts]
+        return [sequence.tokens for sequence in self._sequences]
 
     @property
     def stats(self) -> EagleStats:
         """Return the statistics so far."""
-        lengths = [accepted for text in self._texts for accepted in text.accepted]
+        lengths = [accepted for sequence in self._sequences for accepted in sequence.accepted]
         return EagleStats(
-            tuple(SequenceStats(tuple(one.tokens), one.end, tuple(one.accepted)) for one in self._texts),
+            tuple(
+                SequenceStats(tuple(sequence.tokens), sequence.end, tuple(sequence.accepted))
+                for sequence in self._sequences
+            ),
             self._seed,
             self._steps,
             self._seconds,
@@ -412,7 +415,7 @@ class Generation:
             len(segment.tree) - 1 for segment in step.frame.segments if isinstance(segment, TreeSegment)
         )
         for outcome in step.result.outcomes:
-            self._texts[outcome.sequence].append(outcome)
+            self._sequences[outcome.sequence].append(outcome)
         for outcome in step.result.outcomes:
             yield Piece(outcome.sequence, outcome.tokens, outcome.end)
 

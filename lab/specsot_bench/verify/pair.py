@@ -162,8 +162,8 @@ def measure_acceptance(
     limits = {number: tokens + SHAPE.depth + 2 for number, tokens in tokens_left.items()}
     prompts = {number: tuple(prompts_and_lengths[number][0]) for number in tokens_left}
     orders = [
-        Open(Opening(one, len(prompt), limit=limits[one]), prompt, len(prompt) + limits[one])
-        for one, prompt in prompts.items()
+        Open(Opening(number, len(prompt), limit=limits[number]), prompt, len(prompt) + limits[number])
+        for number, prompt in prompts.items()
     ]
     steps = open_loop(TargetAndDraft(base, head), SHAPE, orders)
     lengths = list[int]()
@@ -422,11 +422,11 @@ def _compare(options: FleetOptions, fleet_answers: list[FleetAnswer]) -> tuple[C
         reference = of_base(load_decoder(options))
     else:
         reference = of_transformers(options.base, dtype, options.device)
-    ends = Text(options.base).end_ids
+    end_ids = Text(options.base).end_ids
     answers: list[CheckedAnswer] = []
     with counting_bar(sys.stderr, "reading the answers again", len(fleet_answers)) as advance:
         for answer in fleet_answers:
-            differences = compare(reference, answer.prompt, answer.tokens, ends if answer.ended else None)
+            differences = compare(reference, answer.prompt, answer.tokens, end_ids if answer.ended else None)
             answers.append(
                 CheckedAnswer(answer.question, len(answer.tokens), answer.per_step, tuple(differences))
             )
