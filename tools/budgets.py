@@ -25,20 +25,30 @@ HEAD = """\
 
 @dataclass(frozen=True)
 class Budget:
-    """What a room may have, and one line for each time that it was given more."""
+    """The budget of a room.
+
+    statements: Maximum number of statements.
+    reasons: One line for each time that the maximum was raised, oldest first.
+    """
 
     statements: int
     reasons: tuple[str, ...] = ()
 
 
 def python_size(text: str) -> int:
-    """Return the size of a Python file: its statements, assignments by the names that they assign."""
+    """Return the size of a Python file: the number of its statements, where an assignment counts as many as
+    the names that it assigns.
+
+    text: Source of the file.
+    """
     return sum(map(_size_of, ast.walk(ast.parse(text))))
 
 
 def _size_of(node: ast.AST) -> int:
     """Return what one node of the syntax tree counts: statements 1, assignments the number of names,
     docstrings and expressions 0.
+
+    node: The node, without the nodes within it.
     """
     match node:
         case ast.Expr(value=ast.Constant(value=str())):
@@ -54,7 +64,10 @@ def _size_of(node: ast.AST) -> int:
 
 
 def _names_in(target: ast.expr) -> int:
-    """Return how many names an assignment's target has: `a, (b, c)` -> 3."""
+    """Return how many names an assignment's target has: `a, (b, c)` -> 3.
+
+    target: A target of the assignment.
+    """
     match target:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             return sum(map(_names_in, parts))
@@ -63,7 +76,10 @@ def _names_in(target: ast.expr) -> int:
 
 
 def table_size(value: Any) -> int:
-    """Return the number of values in a TOML table, those of inner tables and arrays included."""
+    """Return the number of values in a TOML table, those of inner tables and arrays included.
+
+    value: A table, an array, or a single value, which counts 1.
+    """
     match value:
         case dict():
             return sum(map(table_size, value.values()))
@@ -80,13 +96,15 @@ def over_budget(sizes: Mapping[str, int], budgets: Mapping[str, Budget]) -> list
     budgets: Budgets by room.
     """
     lines: list[str] = []
-    how = 'raise it in this commit: python tools/house.py budgets --write --reason "..."'
+    remedy = 'raise it in this commit: python tools/house.py budgets --write --reason "..."'
     for room, size in sorted(sizes.items()):
         if room not in budgets:
-            lines.append(f"{room} has {size:,} statements and no budget: {how}")
+            lines.append(f"{room} has {size:,} statements and no budget: {remedy}")
         elif size > (allowed := budgets[room].statements):
-            over = size - allowed
-            lines.append(f"{room} has {size:,} statements, {over:,} above its budget of {allowed:,}: {how}")
+            excess = size - allowed
+            lines.append(
+                f"{room} has {size:,} statements, {excess:,} above its budget of {allowed:,}: {remedy}"
+            )
     return lines
 
 
@@ -94,13 +112,14 @@ def renewed(sizes: Mapping[str, int], budgets: Mapping[str, Budget], reason: str
     """Return the budgets for these sizes; a room that shrank gets less.
 
     sizes: Statements by room.
-    budgets: The present ones.
-    reason: Why rooms need more; None: none may.
+    budgets: The present budgets by room.
+    reason: Reason for which rooms need more; None: no room may have more.
     Raises ValueError if a room needs more and no reason is given.
     """
     new_budgets: dict[str, Budget] = {}
     for room, size in sizes.items():
-        old, with_margin = budgets.get(room, Budget(0)), Budget(int(size * (1 + MARGIN)))
+        old = budgets.get(room, Budget(0))
+        with_margin = Budget(int(size * (1 + MARGIN)))
         if size <= old.statements:
             new_budgets[room] = Budget(min(old.statements, with_margin.statements), old.reasons)
         elif reason:
@@ -112,13 +131,19 @@ def renewed(sizes: Mapping[str, int], budgets: Mapping[str, Budget], reason: str
 
 
 def parse_budgets(text: str) -> dict[str, Budget]:
-    """Return the budgets in the text of a TOML file, by room."""
-    read = tomllib.loads(text)
-    return {room: Budget(table["statements"], tuple(table["reasons"])) for room, table in read.items()}
+    """Return the budgets in a TOML file, by room.
+
+    text: Text of the file.
+    """
+    tables = tomllib.loads(text)
+    return {room: Budget(table["statements"], tuple(table["reasons"])) for room, table in tables.items()}
 
 
 def written_budgets(budgets: Mapping[str, Budget]) -> str:
-    """Return the text of the TOML file with these budgets, sorted by room."""
+    """Return the text of a TOML file, sorted by room.
+
+    budgets: Budgets by room.
+    """
     tables: list[str] = []
     for room, budget in sorted(budgets.items()):
         reasons = "".join(f"    {json.dumps(reason, ensure_ascii=False)},\n" for reason in budget.reasons)

@@ -17,7 +17,7 @@ from typing import Final
 
 INDEX: Final = "https://download.pytorch.org/whl/cpu"
 TIMEOUT: Final = 3.0  # Seconds. How long the index may take to answer. Untuned.
-CHOSEN = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
+INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
 DRIVER = ("proc/driver/nvidia", "dev/nvidia0", "dev/dxg")  # dev/dxg: a GPU under WSL2
 LIBRARY = "libcuda.so.1"
 LIBRARIES = (
@@ -35,33 +35,38 @@ def pip_options(
     """Return options for pip, in one line; empty where a GPU may be used, where an index was chosen, and
     where the index cannot be reached.
 
-    environment: Variables of this process.
-    platform: As sys.platform.
-    has_driver: Whether an NVIDIA driver is installed.
+    environment: Variables of this process by name.
+    platform: Name of the operating system, as in sys.platform.
+    has_driver: True if an NVIDIA driver is installed.
     reaches: Returns whether an address answers; only called if that matters.
     """
-    chosen = any(environment.get(name) for name in CHOSEN)
+    chosen = any(environment.get(name) for name in INDEX_VARIABLES)
     if has_driver or chosen or platform != "linux" or not reaches(INDEX):
         return ""
     return f"--extra-index-url {INDEX}"
 
 
-def has_nvidia_driver(root: Path, which: Callable[[str], str | None] = shutil.which) -> bool:
+def has_nvidia_driver(root: Path, find_program: Callable[[str], str | None] = shutil.which) -> bool:
     """Return whether an NVIDIA driver is installed.
 
-    root: Root of the file system.
-    which: Finds a program by its name.
+    root: Root folder of the file system.
+    find_program: Returns the path of a program by its name, or None.
     """
     library = any((root / folder / LIBRARY).exists() for folder in LIBRARIES)
-    return library or any((root / path).exists() for path in DRIVER) or which("nvidia-smi") is not None
+    return library or any((root / path).exists() for path in DRIVER) or find_program("nvidia-smi") is not None
 
 
 def answers(address: str) -> bool:
-    """Return whether a server at this address has the index."""
+    """Return whether a server has the index. False if the address is unknown, out of reach, or does not
+    answer within TIMEOUT seconds.
+
+    address: Address of the index, which begins with "https://".
+    """
     try:
         with urllib.request.urlopen(f"{address}/torch/", timeout=TIMEOUT):
             return True
-    except OSError:  # no such host, no way to it, no answer, no such page
+    # The host may be unknown or out of reach, or may not answer, or the page may be missing.
+    except OSError:
         return False
 
 
