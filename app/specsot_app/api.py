@@ -40,10 +40,10 @@ OF_PYTHON = Offer(without=("kind", "master", "client"))
 # Names of options in other systems: our name, and a function that converts their value to ours.
 OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     **{
-        name: (entry.keyword, meaning)
+        name: (entry.keyword, convert)
         for kind in (FleetOptions, RequestOptions)
         for entry in entries_of(kind)
-        for name, meaning in entry.option.keywords.items()
+        for name, convert in entry.option.keywords.items()
     },
     "task_prompt": ("prompt", same),
     # The first so many samples of a data set.
@@ -325,17 +325,19 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises InvalidRequest if two names of one option have different values.
     """
     result: dict[str, Any] = {}
-    for given, value in options.items():
-        name, meaning = OTHER_NAMES.get(given, (given, same))
-        if given in IGNORED or value is None:
+    for given_name, value in options.items():
+        name, convert = OTHER_NAMES.get(given_name, (given_name, same))
+        if given_name in IGNORED or value is None:
             continue
         try:
-            meant = meaning(value)
+            own_value = convert(value)
         except ValueError as error:
-            raise InvalidRequest(f"{given}: {error}", field=given) from None
-        if name in result and result[name] != meant:
-            raise InvalidRequest(f"{given} is another name of {name}, which is given too", field=given)
-        result[name] = meant
+            raise InvalidRequest(f"{given_name}: {error}", field=given_name) from None
+        if name in result and result[name] != own_value:
+            raise InvalidRequest(
+                f"{given_name} is another name of {name}, which is given too", field=given_name
+            )
+        result[name] = own_value
     return result
 
 

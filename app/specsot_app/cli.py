@@ -98,7 +98,7 @@ WORDS = (
 # The environment variable with which a shell's completion script calls this command.
 COMPLETE = "_SPECSOT_COMPLETE"
 # Commands that share the module `status`.
-OF_MASTERS = ("info", "status", "rebalance")
+STATUS_COMMANDS = ("info", "status", "rebalance")
 ABOUT = (
     "Low latency for long answers: planned, written in parallel, drafted in trees that the model verifies."
 )
@@ -109,31 +109,32 @@ class Group(click.Group):
 
     name: Name of the group, such as "bench".
     about: One line of help.
-    listed: Headings of the help, and for each heading its subcommands with one line of help each.
+    commands_by_heading: Subcommands with one line of help each, by the heading under which the help shows
+        them.
     prefix: What precedes a subcommand's name in an entry point's path: "bench" for "bench.load"; empty for
         the whole command.
     """
 
     def __init__(
-        self, name: str, about: str, listed: Mapping[str, Mapping[str, str]], prefix: str = ""
+        self, name: str, about: str, commands_by_heading: Mapping[str, Mapping[str, str]], prefix: str = ""
     ) -> None:
         super().__init__(
             name, help=about, no_args_is_help=True, context_settings={"max_content_width": MAX_HELP_COLUMNS}
         )
-        self._listed = listed
+        self._commands_by_heading = commands_by_heading
         self._prefix = prefix
         if not prefix:
             add_version(self, "specsot")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all subcommands: first those of `listed`, then installed entry points below the
-        prefix.
+        """Return the names of all subcommands: first those of `commands_by_heading`, then installed entry
+        points below the prefix.
 
         ctx: Click's context, which is not used.
         """
-        known = [name for names in self._listed.values() for name in names]
-        found = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
-        return list(dict.fromkeys((*known, *found)))
+        known = [name for names in self._commands_by_heading.values() for name in names]
+        installed = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
+        return list(dict.fromkeys((*known, *installed)))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand, importing its module; None if there is no such command.
@@ -152,8 +153,8 @@ class Group(click.Group):
             return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
         if path in BENCH or path in LAB or self._prefix:
             return command_of(path)
-        room = "status" if path in OF_MASTERS else path.partition(".")[0]
-        return getattr(import_module(f"specsot_app.commands.{room}"), cmd_name)
+        module = "status" if path in STATUS_COMMANDS else path.partition(".")[0]
+        return getattr(import_module(f"specsot_app.commands.{module}"), cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -179,23 +180,25 @@ class Group(click.Group):
         """Return the completions of a partly typed word: the subcommands that begin with it, then the group's
         own options.
 
-        Help lines come from `listed`, so that no command is imported for its help.
+        Help lines come from `commands_by_heading`, so that no command is imported for its help.
 
         ctx: Click's context.
         incomplete: The typed beginning of a word; empty matches every name.
         """
-        about = {name: line for names in self._listed.values() for name, line in names.items()}
+        help_lines = {
+            name: line for names in self._commands_by_heading.values() for name, line in names.items()
+        }
         matching = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        named = [CompletionItem(name, help=about.get(name)) for name in matching]
-        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
+        subcommands = [CompletionItem(name, help=help_lines.get(name)) for name in matching]
+        return [*subcommands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of subcommands under their headings.
 
         ctx: Click's context, which is not used.
-        formatter: Click's formatter of help texts; it receives one section for each heading of `listed`.
+        formatter: Click's formatter of help texts; it receives one section for each heading.
         """
-        for heading, names in self._listed.items():
+        for heading, names in self._commands_by_heading.items():
             with formatter.section(heading):
                 write_list(formatter, list(names.items()), COLUMN // 2)
 
@@ -273,16 +276,18 @@ class Warnings:
         self._show_other = show_other
         self._shown = set[str]()
 
-    def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
+    def __call__(
+        self, message: Warning | str, category: type[Warning], *location: Any, **further: Any
+    ) -> None:
         """Show one warning. The arguments are those of `warnings.showwarning`.
 
         message: The warning. A message of an inactive option that was shown before is not shown again.
         category: The warning's class. A class other than InactiveOption is passed on to `show_other`.
-        where: File name and line number of the code that warned.
+        location: File name and line number of the code that warned.
         further: Further arguments that the warnings module passes, such as `file` and `line`.
         """
         if not issubclass(category, InactiveOption):
-            self._show_other(message, category, *where, **further)
+            self._show_other(message, category, *location, **further)
         elif str(message) not in self._shown:
             self._shown.add(str(message))
             print(f"specsot: {message}", file=sys.stderr)
@@ -312,20 +317,20 @@ def run(words: list[str], only: click.Command | None = None) -> int:
         print(error.format_message(), file=sys.stderr)
         return WRONG_INPUT
     except (InvalidRequest, ModelError) as error:
-        return complain(error, WRONG_INPUT)
+        return print_error(error, WRONG_INPUT)
     except Cancelled as error:
-        return complain(error, INTERRUPTED)
+        return print_error(error, INTERRUPTED)
     except SpecsotError as error:
-        return complain(error, FAILED)
+        return print_error(error, FAILED)
     except OSError as error:
         file_prefix = f"{error.filename}: " if error.filename else ""
-        return complain(f"{file_prefix}{error.strerror or error}", FAILED)
+        return print_error(f"{file_prefix}{error.strerror or error}", FAILED)
     except click.ClickException as error:
-        return complain(wording(error), WRONG_INPUT)
+        return print_error(wording(error), WRONG_INPUT)
     return result if isinstance(result, int) else 0
 
 
-def complain(error: object, status: int) -> int:
+def print_error(error: object, status: int) -> int:
     """Print an error as one line on stderr, and return the exit status that was passed.
 
     error: The error or its text, which is printed after "specsot: ".
@@ -342,7 +347,7 @@ BENCH = ("verify", "bench.quick", "bench.full")
 # Paths of the commands that the lab's distribution provides.
 LAB = ("train", "eval", *(path for name in BENCHES if (path := f"bench.{name}") not in BENCH))
 # Settings with which a command that is not installed accepts any arguments.
-ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+ACCEPT_ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def command_of(path: str) -> click.Command:
@@ -401,5 +406,5 @@ def _refusing(path: str) -> click.Command:
 
     name = path.rpartition(".")[2]
     return click.Command(
-        name, callback=refuse, help=message, context_settings=ANYTHING, add_help_option=False
+        name, callback=refuse, help=message, context_settings=ACCEPT_ANYTHING, add_help_option=False
     )

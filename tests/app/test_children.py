@@ -280,7 +280,7 @@ def test_a_file_of_tokens_is_the_master_s_and_its_clients(tmp_path: Path) -> Non
 def test_what_serve_prints_is_an_address_in_every_shell(host: str, shown: str) -> None:
     """Brackets are quoted, which zsh would take for a pattern; everywhere is here, too."""
     serving = Serving(host=host)
-    lines = "\n".join(closing_lines("demo", serving, serving.reached(50050), 8000))
+    lines = "\n".join(closing_lines("demo", serving, serving.reachable_address(50050), 8000))
     assert f"infer --master {shown.format(50050)} " in lines
     assert f"{shown.format(50050)} specsot.v1.Master/Generate" in lines
     page = shown.format("8000/v1/chat/completions")

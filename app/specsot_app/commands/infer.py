@@ -82,7 +82,7 @@ def infer(options: InferOptions) -> int:
         raise InvalidRequest(NO_QUESTION, field="prompt")
     ask = ask_of(question, **keywords)
     if options.compare:
-        other_way(ask)
+        with_other_mode(ask)
     fleet = prepared(fleet, sys.stderr)
     from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
@@ -120,7 +120,7 @@ def read_schema(schema: str) -> str:
         raise refuse(f"json_schema: {schema!r} is neither a schema nor a file to read ({reason})") from None
 
 
-def other_way(ask: Ask, planned: bool = False) -> Ask:
+def with_other_mode(ask: Ask, planned: bool = False) -> Ask:
     """Return the same question with a plan, or without one if the first answer was planned.
 
     ask: The first request.
@@ -169,10 +169,10 @@ async def answer(
         if compare and has_no_plan(first.finished):
             print(f"nothing to compare with: {NO_PLAN}", file=streams.err)
         elif compare and first.finished:
-            other = other_way(ask, planned=bool(first.panels))
+            other_ask = with_other_mode(ask, planned=bool(first.panels))
             if output_format == "plain":
                 print(BETWEEN, file=streams.out, flush=True)
-            await show_answer(other, lambda view: summary(first, drafter, view.finished, "--compare"))
+            await show_answer(other_ask, lambda view: summary(first, drafter, view.finished, "--compare"))
     finally:
         await fleet.close()
     return 1 if first.finished is None or first.finished.reason is Reason.FAILED else 0

@@ -44,8 +44,8 @@ def _model_lines(plan: FleetPlan) -> list[str]:
     lines = [f"model     {plan.model}: {plan.layers} layers{text_only}, {weights}"]
     if plan.draft:
         borrowed = f", and {memory_in_words(plan.draft_borrowed)} copied from the base"
-        own = memory_in_words(plan.draft_own) + (borrowed if plan.draft_borrowed else "")
-        lines.append(f"drafter   {plan.draft}: {own}")
+        size = memory_in_words(plan.draft_own) + (borrowed if plan.draft_borrowed else "")
+        lines.append(f"drafter   {plan.draft}: {size}")
     return lines
 
 

@@ -190,7 +190,7 @@ def serve(options: ServeOptions) -> int:
         serving = replace(serving, fleet=address_of(LOOPBACK, free_port()))
     if options.port:
         # Checked before the device is announced, so that a taken port gives one line of output.
-        check_free(serving.listens(options.port))
+        check_free(serving.listen_address(options.port))
     if choice:
         print_choice(choice, sys.stderr)
     # Ctrl-C is the normal end of a fleet.
@@ -254,8 +254,8 @@ async def run_fleet(
     async with AsyncExitStack() as stack:
         if serving.joining:
             # Checked before an invitation is printed.
-            for taken in filter(None, (port, http_port)):
-                check_free(serving.listens(taken))
+            for wanted_port in filter(None, (port, http_port)):
+                check_free(serving.listen_address(wanted_port))
             await stack.enter_async_context(join_server_of(options, serving))
         fleet = await ProcessFleet.start(
             options, models, port, print_output, http_port, serving, on_missing=announce_missing()
@@ -298,7 +298,7 @@ def page_of(serving: Serving, http_port: int) -> str:
     serving: Addresses of the services, which decide on host and TLS.
     http_port: The master's port for HTTP.
     """
-    return f"{'https' if serving.tls_files_of_clients else 'http'}://{serving.reached(http_port)}/"
+    return f"{'https' if serving.tls_files_of_clients else 'http'}://{serving.reachable_address(http_port)}/"
 
 
 # The question of the printed examples.
@@ -317,16 +317,16 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
     http_port: The master's port for HTTP; None if there is no HTTP.
     """
     client = serving.client
-    file = quote(str(client.token_file))
-    read = f"awk 'NF {{print $1; exit}}' {file}" if serving.token_file else f"cat {file}"
-    bearer = f'-H "Authorization: Bearer $({read})" ' if client.token_file else ""
+    token_file = quote(str(client.token_file))
+    token_command = f"awk 'NF {{print $1; exit}}' {token_file}" if serving.token_file else f"cat {token_file}"
+    bearer = f'-H "Authorization: Bearer $({token_command})" ' if client.token_file else ""
     ca = quote(str(client.tls_ca)) if client.tls_ca else ""
     request_json = json.dumps({"prompt": QUESTION})
     secured = f"-cacert {ca} " if ca else "-plaintext "
     secured += f"{PROTOS} {bearer}" if bearer else ""
     rows = {
         "terminal": " ".join(
-            ["specsot infer --master", *map(quote, (master_address, *serving.shown)), f'"{QUESTION}"']
+            ["specsot infer --master", *map(quote, (master_address, *serving.client_flags)), f'"{QUESTION}"']
         ),
         "grpcurl": f"grpcurl {secured}-d '{request_json}' {quote(master_address)} specsot.v1.Master/Generate",
     }
@@ -340,7 +340,7 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
             "curl": f"curl {curl_options} -d {quote(body)} {quote(f'{page}v1/chat/completions')}",
             **rows,
         }
-    return [f"ready: {model}", *(f"  {what:<9} {line}" for what, line in rows.items())]
+    return [f"ready: {model}", *(f"  {name:<9} {line}" for name, line in rows.items())]
 
 
 def announce_missing() -> OnMissing:

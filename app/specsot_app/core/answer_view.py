@@ -76,14 +76,14 @@ def draw(view: View, size: Size) -> RenderableType:
         texts = [(name, text) for name, text in (("answer", view.merged), ("plan", view.titles)) if text]
         if len(texts) * (MIN_PANEL_LINES + 2) > size.height - 2:
             texts = texts[:1]
-        each = Size(size.width, size.height // max(len(texts), 1))
-        return Group(heading(view), *(text_frame(name, text, each) for name, text in texts))
-    if merges(view):
+        size_of_text = Size(size.width, size.height // max(len(texts), 1))
+        return Group(heading(view), *(text_frame(name, text, size_of_text) for name, text in texts))
+    if is_merging(view):
         return Group(heading(view), text_frame("answer", view.merged, size))
     return Group(heading(view), *panels(view.panels, size), status(view))
 
 
-def merges(view: View) -> bool:
+def is_merging(view: View) -> bool:
     """Return whether every branch has ended and only the merged text grows. A request without branches gives
     True.
 
@@ -99,8 +99,8 @@ def heading(view: View) -> Text:
 
     view: The state after the newest event.
     """
-    parts = [apply_forecast(view.forecast)] if view.forecast else []
-    parts += [introduce(view.started)] if view.started else ["waiting"]
+    parts = [describe_forecast(view.forecast)] if view.forecast else []
+    parts += [describe_start(view.started)] if view.started else ["waiting"]
     return Text(" · ".join(filter(None, parts)), style="dim", no_wrap=True, overflow="ellipsis")
 
 
@@ -109,7 +109,7 @@ def heading(view: View) -> Text:
 MIN_RANGE_RATIO = 1.5
 
 
-def apply_forecast(forecast: Forecast) -> str:
+def describe_forecast(forecast: Forecast) -> str:
     """Return a forecast in words, such as "direct 6-25 s, planned ~8 s"; empty if neither way has a predicted
     time.
 
@@ -143,7 +143,7 @@ def _figure(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds < 5 else f"{seconds:.0f}"
 
 
-def introduce(started: Started) -> str:
+def describe_start(started: Started) -> str:
     """Return model, mode, seed and number of prompt tokens of a request, in one line.
 
     started: The request's first event.
@@ -176,11 +176,11 @@ def panels(branches: tuple[Panel, ...], size: Size) -> list[RenderableType]:
     """
     busy = tuple(panel for panel in branches if panel.writing)
     idle = tuple(panel for panel in branches if not panel.writing)
-    if lines_each(len(branches), size) >= MIN_PANEL_LINES:
-        return [grid(branches, lines_each(len(branches), size), size)]
+    if lines_per_panel(len(branches), size) >= MIN_PANEL_LINES:
+        return [grid(branches, lines_per_panel(len(branches), size), size)]
     remaining = Size(size.width, size.height - len(idle))
-    if busy and lines_each(len(busy), remaining) >= 1:
-        return [grid(busy, lines_each(len(busy), remaining), size), *map(one_line, idle)]
+    if busy and lines_per_panel(len(busy), remaining) >= 1:
+        return [grid(busy, lines_per_panel(len(busy), remaining), size), *map(one_line, idle)]
     return [one_line(panel) for panel in (busy + idle)[: max(1, size.height - 2)]]
 
 
@@ -197,7 +197,7 @@ def columns_for(count: int, width: int) -> int:
     return -(-count // rows)
 
 
-def lines_each(count: int, size: Size) -> int:
+def lines_per_panel(count: int, size: Size) -> int:
     """Return the text lines of each of `count` panels that share the height below the heading: at most 12,
     and 0 or fewer if the panels do not fit.
 
@@ -276,11 +276,11 @@ def state(panel: Panel) -> str:
     if not panel.started:
         return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
     if panel.reason is Reason.STOP:
-        return f"✓ {counted(panel.tokens, 'token')}"
+        return f"✓ {with_noun(panel.tokens, 'token')}"
     if panel.reason is not None:
-        return ended(panel.reason, panel.tokens)
+        return describe_end(panel.reason, panel.tokens)
     pace = f" · {panel.tokens / panel.steps:.1f} a step" if panel.steps else ""
-    return f"{counted(panel.tokens, 'token')}{pace}"
+    return f"{with_noun(panel.tokens, 'token')}{pace}"
 
 
 def status(view: View) -> Text:
@@ -294,10 +294,10 @@ def status(view: View) -> Text:
     waiting = sum(not panel.started for panel in branches)
     tokens = sum(panel.tokens for panel in branches)
     counts = f"{writing} writing · {waiting} waiting · {len(branches) - writing - waiting} done"
-    return Text(f"{counts} · {counted(tokens, 'token')}", style="dim", no_wrap=True, overflow="ellipsis")
+    return Text(f"{counts} · {with_noun(tokens, 'token')}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def conclude(view: View, line: str) -> RenderableType:
+def final_picture(view: View, line: str) -> RenderableType:
     """Return what stays on the screen after an answer: the merged text, if there is any, then the summary
     line.
 
@@ -308,7 +308,7 @@ def conclude(view: View, line: str) -> RenderableType:
     return Group(*written, Text(f"{line}\n", style="dim"))
 
 
-def unfinished(view: View) -> RenderableType:
+def interrupted_picture(view: View) -> RenderableType:
     """Return what stays on the screen of an answer that was interrupted: the merged text, or, while branches
     were written, each branch's heading and text.
 
@@ -317,8 +317,8 @@ def unfinished(view: View) -> RenderableType:
     view: The state after the last event that arrived.
     """
     text = view.merged
-    if not merges(view):
-        texts = (_headed(one) for one in view.panels if one.text)
+    if not is_merging(view):
+        texts = (_headed(panel) for panel in view.panels if panel.text)
         text = "\n\n".join(filter(None, (view.merged[: view.introduced], *texts)))
     return answer(text) if text else Group()
 
@@ -435,10 +435,10 @@ def summary(
         return "the answer did not end"
     measured = view.finished.statistics
     compared = [comparison_line(other_end, comparing_command)] if other_end else []
-    time = seconds_and_tokens(measured) if other_end else in_seconds(measured)
+    time = describe_duration_and_tokens(measured) if other_end else describe_duration(measured)
     way = [measured.decision] if measured.decision else []
-    ending = [*polished(measured), *unusual_end(view, view.finished)]
-    return "; ".join([time, *way, *compared, *work(measured, drafter), *ending])
+    ending = [*describe_polishing(measured), *unusual_end(view, view.finished)]
+    return "; ".join([time, *way, *compared, *describe_work(measured, drafter), *ending])
 
 
 def comparison_line(other: Finished, comparing_command: str) -> str:
@@ -450,7 +450,7 @@ def comparison_line(other: Finished, comparing_command: str) -> str:
     """
     if has_no_plan(other):
         return f"nothing to compare by {comparing_command}: {NO_PLAN}"
-    compared = f"{way_of(other)}, by {comparing_command}: {seconds_and_tokens(other.statistics)}"
+    compared = f"{way_of(other)}, by {comparing_command}: {describe_duration_and_tokens(other.statistics)}"
     return compared if other.reason in (Reason.STOP, Reason.LENGTH) else f"{compared}, {ENDS[other.reason]}"
 
 
@@ -462,14 +462,16 @@ def has_no_plan(finished: Finished | None) -> bool:
     return finished is not None and finished.statistics.decision.endswith(NO_PLAN)
 
 
-def polished(statistics: Statistics) -> list[str]:
+def describe_polishing(statistics: Statistics) -> list[str]:
     """Return one text that says what polishing cost, or no text if the answer was not polished.
 
     statistics: Statistics of the finished request.
     """
     if "polish" not in statistics.phases:
         return []
-    return [f"polished in {statistics.phases['polish']:.1f} s, {counted(statistics.polish_tokens, 'token')}"]
+    return [
+        f"polished in {statistics.phases['polish']:.1f} s, {with_noun(statistics.polish_tokens, 'token')}"
+    ]
 
 
 def way_of(finished: Finished) -> str:
@@ -483,7 +485,7 @@ def way_of(finished: Finished) -> str:
     return "planned" if planned else "direct"
 
 
-def in_seconds(statistics: Statistics) -> str:
+def describe_duration(statistics: Statistics) -> str:
     """Return the duration of a request in words, such as "12.3 s".
 
     statistics: Statistics of the finished request.
@@ -491,15 +493,15 @@ def in_seconds(statistics: Statistics) -> str:
     return f"{statistics.seconds:.1f} s"
 
 
-def seconds_and_tokens(statistics: Statistics) -> str:
+def describe_duration_and_tokens(statistics: Statistics) -> str:
     """Return duration and tokens of the merged text in words, such as "12.3 s (820 tokens)".
 
     statistics: Statistics of the finished request.
     """
-    return f"{in_seconds(statistics)} ({counted(statistics.merged_tokens, 'token')})"
+    return f"{describe_duration(statistics)} ({with_noun(statistics.merged_tokens, 'token')})"
 
 
-def counted(count: int, singular: str, plural: str = "") -> str:
+def with_noun(count: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun: (1, "step") -> "1 step", (2, "step") -> "2 steps".
 
     count: The number.
@@ -509,7 +511,7 @@ def counted(count: int, singular: str, plural: str = "") -> str:
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
-def work(statistics: Statistics, drafter: bool) -> list[str]:
+def describe_work(statistics: Statistics, drafter: bool) -> list[str]:
     """Return such as "6 branches in 71 steps, drafts brought 1.8 tokens a step" as the only element; no
     element if nothing was written.
 
@@ -519,13 +521,13 @@ def work(statistics: Statistics, drafter: bool) -> list[str]:
     statistics: Statistics of the finished request.
     drafter: Whether the fleet has a drafter.
     """
-    branches = counted(statistics.branches, "branch", "branches")
-    tokens = counted(statistics.merged_tokens, "token")
+    branches = with_noun(statistics.branches, "branch", "branches")
+    tokens = with_noun(statistics.merged_tokens, "token")
     if not (statistics.branches or statistics.merged_tokens):
         return []
     if statistics.decision.endswith(NO_PLAN):
         tokens = f"{tokens} and a dropped plan of {statistics.plan_tokens:,}"
-    line = f"{branches if statistics.branches else tokens} in {counted(statistics.steps, 'step')}"
+    line = f"{branches if statistics.branches else tokens} in {with_noun(statistics.steps, 'step')}"
     if drafter and statistics.paused_share >= MIN_PAUSED_SHARE:
         return [line, "drafting rests: it does not pay here"]
     drafts_helped = statistics.mean_accepted >= MIN_SHOWN_PACE or (drafter and statistics.steps)
@@ -545,21 +547,21 @@ def unusual_end(view: View, finished: Finished) -> list[str]:
     num_branches = sum(panel.reason is finished.reason for panel in view.panels)
     if num_branches and finished.reason is not Reason.CANCELLED:
         return [
-            f"{num_branches} of {counted(len(view.panels), 'branch', 'branches')} {ENDS[finished.reason]}"
+            f"{num_branches} of {with_noun(len(view.panels), 'branch', 'branches')} {ENDS[finished.reason]}"
         ]
     statistics = finished.statistics
     if finished.reason is Reason.CANCELLED and not (statistics.branches or statistics.merged_tokens):
         return ["stopped before anything was written"]
-    return [ended(finished.reason, statistics.completion_tokens)]
+    return [describe_end(finished.reason, statistics.completion_tokens)]
 
 
-def ended(reason: Reason, tokens: int) -> str:
+def describe_end(reason: Reason, tokens: int) -> str:
     """Return an end in plain words: "cut at 1,024 tokens", "stopped".
 
     reason: Why the answer or branch ended.
     tokens: Its number of tokens.
     """
-    return f"cut at {counted(tokens, 'token')}" if reason is Reason.LENGTH else ENDS[reason]
+    return f"cut at {with_noun(tokens, 'token')}" if reason is Reason.LENGTH else ENDS[reason]
 
 
 def last_lines(text: str, width: int, lines: int) -> Text:

@@ -190,7 +190,7 @@ REQUEST = (
 OPTIONS: tuple[str, ...] = (*SAMPLING, *LIMITS, *WINDOW, *PRUNING, *REQUEST, *params.FORM_KINDS)
 
 # Names of the request's fields that are True or False.
-FLAGS = tuple(one.name for one in fields(params.Ask) if isinstance(one.default, bool))
+FLAGS = tuple(entry.name for entry in fields(params.Ask) if isinstance(entry.default, bool))
 
 # The messages of a conversation, oldest first.
 Turns = Sequence[params.Message | Mapping[str, str]]
@@ -277,13 +277,14 @@ def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
     Raises InvalidRequest for anything else.
     """
     try:
-        listed: Any = given.items() if isinstance(given, Mapping) else strings_of(given)
-        pairs = (bias.split("=") if isinstance(bias, str) else bias for bias in listed)
+        biases: Any = given.items() if isinstance(given, Mapping) else strings_of(given)
+        pairs = (bias.split("=") if isinstance(bias, str) else bias for bias in biases)
         return tuple(sorted((int(token), float(value)) for token, value in pairs))
     except (TypeError, ValueError):
-        shown = params.brief(given)
+        brief_value = params.brief(given)
         raise InvalidRequest(
-            f"logit_bias must be token ids with numbers, such as 42=-1.5, got {shown}", field="logit_bias"
+            f"logit_bias must be token ids with numbers, such as 42=-1.5, got {brief_value}",
+            field="logit_bias",
         ) from None
 
 

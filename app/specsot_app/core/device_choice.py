@@ -157,19 +157,19 @@ def _without_gpu(gpus_found: FoundGpus) -> ChosenDevice:
     """
     if not gpus_found.installed:
         return ChosenDevice("cpu", "device cpu: no NVIDIA GPU is here", notable=False)
-    which = (
+    gpus_here = (
         "an NVIDIA GPU is here"
         if gpus_found.installed == 1
         else f"{gpus_found.installed} NVIDIA GPUs are here"
     )
     if not gpus_found.torch_cuda:
-        why = f"but torch {gpus_found.torch_version} is built for CPUs; {CPU_TORCH_REMEDY}"
+        obstacle = f"but torch {gpus_found.torch_version} is built for CPUs; {CPU_TORCH_REMEDY}"
     elif gpus_found.hidden:
-        why = "but CUDA_VISIBLE_DEVICES hides them all"
+        obstacle = "but CUDA_VISIBLE_DEVICES hides them all"
     else:
         torch = f"torch {gpus_found.torch_version}"
-        why = f"but {torch} cannot use them; its CUDA may need a newer driver (nvidia-smi)"
-    return ChosenDevice("cpu", f"device cpu: {which}, {why}")
+        obstacle = f"but {torch} cannot use them; its CUDA may need a newer driver (nvidia-smi)"
+    return ChosenDevice("cpu", f"device cpu: {gpus_here}, {obstacle}")
 
 
 def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None) -> tuple[FoundGpu, ...]:

@@ -87,9 +87,9 @@ def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
     texts = devices.split(",") if isinstance(devices, str) else devices
     matches = [re.fullmatch(r"([^=@]*)(?:=([^@]*))?(?:@(\d+(?:\.\d+)?))?", text.strip()) for text in texts]
     if None in matches:
-        wrong = next(text for text, parts in zip(texts, matches) if parts is None)
+        invalid = next(text for text, parts in zip(texts, matches) if parts is None)
         raise InvalidRequest(
-            f"devices are HOST#GPU=MEMORY@BANDWIDTH with GB/s, such as 10.0.0.1#0=24G@1008, got {wrong!r}",
+            f"devices are HOST#GPU=MEMORY@BANDWIDTH with GB/s, such as 10.0.0.1#0=24G@1008, got {invalid!r}",
             field="devices",
         )
     parts = [text.groups() for text in matches if text]
@@ -153,7 +153,7 @@ def parse_ranges(ranges_text: str | Sequence[str], layers: int) -> tuple[Range, 
     Raises InvalidRequest unless the ranges follow each other from layer 0 to the model's last.
     """
     text = ranges_text if isinstance(ranges_text, str) else ",".join(map(str, ranges_text))
-    if not (ranges := follow(text, layers)):
+    if not (ranges := contiguous_ranges(text, layers)):
         raise InvalidRequest(
             f"layers must be ranges that follow each other from 0 to the model's {layers}, such as "
             f"0:{layers // 2},{layers // 2}:{layers}, got {text!r}",
@@ -162,7 +162,7 @@ def parse_ranges(ranges_text: str | Sequence[str], layers: int) -> tuple[Range, 
     return ranges
 
 
-def follow(ranges_text: str, layers: int) -> tuple[Range, ...]:
+def contiguous_ranges(ranges_text: str, layers: int) -> tuple[Range, ...]:
     """Return the ranges if they follow each other from layer 0 to `layers`; otherwise ().
 
     ("0:14,14:", 28) -> 0:14 and 14:28.
@@ -170,10 +170,10 @@ def follow(ranges_text: str, layers: int) -> tuple[Range, ...]:
     ranges_text: Ranges such as "0:14,14:", separated by commas; a missing end means `layers`.
     layers: Number of layers of the model.
     """
-    found = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in ranges_text.split(",")]
-    edges = [(int(match[1]), int(match[2] or layers)) for match in found if match]
-    joined = all(left[1] == right[0] for left, right in pairwise(edges))
-    covers_model = joined and len(edges) == len(found) and edges[0][0] == 0 and edges[-1][1] == layers
+    matches = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in ranges_text.split(",")]
+    edges = [(int(match[1]), int(match[2] or layers)) for match in matches if match]
+    is_gapless = all(left[1] == right[0] for left, right in pairwise(edges))
+    covers_model = is_gapless and len(edges) == len(matches) and edges[0][0] == 0 and edges[-1][1] == layers
     if not covers_model or any(first >= last for first, last in edges):
         return ()
     return tuple(Range(first, last) for first, last in edges)
@@ -187,7 +187,7 @@ def check_order(ranges_text: str | Sequence[str]) -> None:
     text = ranges_text if isinstance(ranges_text, str) else ",".join(map(str, ranges_text))
     edges = [int(edge) for edge in re.findall(r"\d{1,6}", text)]
     ends_with_model = text.rstrip().endswith(":")
-    if not follow(text, max(edges, default=0) + ends_with_model):
+    if not contiguous_ranges(text, max(edges, default=0) + ends_with_model):
         raise InvalidRequest(
             f"layers must be ranges that follow each other from 0, such as 0:14,14:28, got {text!r}",
             field="layers",

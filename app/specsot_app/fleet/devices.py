@@ -36,10 +36,10 @@ def with_device(options: FleetOptions, out: TextIO) -> FleetOptions:
     options: Options of a fleet.
     out: Stream that gets the line which says which device was chosen and why, if this machine has a GPU.
     """
-    named, choice = choose_for(options)
+    options_with_device, choice = choose_for(options)
     if choice and choice.notable:
         print_choice(choice, out)
-    return named
+    return options_with_device
 
 
 def choose_for(

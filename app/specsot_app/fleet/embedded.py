@@ -193,7 +193,7 @@ class EmbeddedFleet:
             log.error("a member died", name=name, exc_info=error)
         self._master.members.on_disconnect(name, reason)
         remaining = self._master.info().members
-        if isinstance(error, Hung) or not any(one.kind == "worker" for one in remaining):
+        if isinstance(error, Hung) or not any(member.kind == "worker" for member in remaining):
             self._master.end(reason)
 
     async def _complete(self, with_drafter: bool) -> None:

@@ -333,9 +333,11 @@ def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemo
     )
     on_gpu = options.device != "cpu"
     if options.drafts == "model":
-        small = read_small(folder)
+        draft_config = read_small(folder)
         beam = beam_shape(options.drafting)
-        return model_memory(open_shapes(folder, small, bin_too), small, weight_form, beam, on_gpu)
+        return model_memory(
+            open_shapes(folder, draft_config, bin_too), draft_config, weight_form, beam, on_gpu
+        )
     head = open_head(folder, bin_too)
     tree = options.drafting.shape() or RingConfig().shape
     return eagle_memory(
@@ -414,7 +416,7 @@ def _speed(stages: Sequence[StagePlan]) -> float | None:
     seconds = [stage.read / stage.bandwidth for stage in stages if stage.bandwidth]
     is_complete = len(seconds) == len(stages)
     return (
-        Throughput(tuple(one.place for one in stages), tuple(seconds), 0.0).tokens_per_second
+        Throughput(tuple(stage.place for stage in stages), tuple(seconds), 0.0).tokens_per_second
         if is_complete
         else None
     )

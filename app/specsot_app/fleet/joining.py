@@ -47,7 +47,7 @@ PIN_BYTES = 16
 AUTHORITY_DAYS = 3650
 MEMBER_DAYS = 365
 # Names and addresses under which every certificate is valid on its own machine.
-HERE = (x509.DNSName("localhost"), *(x509.IPAddress(ip_address(own)) for own in ("127.0.0.1", "::1")))
+HERE = (x509.DNSName("localhost"), *(x509.IPAddress(ip_address(address)) for address in ("127.0.0.1", "::1")))
 # What members' certificates may be used for: as servers and as clients.
 USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
@@ -279,12 +279,12 @@ class JoinedFleet:
     """What a machine that joined knows.
 
     master: Address of the master, host:port.
-    own: This machine's address on its connection to the first machine, without a port.
+    own_host: This machine's address on its connection to the first machine, without a port.
     flags: Command-line flags that workers of the ring share, names and values in turn.
     """
 
     master: str
-    own: str
+    own_host: str
     flags: tuple[str, ...]
 
 
@@ -455,9 +455,9 @@ async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
         if "refused" in answer:
             raise Refused(f"{code.address} does not let this machine in: {answer['refused']}")
         write_identity(code_folder, str(answer["certificate"]), ca)
-        place = {"master": str(answer["master"]), "own": writer.get_extra_info("sockname")[0]}
+        addresses = {"master": str(answer["master"]), "own": writer.get_extra_info("sockname")[0]}
         (code_folder / "place.json").write_text(
-            json.dumps({**place, "flags": _checked_flags(answer["flags"])})
+            json.dumps({**addresses, "flags": _checked_flags(answer["flags"])})
         )
 
 

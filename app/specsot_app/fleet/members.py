@@ -59,9 +59,9 @@ def _program(module: str, *arguments: str) -> MemberProgram:
     module: A service's package, whose `__main__` has `program`, or a module that has it itself.
     arguments: Words of the member's command line.
     """
-    found = find_spec(module)
-    package = found is not None and found.submodule_search_locations is not None
-    return import_module(f"{module}.__main__" if package else module).program(arguments)
+    spec = find_spec(module)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    return import_module(f"{module}.__main__" if is_package else module).program(arguments)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ PAUSE = 0.05
 EXIT_REPORT_TIMEOUT = 2.0
 
 
-def keep_quiet(service_name: str, line: str) -> None:
+def ignore_output(service_name: str, line: str) -> None:
     """Ignore a line of output; `ChildProcess` keeps the last lines anyway.
 
     service_name: Name of the service that wrote the line.
@@ -151,7 +151,7 @@ def keep_quiet(service_name: str, line: str) -> None:
     """
 
 
-def require_members(missing: Sequence[Service]) -> None:
+def ignore_missing(missing: Sequence[Service]) -> None:
     """Ignore which services have not joined.
 
     missing: The services of other machines that have not joined.
@@ -185,11 +185,11 @@ class ProcessFleet:
         options: FleetOptions,
         models: Models,
         port: int | None = None,
-        on_line: OutputCallback = keep_quiet,
+        on_line: OutputCallback = ignore_output,
         http_port: int | None = None,
         serving: Serving = PRIVATE,
         on_progress: Watch | None = None,
-        on_missing: OnMissing = require_members,
+        on_missing: OnMissing = ignore_missing,
     ) -> ProcessFleet:
         """Start every service that runs on this machine, and wait until the ring is complete and all members
         have joined.
@@ -207,7 +207,7 @@ class ProcessFleet:
         """
         port = port or free_port()
         # If another process listened there, the members would join it.
-        check_free(serving.listens(port))
+        check_free(serving.listen_address(port))
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
             children: list[ChildProcess] = []
@@ -256,8 +256,8 @@ def free_port() -> int:
     The port lies below the ports that Linux gives to outgoing connections (32768 and up), so that no
     connection takes it in the second that a master needs until it listens.
     """
-    drawn = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
-    return next(port for port in drawn if is_free(port))
+    random_ports = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
+    return next(port for port in random_ports if is_free(port))
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
@@ -295,13 +295,13 @@ async def ready_client(
         try:
             client = await client_options.connect(master.address)
             info = await client.info()
-            joined = {member.name for member in info.members}
+            joined_names = {member.name for member in info.members}
             if on_progress:
                 on_progress("services", 1 + len(info.members) - (not info.ready), len(services))
-            if not info.waiting_for and joined.issuperset(service.name for service in members):
+            if not info.waiting_for and joined_names.issuperset(service.name for service in members):
                 return client
             await client.close()
-            if missing != (missing := [service for service in missing if service.name not in joined]):
+            if missing != (missing := [service for service in missing if service.name not in joined_names]):
                 on_missing(missing)
         except (Unavailable, Cancelled):
             # The master is still starting; or it has ended, which `unless_one_ends` notices.

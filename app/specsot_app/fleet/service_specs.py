@@ -42,7 +42,7 @@ class Service:
     environment: Variables that are added to this process's environment, as (name, value).
     host: Name of another machine, on which the user starts the service; None: this machine.
     grace: Seconds it may take to end by itself.
-    within: Name of the service in whose process this one runs; None: a process of its own.
+    host_service: Name of the service in whose process this one runs; None: a process of its own.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Service:
     environment: tuple[tuple[str, str], ...] = ()
     host: str | None = None
     grace: float = EXIT_GRACE
-    within: str | None = None
+    host_service: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Serving:
     grace: Seconds that answers have to end once the master is asked to stop; None: as its environment says.
     replicas: Number of rings.
     places: Place of each stage, ring by ring; empty if not chosen.
-    here: Hosts among `places` that are this machine.
+    own_hosts: Hosts among `places` that are this machine.
     fleet: Address of a separate server for members, host:port; None: members use the master's server.
     certificates: Folder as docker/certificates.sh makes it; None: no TLS.
     joining: Number of stages that are left to machines which join later.
@@ -79,7 +79,7 @@ class Serving:
     grace: float | None = None
     replicas: int = 1
     places: tuple[HostDevice, ...] = ()
-    here: frozenset[str] = frozenset()
+    own_hosts: frozenset[str] = frozenset()
     fleet: str | None = None
     certificates: Path | None = None
     joining: int = 0
@@ -89,16 +89,16 @@ class Serving:
     @property
     def spread(self) -> bool:
         """Return whether some stages run on other machines."""
-        return self.joining > 0 or any(place.host not in self.here for place in self.places)
+        return self.joining > 0 or any(place.host not in self.own_hosts for place in self.places)
 
-    def listens(self, port: int) -> str:
+    def listen_address(self, port: int) -> str:
         """Return the address at which a server of the master listens.
 
         port: The server's port.
         """
         return address_of(self.host, port)
 
-    def reached(self, port: int) -> str:
+    def reachable_address(self, port: int) -> str:
         """Return the address at which this machine reaches a server of the master; a wildcard host is reached
         by the loopback address.
 
@@ -118,7 +118,7 @@ class Serving:
         return None if self.private else self.certificates
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def client_flags(self) -> tuple[str, ...]:
         """Return the flags with which a client reaches the master."""
         return arguments_of(self.client)
 
@@ -130,8 +130,10 @@ class Serving:
         """
         if self.certificates is None:
             return ()
-        own = self.certificates / role
-        return flags_of(tls_ca=own / "ca.pem", tls_cert=own / "own.pem", tls_key=own / "own.key")
+        role_folder = self.certificates / role
+        return flags_of(
+            tls_ca=role_folder / "ca.pem", tls_cert=role_folder / "own.pem", tls_key=role_folder / "own.key"
+        )
 
 
 # A fleet on this machine alone, without TLS.
@@ -172,14 +174,14 @@ def services_of(
     """
     if models.places:
         serving = replace(
-            serving, places=models.places, here=frozenset(place.host for place in models.places)
+            serving, places=models.places, own_hosts=frozenset(place.host for place in models.places)
         )
     num_places = len(serving.places) // serving.replicas
     stages = len(models.layers) or (num_places and num_places + serving.joining) or options.stages or STAGES
     loaded_options = resolved(options, models)
     roles = roles_of(serving.replicas, stages - serving.joining, models.drafts != "none")
     places = places_of_roles(serving, options.device, roles)
-    stages_take_turns = take_turns(serving, places)
+    stages_take_turns = do_stages_take_turns(serving, places)
     services = [master_of(options, models, stages, port, http_port, serving, stages_take_turns)]
     ports = ports_of([place.host for place in places])
     # With several workers, the master may give each a GPU of its own, so that the drafter cannot share a
@@ -193,7 +195,7 @@ def services_of(
             if role.stage is None
             else worker_flags(member_options, models, role.stage)
         )
-        membership = MemberOptions(serving.fleet or serving.reached(port), address, role.name)
+        membership = MemberOptions(serving.fleet or serving.reachable_address(port), address, role.name)
         arguments = (
             *model_flags,
             *serving.members,
@@ -202,10 +204,10 @@ def services_of(
             "--listen",
             address,
         )
-        remote_host = place.host if serving.spread and place.host not in serving.here else None
+        remote_host = place.host if serving.spread and place.host not in serving.own_hosts else None
         service = Service(role.name, f"specsot_{role.kind}", address, arguments, host=remote_host)
         shares_process = role.stage is None and (is_only_worker or stages_take_turns) and not remote_host
-        services.append(replace(service, within=services[-1].name) if shares_process else service)
+        services.append(replace(service, host_service=services[-1].name) if shares_process else service)
     return with_cores(services, serving.replicas if stages_take_turns else None)
 
 
@@ -215,12 +217,12 @@ def processes_of(services: Sequence[Service]) -> list[Service]:
     A drafter runs in the process of a worker that has all layers, or that takes turns with others: what they
     exchange with every step then stays on the device and is not serialized, and neither waits for cores.
 
-    services: All services of the fleet, of which those with `within` share a process.
+    services: All services of the fleet, of which those with `host_service` share a process.
     """
     return [
-        _with_guests(service, [guest for guest in services if guest.within == service.name])
+        _with_guests(service, [guest for guest in services if guest.host_service == service.name])
         for service in services
-        if service.within is None
+        if service.host_service is None
     ]
 
 
@@ -268,14 +270,14 @@ def master_of(
     http_port: The master's HTTP port; None for no HTTP.
     serving: Addresses, TLS files and flags of the services.
     stages_take_turns: True if the stages compute one after the other, so that one frame is in flight; see
-        `take_turns`.
+        `do_stages_take_turns`.
     """
     flags = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
     flags += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
     flags += ("--served-model-name", public_name(options))
     tuner = "fixed" if options.tree == "fixed" else "measured"
-    flags += flags_of(branch_layout=options.layout, tuner=tuner, listen=serving.listens(port))
-    flags += flags_of(http=None if http_port is None else serving.listens(http_port))
+    flags += flags_of(branch_layout=options.layout, tuner=tuner, listen=serving.listen_address(port))
+    flags += flags_of(http=None if http_port is None else serving.listen_address(http_port))
     flags += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)
     flags += flags_of(plan_style=options.plan_style, max_in_flight=1 if stages_take_turns else None)
     flags += flags_of(fleet_listen=serving.fleet) + serving.tls_files("master") + serving.master
@@ -284,7 +286,9 @@ def master_of(
     flags += ("--client-tls", "off") if serving.private else ()
     flags += flags_of(grace=serving.grace)
     grace = EXIT_GRACE + (serving.grace or 0)
-    return Service("master", "specsot_master", serving.reached(port), flags, UNCONFIGURED, grace=grace)
+    return Service(
+        "master", "specsot_master", serving.reachable_address(port), flags, UNCONFIGURED, grace=grace
+    )
 
 
 def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> list[HostDevice]:
@@ -336,7 +340,7 @@ def flags_of(**values: object) -> tuple[str, ...]:
     return tuple(word for pair in pairs for word in pair)
 
 
-def take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
+def do_stages_take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
     """Return whether the stages of a ring compute one after the other, each with all cores of the machine.
 
     For many sequences, that is as fast as all stages at once with a share of the cores each, and for few
@@ -361,9 +365,12 @@ def with_cores(services: Sequence[Service], num_rings: int | None) -> list[Servi
     num_rings: Number of rings among which the cores are divided, if stages take turns; None: the cores are
         divided among the member processes of this machine.
     """
-    num_processes = sum(service.host is None and service.within is None for service in services[1:])
+    num_processes = sum(service.host is None and service.host_service is None for service in services[1:])
     cores = ("OMP_NUM_THREADS", str(threads_per_process(num_rings or num_processes)))
-    return [*services[:1], *(replace(one, environment=(cores, *UNCONFIGURED)) for one in services[1:])]
+    return [
+        *services[:1],
+        *(replace(service, environment=(cores, *UNCONFIGURED)) for service in services[1:]),
+    ]
 
 
 def threads_per_process(num_processes: int) -> int:
@@ -409,7 +416,7 @@ def with_join_server(serving: Serving, stages: int | None, device: str, fleet_li
     return replace(
         serving,
         places=places,
-        here=frozenset({host}),
+        own_hosts=frozenset({host}),
         fleet=fleet_listen or address_of(host, FLEET_PORT),
         joining=joining,
         certificates=serving.certificates or state_folder() / "share",
@@ -438,7 +445,7 @@ def with_member_server(serving: Serving, fleet_listen: str | None, insecure: boo
         default_address = address_of(LOOPBACK, FLEET_PORT) if serving.certificates else None
         return replace(serving, fleet=fleet_listen or default_address)
     hosts = [place.host for place in serving.places]
-    remote_host = next(host for host in hosts if host not in serving.here)
+    remote_host = next(host for host in hosts if host not in serving.own_hosts)
     for host in hosts:
         if not exposed(address_of(host, 0)):
             raise InvalidRequest(
@@ -447,7 +454,7 @@ def with_member_server(serving: Serving, fleet_listen: str | None, insecure: boo
             )
     if serving.certificates is None and not insecure:
         raise InvalidRequest(f"{remote_host} is another machine: {_TLS_FILES}", "certificates")
-    return replace(serving, fleet=fleet_listen or _endpoint(hosts, serving.here, remote_host))
+    return replace(serving, fleet=fleet_listen or _endpoint(hosts, serving.own_hosts, remote_host))
 
 
 def _endpoint(hosts: Iterable[str], own_hosts: frozenset[str], remote_host: str) -> str:

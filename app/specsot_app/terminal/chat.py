@@ -20,7 +20,7 @@ from specsot.core.view import View
 from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
 from specsot.events import NO_PLAN, Numbered, Reason, Started
 from specsot.params import MAX_SEED, MODES, Ask, Message, Mode
-from specsot_app.core.answer_view import counted, has_no_plan, summary
+from specsot_app.core.answer_view import has_no_plan, summary, with_noun
 from specsot_app.fleet.opening import FleetClient
 from specsot_app.runtime import BackgroundLoop
 from specsot_app.terminal.line_input import LineInput
@@ -61,7 +61,7 @@ def wrapped_help(help_text: str, columns: int) -> str:
     )
 
 
-def for_another_answer(ask: Ask) -> Ask:
+def with_retry_temperature(ask: Ask) -> Ask:
     """Return the request so that it may get another answer: with temperature RETRY_TEMPERATURE if its
     temperature is 0 and no seed is given.
 
@@ -107,8 +107,8 @@ class ChatHistory:
     @property
     def messages(self) -> tuple[Message, ...]:
         """Return the system message, if any, and all turns."""
-        before = (Message("system", self.system),) if self.system else ()
-        return (*before, *self.turns)
+        system_messages = (Message("system", self.system),) if self.system else ()
+        return (*system_messages, *self.turns)
 
     def with_question(self, question: str) -> tuple[Message, ...]:
         """Return the messages of a request: the system message, the conversation, then a question.
@@ -117,7 +117,7 @@ class ChatHistory:
         """
         return (*self.messages, Message("user", question))
 
-    def answered(self, question: str, answer: str) -> ChatHistory:
+    def with_exchange(self, question: str, answer: str) -> ChatHistory:
         """Return the conversation with this exchange; with an empty answer, the conversation stays as it was.
 
         question: The text that the user sent.
@@ -128,16 +128,16 @@ class ChatHistory:
         exchange = Message("user", question), Message("assistant", answer)
         return replace(self, turns=(*self.turns, *exchange))
 
-    def without_last(self, question: str) -> ChatHistory:
+    def without_last_exchange(self, question: str) -> ChatHistory:
         """Return the conversation without its newest exchange, if that exchange is a given question and its
         answer; otherwise return it unchanged.
 
         question: The question.
         """
-        asked = self.turns[-2:-1] == (Message("user", question),)
-        return replace(self, turns=self.turns[:-2]) if asked else self
+        is_last = self.turns[-2:-1] == (Message("user", question),)
+        return replace(self, turns=self.turns[:-2]) if is_last else self
 
-    def without_oldest(self) -> ChatHistory:
+    def without_oldest_exchange(self) -> ChatHistory:
         """Return the conversation without its oldest exchange; an empty one stays empty."""
         return replace(self, turns=self.turns[2:])
 
@@ -169,13 +169,13 @@ def read_messages(history: ChatHistory, text: str) -> ChatHistory:
     Raises ValueError if the text is no list of messages, or questions and answers do not take turns.
     """
     try:
-        read = tuple(
+        messages = tuple(
             Message(str(message["role"]), _text_of(message["content"])) for message in json.loads(text)
         )
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError("not a list of messages of text") from error
-    has_system = bool(read) and read[0].role == "system"
-    system, turns = (read[0].content, read[1:]) if has_system else ("", read)
+    has_system = bool(messages) and messages[0].role == "system"
+    system, turns = (messages[0].content, messages[1:]) if has_system else ("", messages)
     if [message.role for message in turns] != ["user", "assistant"] * (len(turns) // 2):
         raise ValueError("questions and answers must take turns")
     return replace(history, system=system, turns=turns)
@@ -236,11 +236,11 @@ class RunningAnswer:
         Raises what the request raises, and CancelledError if it was stopped before it began.
         """
         self._task = asyncio.current_task()
-        wrapped_help, first_event, later_events = await self._send(history, question)
+        sent_history, first_event, later_events = await self._send(history, question)
         async with aclosing(later_events):
-            left_out = (len(history.turns) - len(wrapped_help.turns)) // 2
+            left_out = (len(history.turns) - len(sent_history.turns)) // 2
             return AnsweredQuestion(
-                wrapped_help,
+                sent_history,
                 question,
                 await self._show(self._record_request_id(first_event, later_events), left_out),
             )
@@ -277,7 +277,7 @@ class RunningAnswer:
                 shorter = isinstance(error, ContextLengthExceeded) or error.field == TOO_LARGE
                 if not (shorter and history.turns):
                     raise
-                history = history.without_oldest()
+                history = history.without_oldest_exchange()
 
     async def _record_request_id(
         self, first_event: Numbered, later_events: AsyncGenerator[Numbered]
@@ -344,40 +344,43 @@ class Chat:
                     history = self._answer(history, question)
                 case "/mode", mode if mode in MODES:
                     history = replace(history, mode=mode)
-                    self._remark(f"mode {mode}")
+                    self._print_remark(f"mode {mode}")
                 case "/mode", _:
-                    self._remark(f"/mode takes one of {', '.join(MODES)}")
+                    self._print_remark(f"/mode takes one of {', '.join(MODES)}")
                 case "/system", text:
                     history = replace(history, system=text)
-                    self._remark("system message set" if text else "no system message")
+                    self._print_remark("system message set" if text else "no system message")
                 case "/seed", number if not number or is_seed(number.removeprefix("-")):
-                    drawn = not number or number.startswith("-")  # as everywhere, a negative seed is random
-                    history = replace(history, seed=None if drawn else int(number))
-                    self._remark("a seed is drawn each time" if drawn else f"seed {number}")
+                    # A negative seed means a random one, as in requests.
+                    is_random = not number or number.startswith("-")
+                    history = replace(history, seed=None if is_random else int(number))
+                    self._print_remark("a seed is drawn each time" if is_random else f"seed {number}")
                 case "/seed", _:
-                    self._remark(f"/seed takes a whole number up to {MAX_SEED}, or nothing")
+                    self._print_remark(f"/seed takes a whole number up to {MAX_SEED}, or nothing")
                 case "/compare", "":
                     self._compare()
                 case "/retry", "" if self._last is not None:
                     history = self._answer(
-                        history.without_last(self._last.question), self._last.question, differently=True
+                        history.without_last_exchange(self._last.question),
+                        self._last.question,
+                        differently=True,
                     )
                 case "/retry", "":
-                    self._remark("nothing was answered yet")
+                    self._print_remark("nothing was answered yet")
                 case ("/save" | "/load") as word, file:
                     history = self._save_or_load(history, word, Path(file).expanduser()) if file else history
-                    self._remark("" if file else f"{word} needs a file")
+                    self._print_remark("" if file else f"{word} needs a file")
                 case "/clear", "":
                     history = replace(history, turns=())
-                    self._remark("forgotten")
+                    self._print_remark("forgotten")
                 case "/stop", "":
-                    self._remark("nothing is being written")
+                    self._print_remark("nothing is being written")
                 case "/help", "":
-                    self._remark(wrapped_help(HELP, shutil.get_terminal_size().columns))
+                    self._print_remark(wrapped_help(HELP, shutil.get_terminal_size().columns))
                 case (("/exit" | "/quit"), ""):
                     break
                 case _:
-                    self._remark(f"no command is called {line.strip()}; /help tells all")
+                    self._print_remark(f"no command is called {line.strip()}; /help tells all")
         return int(self._failed)
 
     def _save_or_load(self, history: ChatHistory, command_word: str, file: Path) -> ChatHistory:
@@ -398,10 +401,10 @@ class Chat:
                 self._last = None
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            self._remark(f"{file}: {reason}")
+            self._print_remark(f"{file}: {reason}")
         else:
             verb = "kept in" if command_word == "/save" else "read from"
-            self._remark(f"{counted(len(history.turns) // 2, 'exchange')} {verb} {file}")
+            self._print_remark(f"{with_noun(len(history.turns) // 2, 'exchange')} {verb} {file}")
         return history
 
     def _next_line(self, history: ChatHistory) -> str | None:
@@ -429,7 +432,7 @@ class Chat:
         if answered is None:
             return history
         self._last = answered
-        return answered.history.answered(question, answered.view.merged)
+        return answered.history.with_exchange(question, answered.view.merged)
 
     def _compare(self) -> None:
         """Answer the last question the other way; the answer is shown, but not added to the conversation.
@@ -438,11 +441,11 @@ class Chat:
         nothing is asked.
         """
         if self._last is None:
-            self._remark("nothing was answered yet")
+            self._print_remark("nothing was answered yet")
             return
         first_view = self._last.view
         if has_no_plan(first_view.finished):
-            self._remark(f"nothing to compare with: {NO_PLAN}")
+            self._print_remark(f"nothing to compare with: {NO_PLAN}")
             return
         history = replace(self._last.history, mode="direct" if first_view.panels else "sot")
         self._ask(
@@ -471,8 +474,8 @@ class Chat:
             history: The conversation that fits.
             question: The text that the user sent.
             """
-            asked = self._make_ask(history, question)
-            return for_another_answer(asked) if differently else asked
+            ask = self._make_ask(history, question)
+            return with_retry_temperature(ask) if differently else ask
 
         answering = RunningAnswer(self._fleet, make_ask, partial(self._show, make_summary))
         future = self._background.start(answering.show(history, question))
@@ -484,10 +487,10 @@ class Chat:
         try:
             answered = future.result()
         except CancelledError:
-            self._remark("stopped before anything was written")
+            self._print_remark("stopped before anything was written")
         except SpecsotError as error:
             self._failed = True
-            self._remark(f"specsot: {error}")
+            self._print_remark(f"specsot: {error}")
         else:
             finished = answered.view.finished
             self._failed = self._failed or finished is None or finished.reason is Reason.FAILED
@@ -502,10 +505,10 @@ class Chat:
         left_out: Number of exchanges that were left out, since they do not fit the model's context.
         """
         if left_out:
-            self._remark(describe_left_out(left_out, self._max_positions))
+            self._print_remark(describe_left_out(left_out, self._max_positions))
         return await show(events, self._output_format, self._streams, make_summary)
 
-    def _remark(self, text: str) -> None:
+    def _print_remark(self, text: str) -> None:
         """Print a remark to the error stream; an empty one is not printed.
 
         text: The remark.
@@ -520,8 +523,8 @@ def describe_left_out(exchanges: int, max_positions: int | None) -> str:
     exchanges: Number of exchanges that were left out, at least 1.
     max_positions: Number of positions of the context; None if unknown.
     """
-    noun, fit, verb_was = (
+    noun, fit, was = (
         ("exchange", "fits", "was") if exchanges == 1 else (f"{exchanges} exchanges", "fit", "were")
     )
     capacity = f" of {max_positions} positions" if max_positions else ""
-    return f"the oldest {noun} no longer {fit} the model's context{capacity}, and {verb_was} left out"
+    return f"the oldest {noun} no longer {fit} the model's context{capacity}, and {was} left out"

@@ -199,7 +199,7 @@ def _done_sender(sender: socket.socket) -> Callable[[Any], None]:
     sender: Sending side of the socket.
     """
 
-    def ring(_: Any) -> None:
+    def send_done(_: Any) -> None:
         """Send DONE; the argument is the future, which is not used.
 
         _: The finished future, which is not used.
@@ -208,7 +208,7 @@ def _done_sender(sender: socket.socket) -> Callable[[Any], None]:
         with suppress(OSError):
             sender.send(DONE)
 
-    return ring
+    return send_done
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def _signals_to(file_descriptor: int) -> Generator[None]:
 
     file_descriptor: File descriptor of a socket that does not block.
     """
-    previous_handler = signal.signal(signal.SIGINT, _raise_nothing)
+    previous_handler = signal.signal(signal.SIGINT, _ignore_interrupt)
     previous_descriptor = signal.set_wakeup_fd(file_descriptor)
     try:
         yield
@@ -227,7 +227,7 @@ def _signals_to(file_descriptor: int) -> Generator[None]:
         signal.signal(signal.SIGINT, previous_handler)
 
 
-def _raise_nothing(number: int, frame: FrameType | None) -> None:
+def _ignore_interrupt(number: int, frame: FrameType | None) -> None:
     """Handle SIGINT by doing nothing; its number was already written to the socket.
 
     number: Number of the signal; it is not used.

@@ -17,7 +17,14 @@ from specsot.core.event_json import line_of
 from specsot.core.info import memory_in_words
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, Started
-from specsot_app.core.answer_view import Size, apply_forecast, conclude, draw, summary, unfinished
+from specsot_app.core.answer_view import (
+    Size,
+    describe_forecast,
+    draw,
+    final_picture,
+    interrupted_picture,
+    summary,
+)
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
@@ -107,7 +114,7 @@ async def show_text(
         if (
             isinstance(numbered.event, Started)
             and view.forecast
-            and (forecast := apply_forecast(view.forecast))
+            and (forecast := describe_forecast(view.forecast))
         ):
             print(forecast, file=streams.err, flush=True)
         if isinstance(numbered.event, MergedText) or view.finished:
@@ -153,9 +160,9 @@ async def show_live(
                 picture.view = advance(picture.view, numbered.event)
     # After Ctrl-C or a lost connection, the text stays on the screen.
     except BaseException:
-        console.print(unfinished(picture.view))
+        console.print(interrupted_picture(picture.view))
         raise
-    console.print(conclude(picture.view, make_summary(picture.view)))
+    console.print(final_picture(picture.view, make_summary(picture.view)))
     return picture.view
 
 
@@ -204,8 +211,8 @@ def weights_of(options: FleetOptions) -> str:
     files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("*.gguf")]
     if not files:
         return model.name
-    named = files[0].name if len(files) == 1 else f"{len(files)} files of {model.name}"
-    return f"{named}, {memory_in_words(sum(file.stat().st_size for file in files))}"
+    file_names = files[0].name if len(files) == 1 else f"{len(files)} files of {model.name}"
+    return f"{file_names}, {memory_in_words(sum(file.stat().st_size for file in files))}"
 
 
 def open_with_progress(err: TextIO) -> Opener:
@@ -222,19 +229,17 @@ def open_with_progress(err: TextIO) -> Opener:
         if options.master is not None:
             return await open_fleet(options)
         with bars(err) as progress:
-            description_of_files = f"loading {weights_of(options)}"
-            task = progress.add_task(description_of_files, total=None)
+            description = f"loading {weights_of(options)}"
+            task = progress.add_task(description, total=None)
 
             def report(unit: str, count: int, total: int) -> None:
                 """Show progress on the bar.
 
-                unit: Name of what is counted, such as "layers".
+                unit: Name of what is with_noun, such as "layers".
                 count: Number of these that are ready.
                 total: Their total.
                 """
-                progress.update(
-                    task, description=f"{description_of_files}: {unit}", completed=count, total=total
-                )
+                progress.update(task, description=f"{description}: {unit}", completed=count, total=total)
 
             return await open_fleet(options, report)
 

@@ -42,10 +42,10 @@ def lines_of(info: Info) -> list[str]:
 
     info: State of the fleet.
     """
-    return [f"{name:<9} {value}" for name, value in facts(info)]
+    return [f"{name:<9} {value}" for name, value in status_rows(info)]
 
 
-def facts(info: Info) -> list[tuple[str, str]]:
+def status_rows(info: Info) -> list[tuple[str, str]]:
     """Return (name, value) of everything to show, in order; what the fleet does not have is left out.
 
     info: State of the fleet.
@@ -125,7 +125,7 @@ def describe_requests(requests: RequestsInfo) -> str:
     requests: Counts of requests, sequences and prompt tokens.
     """
     share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
-    ended = " · ".join(f"{count} {why}" for why, count in requests.ended)
+    ended = " · ".join(f"{count} {reason}" for reason, count in requests.ended)
     parts = [
         f"{requests.running} running in {requests.writing} sequences",
         f"{requests.waiting} waiting",
@@ -142,8 +142,8 @@ def describe_steps(steps: StepsInfo) -> str:
     steps: Counts and speeds of steps.
     """
     tokens = steps.per_second * steps.tokens_per_step
-    each = f"{steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
-    pace = f"{steps.per_second:.1f}/s with {each}"
+    work_per_step = f"{steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
+    pace = f"{steps.per_second:.1f}/s with {work_per_step}"
     return f"{pace} · {tokens:.0f} tokens/s · {steps.steps} steps, {steps.tokens} tokens in all"
 
 
@@ -156,7 +156,7 @@ def draw_status(status: StatusView) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=LABEL_WIDTH)
     table.add_column(overflow="ellipsis", no_wrap=True)
-    for name, value in facts(status.info):
+    for name, value in status_rows(status.info):
         table.add_row(name, value)
         if name == "pages" and status.info.pages:
             pages = status.info.pages

@@ -29,9 +29,9 @@ from specsot_app.fleet.processes import (
     ChildProcess,
     end_all,
     free_port,
-    keep_quiet,
+    ignore_missing,
+    ignore_output,
     ready_client,
-    require_members,
     start,
     unless_one_ends,
 )
@@ -235,8 +235,8 @@ async def fleet_of(
         services = services_of(wanted, models, port, folder, http, serving)
         services = [_replaying(one) for one in services] if drafts.right else services
         for service in processes_of(services):
-            children.append(await start(service, keep_quiet))
-        whole = ready_client(services, ClientOptions(), None, require_members)
+            children.append(await start(service, ignore_output))
+        whole = ready_client(services, ClientOptions(), None, ignore_missing)
         client = await unless_one_ends(children, whole)
         stack.push_async_callback(client.close)
         yield children[0].service.address, f"127.0.0.1:{http}"
