@@ -341,7 +341,7 @@ def git(*words: str) -> None:
 
 
 def read() -> list[Mutant]:
-    """Return the stored mutants."""
+    """Return the stored mutants, in the order of the file."""
     return [Mutant(**fields) for fields in json.loads(MUTANTS_FILE.read_text())["mutants"]]
 
 

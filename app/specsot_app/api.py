@@ -165,8 +165,9 @@ class SpecSoT:
 
     @property
     def tokenizer(self) -> Any:
-        """Return the model's own tokenizer, as Transformers loads it. Raises Unavailable for a
-        remote fleet.
+        """Return the model's own tokenizer, as Transformers loads it; it is loaded at its first use.
+
+        Raises Unavailable for a remote fleet.
         """
         if self._options.master is not None:
             raise Unavailable("the tokenizer is with the master")
@@ -352,8 +353,8 @@ def row_of(tokens: Sequence[int]) -> Any:
 
 
 def peak_memory() -> int:
-    """Return the peak bytes of memory since the process began: of the GPUs that it computes on, else of its
-    main memory.
+    """Return the peak bytes of memory since the process began: the sum over the GPUs if this process computes
+    on a GPU, otherwise main memory.
     """
     import torch
 

@@ -213,7 +213,10 @@ Shell = Literal["bash", "zsh", "fish"]
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
-    """Arguments of `specsot completion`."""
+    """Arguments of `specsot completion`.
+
+    shell: The shell whose completion script is printed.
+    """
 
     HEADING: ClassVar[str] = "Arguments"
 

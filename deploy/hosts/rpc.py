@@ -126,12 +126,13 @@ def rows_of(
     statistics_by_way: Mapping[str, Sequence[Any]],
     after: Sequence[float],
 ):
-    """Return one row for each way.
+    """Return one row for each way of answering, that of llama.cpp first. "tau" and "branches" are None where
+    they do not apply.
 
     rtt: Delay of both directions together, in milliseconds.
     before: Tokens a second of llama.cpp in each round before our runs.
-    after: Tokens a second of llama.cpp in each round after our runs.
     statistics_by_way: Statistics of our requests, by the way of answering.
+    after: Tokens a second of llama.cpp in each round after our runs.
     """
     peer_rates = [*before, *after]
     rates = {

@@ -96,7 +96,7 @@ class Report:
     @property
     def late(self) -> bool:
         """Return whether the answer was written before anything broke: a client may read long after the
-        master wrote.
+        master wrote. False if no step was run.
         """
         first_step = self._first(STEP_PREFIX)
         lost_member = self._first("member lost")
@@ -342,7 +342,8 @@ def same_answer(first: Report, report: Report) -> bool:
 
 
 def result_in_words(first: Report, report: Report) -> str:
-    """Return in words what became of the trial.
+    """Return in words what became of the trial: the error, that it came too late, that a member was declared
+    lost for nothing, or whether the answer is the undisturbed one.
 
     first: Report of the undisturbed answer.
     report: Report of the trial.

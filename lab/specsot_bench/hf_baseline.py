@@ -38,7 +38,7 @@ class HfOutput:
 
     @property
     def seconds(self) -> float:
-        """Return the duration."""
+        """Return the seconds from the call to the last token."""
         return self.steps[-1][0]
 
 

@@ -166,7 +166,8 @@ def _methods(
 
 
 def _colour(row: Row) -> str:
-    """Return a method's colour, one of the keys of MEANING.
+    """Return a method's colour, one of the keys of MEANING: by whether Transformers wrote the answer, whether
+    the method is the baseline, and whether it must write the baseline's text.
 
     row: Figures of the method by key.
     """

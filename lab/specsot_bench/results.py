@@ -110,8 +110,8 @@ def _label_of(key: str, value: object) -> str:
 
 
 def describe_machine() -> dict[str, object]:
-    """Return processor, cores and Python version of this machine, where the clients ran; a fleet of processes
-    ran there, too.
+    """Return processor, cores and Python version of this machine, on which the clients ran, and a fleet of
+    processes as well.
     """
     return {
         "processor": platform.processor() or platform.machine(),

@@ -237,10 +237,9 @@ async def _recording_or_reason(
 
 
 def _lengths_to_write(method: Method, lengths: Sequence[int], names_left_out: set[object]) -> Sequence[int]:
-    """Return the lengths that are written.
-
-    Shorter answers are prefixes of the longest one; but each length of a plan is written, since its branches
-    share it.
+    """Return the lengths that are written: each length of a planned method, since its branches share it; of
+    other methods the longest alone, of which shorter answers are prefixes. Without a length that is measured,
+    the result is empty.
 
     method: The method that writes.
     lengths: Numbers of tokens at which the method is measured, ascending.
@@ -324,7 +323,8 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
 
 
 def _settings(task: TableRun, runners: Runners) -> Row:
-    """Return the settings of the run, by name, as they are written to the results.
+    """Return the settings of the run, by name, as they are written to the results. Models that are not used
+    are None.
 
     task: Methods, models and questions of the run.
     runners: Answers questions, and has the model's data type.

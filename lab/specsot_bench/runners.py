@@ -64,7 +64,7 @@ class StepRecorder(WorkerWatch):
         self.begin()
 
     def begin(self) -> None:
-        """Start the record of another request; no sequence of an earlier one is open."""
+        """Start the record of another request. No sequence of an earlier request may be open."""
         self._watch = Stopwatch(self._clock)
         self._evicted_pages = dict[int, int]()
         self._evicted = dict[int, int]()
@@ -122,7 +122,9 @@ class StepRecorder(WorkerWatch):
             self.samples.append(self._sample())
 
     def _sample(self) -> StepSample:
-        """Return the sample of the step that has just ended."""
+        """Return the sample of the step that has just ended. Without a drafter, only KV pages count as
+        memory.
+        """
         assert self._table is not None
         pages = self._pages * self._table.page_rows * self._row_bytes
         return StepSample(

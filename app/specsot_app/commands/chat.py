@@ -35,7 +35,14 @@ OF_CHAT = Offer(
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """Options of `specsot chat`."""
+    """Options of `specsot chat`.
+
+    system_prompt: System message before the conversation; empty: none.
+    request: Options of every question's request.
+    sampling: Sampling options of every question.
+    attention: KV policy of every question.
+    fleet: Options of the fleet that answers.
+    """
 
     HEADING: ClassVar[str] = "Conversation"
 

@@ -33,7 +33,17 @@ BETWEEN = "\n---\n"
 
 @dataclass(frozen=True, slots=True)
 class InferOptions:
-    """Options of `specsot infer`."""
+    """Options of `specsot infer`.
+
+    question: The question; None or "-": it is read from stdin.
+    json: True: print one JSON object for each event.
+    compare: True: afterwards, answer the other way, with or without a plan.
+    request: Options of the request.
+    sampling: Sampling options of the request.
+    attention: KV policy of the request.
+    form: Form that the answer must have.
+    fleet: Options of the fleet that answers.
+    """
 
     HEADING: ClassVar[str] = "Output"
 

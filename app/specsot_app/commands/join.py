@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """Options of `specsot join`."""
+    """Options of `specsot join`.
+
+    code: The code that `specsot serve --share` printed.
+    device: Torch device of the worker; "auto": a GPU where there is one.
+    kv_memory: Bytes of memory for KV pages; None: 1 GiB.
+    advertise: Host at which others reach this machine; None: as the first machine sees it.
+    """
 
     HEADING: ClassVar[str] = "Joining"
 

@@ -112,7 +112,11 @@ OF_PLANNED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of `specsot plan`."""
+    """Options of `specsot plan`.
+
+    json: True: print one JSON object instead of lines.
+    fleet: Options of the fleet that is planned.
+    """
 
     HEADING: ClassVar[str] = "Plan"
 

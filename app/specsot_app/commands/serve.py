@@ -82,7 +82,19 @@ OF_MASTER = Offer(
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Options of `specsot serve`."""
+    """Options of `specsot serve`.
+
+    host: Address that the master listens at.
+    port: The master's port for gRPC; 0: any free one.
+    http_port: The master's port for HTTP; None: 8000, or any free one if that is taken.
+    certificates: Folder with TLS files and tokens of clients; None: no TLS.
+    share: True: print a code with which other machines join.
+    log_level: Minimum severity of log lines of all services; None: info.
+    browser: True: open the page in a browser once the fleet is ready.
+    master: Options of the master.
+    fleet: Options of the fleet.
+    layer_splits: First layer of each stage after the first one, such as "14,28"; None: not given.
+    """
 
     HEADING: ClassVar[str] = "Addresses"
 
@@ -295,7 +307,7 @@ def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncCont
 def page_of(serving: Serving, http_port: int) -> str:
     """Return the address of the web page.
 
-    serving: Addresses of the services, which decide on host and TLS.
+    serving: Addresses of the services, which decide on the host, and on https if clients need TLS, else http.
     http_port: The master's port for HTTP.
     """
     return f"{'https' if serving.tls_files_of_clients else 'http'}://{serving.reachable_address(http_port)}/"
@@ -345,7 +357,7 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
 
 def announce_missing() -> OnMissing:
     """Return a callback that prints, once for each service, how services of other machines are started, and
-    each time which are still missing.
+    each time which are still missing. It prints nothing if none is missing.
     """
     from specsot_app.fleet.service_specs import command_of
 

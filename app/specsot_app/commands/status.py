@@ -28,7 +28,11 @@ PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """Options that all commands for a running master have."""
+    """Options that all commands for a running master have.
+
+    master: Address of the master, host:port.
+    client: How to connect to that master.
+    """
 
     HEADING: ClassVar[str] = "Options"
 
@@ -38,7 +42,10 @@ class MasterOptions:
 
 @dataclass(frozen=True, slots=True)
 class InfoOptions(MasterOptions):
-    """Options of `specsot info`."""
+    """Options of `specsot info`.
+
+    json: True: print one JSON object instead of lines.
+    """
 
     HEADING: ClassVar[str] = "Options"
 
@@ -79,7 +86,12 @@ async def get_state(options: MasterOptions) -> Info:
 
 @dataclass(frozen=True, slots=True)
 class StatusOptions(MasterOptions):
-    """Options of `specsot status`."""
+    """Options of `specsot status`.
+
+    every: Seconds between two queries.
+    once: True: print the state once.
+    json: True: print the state once, as one JSON object.
+    """
 
     HEADING: ClassVar[str] = "Options"
 
@@ -119,7 +131,10 @@ async def show_live(options: StatusOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceOptions(MasterOptions):
-    """Options of `specsot rebalance`."""
+    """Options of `specsot rebalance`.
+
+    wait: Seconds to wait for the new ring.
+    """
 
     HEADING: ClassVar[str] = "Options"
 

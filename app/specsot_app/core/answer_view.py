@@ -54,7 +54,11 @@ MIN_PAUSED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of the terminal, in character cells."""
+    """Size of the terminal, in character cells.
+
+    width: Number of columns.
+    height: Number of lines.
+    """
 
     # Columns of the terminal.
     width: int
@@ -227,11 +231,12 @@ def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
 
 
 def frame(panel: Panel, text_width: int, lines: int) -> Frame:
-    """Return the panel of one branch: its title at the top, the end of its text, its state at the bottom.
+    """Return the panel of one branch: its title at the top, the end of its text, its state at the bottom. A
+    branch that has not started has a dim border.
 
     panel: The branch.
-    text_width: Columns for text inside the border.
-    lines: Text lines inside the border.
+    text_width: Number of columns for text inside the border.
+    lines: Number of text lines inside the border.
     """
     return Frame(
         last_lines(panel.text, text_width, lines),
@@ -442,8 +447,9 @@ def summary(
 
 
 def comparison_line(other: Finished, comparing_command: str) -> str:
-    """Return the comparison with the same question answered the other way; a plan that failed is named as no
-    comparison.
+    """Return the comparison with the same question answered the other way. If the other answer's plan was
+    dropped, the line says that there is nothing to compare; if it ended otherwise than by itself or at its
+    limit, the line says why.
 
     other: The last event of the other answer.
     comparing_command: The command that asked for the other answer, such as "/compare".

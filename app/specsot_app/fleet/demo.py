@@ -58,14 +58,18 @@ def smollm2_file(out: TextIO) -> Path:
 
 
 def small_pair() -> Path:
-    """Return the folder that has the bundled small model as `base` and its head as `eagle3`. Raises
-    ModelError if it is missing.
+    """Return the folder that has the bundled small model as `base` and its head as `eagle3`.
+
+    Raises ModelError if it is missing.
     """
     return _folder("demo/base").parent
 
 
 def head_folder() -> Path:
-    """Return the folder of the head for SmolLM2. Raises ModelError if it is missing."""
+    """Return the folder of the bundled head for SmolLM2.
+
+    Raises ModelError if it is missing.
+    """
     return _folder("smollm2/eagle3")
 
 

@@ -122,7 +122,9 @@ def count_memory(options: FleetOptions) -> int:
 
 
 def find_gpus() -> FoundGpus:
-    """Return the GPUs that torch can use and that the driver knows, without making a CUDA context."""
+    """Return the GPUs that torch can use and that the driver knows, without making a CUDA context. On a
+    machine without a GPU, the result has no GPUs.
+    """
     import torch
 
     installed = _installed_gpus()

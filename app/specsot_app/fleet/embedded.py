@@ -164,12 +164,12 @@ class EmbeddedFleet:
 
     @property
     def text(self) -> object:
-        """Return the master's tokenizer."""
+        """Return the master's tokenizer, an object of `specsot_master.text.Text`."""
         return self._master.text
 
     async def close(self) -> None:
-        """Let every member leave, and wait until all have. Requests that are still waiting end with
-        an error.
+        """Let every member leave, and wait until all have left. Requests that are still waiting end with an
+        error.
         """
         self._master.end("the fleet is closed")
         self._leaving.set()

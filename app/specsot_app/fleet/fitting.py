@@ -110,7 +110,9 @@ class FleetPlan:
 
     @property
     def lacking(self) -> dict[str, int]:
-        """Return the missing bytes by device; devices with enough room are left out."""
+        """Return the missing bytes by device. Devices with enough room, or whose free memory is unknown, are
+        left out.
+        """
         rooms = {stage.place: stage.room for stage in self.stages if stage.room is not None}
         needs = Counter[str]()
         for stage in self.stages:
@@ -292,7 +294,7 @@ def _without_drafter_memory(worker: Registration, draft_memory: DraftMemory | No
 def _drafter_registration(
     draft_memory: DraftMemory, options: FleetOptions, config: ModelConfig
 ) -> Registration:
-    """Return what the drafter would register with.
+    """Return what the drafter would register with. A drafter without an EAGLE head has no tree shape.
 
     draft_memory: Sizes of the drafter.
     options: Options of the fleet.
@@ -423,7 +425,8 @@ def _speed(stages: Sequence[StagePlan]) -> float | None:
 
 
 def _form_in_words(base: Path, layer_memory: LayerMemory) -> str:
-    """Return the form of the weights in words, such as "int8, computed in bf16".
+    """Return the form of the weights in words: "bf16", "int8, computed in bf16", or, for a model that was
+    published in fewer bits, the published form and what is done with it.
 
     base: Directory of the base model.
     layer_memory: Sizes of the layers, with the number format and quantization.

@@ -112,7 +112,7 @@ class Authority:
         return signed.public_bytes(serialization.Encoding.PEM).decode()
 
     def _make(self) -> None:
-        """Create key and certificate of the authority in its folder."""
+        """Create key and certificate of the authority in its folder. An older key is replaced."""
         key = write_key(self._folder, "ca.key")
         name = _x509_name("SpecSoT fleet")
         builder = _certificate_builder("SpecSoT fleet", name, AUTHORITY_DAYS).public_key(key.public_key())

@@ -38,8 +38,11 @@ Demo = Literal["smollm2", "small"]
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What a client trusts, and which token it sends to a master. `token` is used if there is no
-    `token_file`.
+    """What a client trusts, and which token it sends to a master.
+
+    tls_ca: File with the CA certificates (PEM) that verify the master; None: no TLS.
+    token_file: File with the bearer token; None: `token` is used.
+    token: Bearer token; None: no token is sent. It has no effect if there is a `token_file`.
     """
 
     HEADING: ClassVar[str] = "Connection"
@@ -270,7 +273,9 @@ class Models:
 
     @property
     def drafts(self) -> DrafterName:
-        """Return the drafter in use."""
+        """Return the drafter in use: the one that was asked for, else "eagle" if there is a head, else
+        "none".
+        """
         return self.drafter or ("none" if self.draft is None else "eagle")
 
 

@@ -106,7 +106,7 @@ class ChatHistory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Return the system message, if any, and all turns."""
+        """Return the system message, if it is not empty, and all turns."""
         system_messages = (Message("system", self.system),) if self.system else ()
         return (*system_messages, *self.turns)
 
@@ -246,8 +246,8 @@ class RunningAnswer:
             )
 
     async def stop(self) -> None:
-        """Cancel the request, and let what was written arrive. A second call, or one before the request
-        began, ends at once.
+        """Cancel the request, and let the text that was written arrive. Before the request began, and at a
+        second call, end at once: `show` then raises CancelledError.
         """
         if self._request is not None and not self._stopping:
             self._stopping = True

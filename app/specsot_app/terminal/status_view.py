@@ -67,8 +67,8 @@ def status_rows(info: Info) -> list[tuple[str, str]]:
 
 
 def describe_member(member: MemberInfo, info: Info) -> str:
-    """Return a member's name, address, layers, milliseconds of a step, and whether it is a standby, in one
-    line.
+    """Return a member in one line: name and address, then, as far as they exist, its layers, milliseconds of
+    a step, and ring, and whether it is a standby.
 
     member: The member.
     info: State of the member's fleet.
@@ -238,7 +238,7 @@ async def get_info(query: Query) -> Info:
 
 def with_pace(status: StatusView) -> StatusView:
     """Return the view with the state's steps per second appended to its pace, of which the newest
-    CURVE_LENGTH are kept.
+    CURVE_LENGTH are kept. A state without steps counts as 0 steps per second.
 
     status: A view with a new state.
     """

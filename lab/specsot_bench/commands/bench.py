@@ -26,7 +26,10 @@ OF_MEASURED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Where results are written."""
+    """Where results are written.
+
+    output: Path of the JSON file; None: results are only printed.
+    """
 
     HEADING: ClassVar[str] = "Output"
 
@@ -53,7 +56,16 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class TablesOptions:
-    """Options of `specsot bench quick` and `full`."""
+    """Options of `specsot bench quick` and `full`.
+
+    methods: Rows of the table.
+    prompts: File of questions, one a line; None: built-in questions.
+    minutes: Maximum minutes for all answers; None: no limit.
+    text: File with a text for perplexity; None: a built-in text.
+    small_model: Directory or name of a small language model; None: none.
+    fleet: Options of the models and their precision.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 

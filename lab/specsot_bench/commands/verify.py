@@ -32,7 +32,14 @@ OF_VERIFIED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """Options of `specsot verify`."""
+    """Options of `specsot verify`.
+
+    prompts: File of questions, one a line; None: built-in questions.
+    max_new_tokens: Maximum number of tokens of each answer.
+    near: Gap of the two largest logits below which a difference counts as a tie.
+    json: True: print one JSON object instead of lines.
+    fleet: Options of the fleet that is verified.
+    """
 
     HEADING: ClassVar[str] = "Comparison"
 

@@ -62,12 +62,12 @@ class Excerpt:
 
     @property
     def rate(self) -> float:
-        """Return tokens a second, from the request on."""
+        """Return the number of tokens a second, from the request on."""
         return self.tokens / self.seconds
 
     @property
     def per_token(self) -> float:
-        """Return the seconds of a token after the first (TPOT)."""
+        """Return the mean seconds of a token after the first (TPOT). For a single token, the seconds after it are returned."""
         return (self.seconds - self.first) / max(self.tokens - 1, 1)
 
     @property
@@ -200,9 +200,10 @@ def unwritten(
 
 
 def row_of(runs: Runs, baseline: Runs, quality: Perplexities) -> dict[str, object]:
-    """Return a row of the table, by the names of its figures.
+    """Return a row of the table, by the names of its figures. Figures that were not measured are None, and so
+    is the standard deviation of a single run.
 
-    runs: The runs of the method at one length.
+    runs: The runs of the method at one length, at least one.
     baseline: The baseline's runs at the same length; a ratio is taken within its round.
     quality: Perplexities of the method.
     """

@@ -35,7 +35,10 @@ class EagleConfig:
     tree_mask_mode: TreeMaskMode = TreeMaskMode.FULL_MASK
 
     def __post_init__(self) -> None:
-        """Check every value. Raises InvalidRequest that names the first impossible one."""
+        """Check every value.
+
+        Raises InvalidRequest that names the first impossible value.
+        """
         for name in ("topk", "num_steps", "num_draft_tokens"):
             value = getattr(self, name)
             minimum = 2 if name == "num_draft_tokens" else 1
@@ -53,7 +56,7 @@ class EagleConfig:
 
     @property
     def sampling(self) -> Sampling:
-        """Return the sampling options."""
+        """Return the sampling options; None, which means no cut, becomes the value that cuts nothing."""
         return Sampling(
             self.temperature, 1.0 if self.top_p is None else self.top_p, self.top_k or 0, self.min_p or 0.0
         )
@@ -78,10 +81,11 @@ class Batch:
     given: Any
 
     def extended(self, new_tokens: Sequence[Sequence[int]], pad_token: int) -> Ids:
-        """Return what was given, followed by what was written; lists for lists.
+        """Return what was given, followed by what was written. The result is a list if lists were given, and
+        a single sequence if a single one was given.
 
-        For a tensor, return a tensor [num_sequences, longest] on the same device, filled with `pad_token`.
-        What was written begins in the same column of every row.
+        For a tensor, return a tensor [num_sequences, longest], or [longest] for a single sequence, on the
+        same device, filled with `pad_token`. What was written begins in the same column of every row.
 
         new_tokens: Token ids that each sequence wrote.
         pad_token: Token id with which shorter rows of a tensor are filled.

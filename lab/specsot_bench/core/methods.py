@@ -62,7 +62,9 @@ class Method:
 
     @property
     def family(self) -> str:
-        """Return the family, one of FAMILIES."""
+        """Return the family, one of FAMILIES: by whether Transformers writes, then by plan, drafter and
+        window; PLAIN without any of these.
+        """
         if self.rival:
             return "transformers"
         if self.planned:

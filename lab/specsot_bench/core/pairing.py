@@ -24,7 +24,7 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Return tokens a second."""
+        """Return the number of tokens a second."""
         return self.tokens / self.seconds
 
 
@@ -55,7 +55,10 @@ class Comparison:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return the first and third quartile of the ratios; with a single pair, its ratio twice."""
+        """Return the first and third quartile of the ratios; with a single pair, its ratio twice.
+
+        Raises statistics.StatisticsError without pairs.
+        """
         if len(self.a) < 2:
             return self.ratio, self.ratio
         quartiles = statistics.quantiles(self.ratios, n=4)
@@ -63,7 +66,10 @@ class Comparison:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Return the median tokens per second of A and of B."""
+        """Return (median tokens per second of A, of B).
+
+        Raises statistics.StatisticsError without runs.
+        """
         return statistics.median(s.rate for s in self.a), statistics.median(s.rate for s in self.b)
 
 

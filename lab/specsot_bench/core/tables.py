@@ -47,7 +47,8 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
     """
 
     def cell(row: Row) -> str:
-        """Return a row's figure as text.
+        """Return a row's figure as text; NONE if the row has no such figure, with an exponent from
+        EXPONENT_FROM on.
 
         row: Figures of the row by key.
         """

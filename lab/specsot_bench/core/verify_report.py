@@ -32,13 +32,13 @@ class Acceptance:
 
     @property
     def per_step(self) -> float:
-        """Return the tokens of a step, bonus included (tau)."""
+        """Return the mean number of tokens of a step, bonus included (tau); 1.0 without steps."""
         return 1 + statistics.fmean(self.lengths) if self.lengths else 1.0
 
     @property
     def by_depth(self) -> tuple[float, ...]:
         """Return the fractions of steps that accept at least 1, 2, ... drafts: lengths (0, 2, 1, 0) -> (0.5,
-        0.25).
+        0.25). Empty if no draft was accepted.
         """
         steps = max(len(self.lengths), 1)
         deepest = max(self.lengths, default=0)
@@ -67,8 +67,8 @@ class HeadFit:
 
     @property
     def verdict(self) -> Literal["fits", "off", "unfit"]:
-        """Return "fits", "off" (one setting is wrong, and `trial` says which) or "unfit" (hardly a draft is
-        accepted).
+        """Return "off" if one setting is wrong, and `trial` says which; else "fits", or "unfit" if hardly a
+        draft is accepted.
         """
         if self.better is not None and self.better.per_step >= MIN_SPEEDUP * self.as_is.per_step:
             return "off"
@@ -195,7 +195,9 @@ class Report:
 
     @property
     def reference(self) -> str:
-        """Return the name of the reference."""
+        """Return the name of the reference: "Transformers", or the base itself if its rounding makes a
+        different model of it.
+        """
         return f"the base in {self.rounding} by itself" if self.rounding else "Transformers"
 
     def first(self, answer: CheckedAnswer) -> TokenDifference | None:
@@ -212,12 +214,14 @@ class Report:
 
     @property
     def ties(self) -> int:
-        """Return the number of differences that rounding explains."""
+        """Return the number of differences that rounding explains, over all answers."""
         return sum(difference.gap < self.near for answer in self.answers for difference in answer.differences)
 
     @property
     def identical(self) -> bool:
-        """Return whether all differences are near ties, and few."""
+        """Return whether all differences are near ties, and at most MAX_TIE_SHARE of the tokens, or a single
+        token.
+        """
         all_explained = not any(self.first(answer) for answer in self.answers)
         return all_explained and self.ties <= max(1, MAX_TIE_SHARE * self.tokens)
 
@@ -300,7 +304,7 @@ def _acceptance_in_words(accepted: Acceptance) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return a report as an object for JSON.
+    """Return a report as an object for JSON; "head" is None if no head was examined.
 
     report: Result of the verification.
     """

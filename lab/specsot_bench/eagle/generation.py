@@ -83,17 +83,19 @@ class EagleStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the written tokens a second."""
+        """Return the number of written tokens a second; 0 if no time was measured."""
         return self.new_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Return accepted drafts divided by proposed drafts."""
+        """Return the number of accepted drafts divided by that of proposed drafts; 0 without drafts."""
         return self.trees.acceptance_rate
 
     @property
     def mean_accept_length(self) -> float:
-        """Return the accepted drafts of a tree; each tree yields one more token, the bonus."""
+        """Return the mean number of accepted drafts of a tree; each tree yields one more token, the bonus. 0
+        without trees.
+        """
         return self.trees.mean_accept_length
 
 
@@ -107,7 +109,11 @@ ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass of the target (a step): the frame that was computed, and its result."""
+    """One forward pass of the target.
+
+    frame: The frame that was computed.
+    result: The result of its verification.
+    """
 
     frame: Frame
     result: Result
@@ -378,7 +384,7 @@ class Generation:
         self._seconds = 0.0
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield what is written, step by step, until every sequence has ended."""
+        """Yield what is written, step by step, until every sequence has ended. Call it once."""
         while any(sequence.end is None for sequence in self._sequences):
             began = self._clock()
             step = self._ring.turn()
@@ -392,7 +398,7 @@ class Generation:
 
     @property
     def stats(self) -> EagleStats:
-        """Return the statistics so far."""
+        """Return the statistics of all steps so far."""
         lengths = [accepted for sequence in self._sequences for accepted in sequence.accepted]
         return EagleStats(
             tuple(
@@ -470,7 +476,7 @@ class EagleBenchmark:
 
     @property
     def ratio(self) -> float:
-        """Return the median ratio over the batches."""
+        """Return the median, over the batches, of the speed with drafts divided by the speed without."""
         return self.comparison.ratio
 
     def __str__(self) -> str:
