@@ -228,7 +228,7 @@ def read() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/demo/base")
-    parser.add_argument("--head", help="of a drafter; otherwise nobody drafts")
+    parser.add_argument("--head", help="of a drafter; without it nothing is drafted")
     parser.add_argument("--rebalance", action="store_true")
     parser.add_argument("--quantization", help="of both; otherwise they compute in fp32")
     parser.add_argument("--tokens", type=int, default=900)

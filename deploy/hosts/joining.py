@@ -117,7 +117,7 @@ async def refusals(machines: Machines) -> Rows:
     rows = [("the code is mistyped", await machines.try_to_join("b", mistyped(code)))]
     rows += [("the code of another fleet", await machines.try_to_join("b", code_of_other_fleet(code)))]
     rows += [("SpecSoT 0.0.9 joins", await machines.try_to_join("b", code, OLD))]
-    rows += [("nobody is there", await machines.try_to_join("b", code.replace(":50059", ":50058")))]
+    rows += [("no server listens there", await machines.try_to_join("b", code.replace(":50059", ":50058")))]
     return rows
 
 
@@ -179,6 +179,6 @@ async def main(options: argparse.Namespace, words: list[str]) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--log", type=argparse.FileType("w"), help="for all that the services say")
+    parser.add_argument("--log", type=argparse.FileType("w"), help="file for the lines of the services")
     with network():
         sys.exit(asyncio.run(main(*parser.parse_known_args())))

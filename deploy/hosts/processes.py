@@ -189,7 +189,7 @@ def read() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/demo/base")
-    parser.add_argument("--head", default="models/demo/eagle3", help="empty: nobody drafts")
+    parser.add_argument("--head", default="models/demo/eagle3", help="empty: nothing is drafted")
     parser.add_argument("--mode", default="direct")
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--only", default="", help="trials that have these words in their names")

@@ -320,7 +320,7 @@ def outcome_of(last_line: str, seconds: float, silence: float) -> Outcome:
     try:
         event = json.loads(last_line)
     except ValueError:
-        return Outcome(None, seconds, silence, last_line.strip() or "nothing was said")
+        return Outcome(None, seconds, silence, last_line.strip() or "no output")
     if event.get("event") != "finished":
         return Outcome(None, seconds, silence, f"the answer ended with {event.get('event')}")
     return Outcome(event["text"], seconds, silence)
@@ -351,9 +351,9 @@ def result_in_words(first: Report, report: Report) -> str:
     if report.outcome.error:
         return report.outcome.error
     if report.late:
-        return "too late: it was written already"
+        return "too late: the answer was complete already"
     if report.alarmed:
-        return "**a member was missed for nothing**"
+        return "**a member was declared lost for nothing**"
     return "identical" if same_answer(first, report) else "**another one**"
 
 

@@ -189,7 +189,7 @@ async def write_rounds(
                 key = method.name, tokens
                 seconds_left = None if round_number else _seconds_left(task, method, stopwatch.seconds)
                 if seconds_left is not None and seconds_left < 0:
-                    failures[key] = "not reached in the time given"
+                    failures[key] = "not reached in time"
                 if key not in failures:
                     recording = await _recording_or_reason(
                         writer, method, task.question(round_number), tokens, seconds_left
@@ -229,7 +229,7 @@ async def _recording_or_reason(
     try:
         return await writer.write(method, question, tokens, seconds)
     except TimeoutError:
-        return "not ended in the time given"
+        return "not finished in time"
     except SpecsotError as error:
         if method.name == PLAIN:
             raise

@@ -233,7 +233,7 @@ def test_a_row_is_left_out_once() -> None:
 def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (tmp_path, tmp_path / "run.md", tmp_path / "run.tex"):
-        with pytest.raises(InvalidRequest, match="no name for JSON"):
+        with pytest.raises(InvalidRequest, match="cannot be the JSON file"):
             _ = OutputOptions(wrong).place
     with pytest.raises(FileExistsError):
         _ = OutputOptions(tmp_path / "file" / "run.json").place

@@ -148,7 +148,7 @@ async def test_a_member_that_cannot_be_helped_is_given_up(word: str, times: int)
     ear = Ear()
     assert str(await keep_running([await start(little(word), ear)], ear)).startswith("little-0: ")
     assert ear.lines.count(("little-0", "here I am")) == times
-    told = "3 times in a row within 30 minutes of its start: it is given up"
+    told = "3 times in a row within 30 minutes of its start: it is not started again"
     assert (told in ear.lines[-1][1]) == (times == 3)
 
 

@@ -81,7 +81,7 @@ def test_members_of_one_host_have_ports_of_their_own() -> None:
 
 def test_this_machine_is_told_from_others() -> None:
     assert local_hosts(["127.0.0.1", "localhost", "192.0.2.1"]) == {"127.0.0.1", "localhost"}
-    with pytest.raises(InvalidRequest, match=r"nobody here knows the host nowhere\.invalid"):
+    with pytest.raises(InvalidRequest, match=r"cannot resolve the host nowhere\.invalid"):
         local_hosts(["nowhere.invalid"])
 
 
@@ -102,7 +102,7 @@ def test_what_is_missing_is_said(devices: str, here, said: str) -> None:
 
 def test_a_machine_without_stages_must_say_where_it_is_reached() -> None:
     serving = replace(PRIVATE, places=parse_devices("10.0.0.2#0"))
-    with pytest.raises(InvalidRequest, match="no device is here: give --fleet-listen HOST:50060"):
+    with pytest.raises(InvalidRequest, match="no device is on this machine: give --fleet-listen HOST:50060"):
         with_member_server(serving, None, True)
     assert with_member_server(serving, "10.0.0.9:7", True).fleet == "10.0.0.9:7"
 
@@ -194,7 +194,7 @@ def test_a_fleet_of_ones_own_has_its_stages_on_the_devices_that_are_named() -> N
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (FleetOptions(devices="192.0.2.1#0"), "devices name 192.0.2.1, another machine: specsot serve"),
+        (FleetOptions(devices="192.0.2.1#0"), "devices name 192.0.2.1, another machine: start the fleet"),
         (FleetOptions(devices="127.0.0.1#0", stages=2), "devices are 1, stages 2"),
         (FleetOptions(devices="127.0.0.1#0", layers="0:3,3:8"), "devices are 1, stages 2"),
     ],

@@ -37,7 +37,7 @@ FIRST = Report("nothing", Outcome("An answer.", 2.0, 0.5), ())
         (json.dumps({"event": "finished", "text": "An answer."}), "An answer.", ""),
         (json.dumps({"event": "merged_text", "text": "An"}), None, "the answer ended with merged_text"),
         ("specsot: the ring is not complete", None, "specsot: the ring is not complete"),
-        ("", None, "nothing was said"),
+        ("", None, "no output"),
     ],
 )
 def test_a_client_s_last_line_says_how_it_ended(last: str, text: str | None, error: str) -> None:

@@ -122,7 +122,7 @@ def test_the_verdict_on_the_head_is_said_plainly() -> None:
 
 def test_a_fleet_that_never_drafted_is_told() -> None:
     idle = Report((CheckedAnswer("Why?", 9, 1.0, ()),), 1e-4, "eagle")
-    assert "only the split was put to the test" in list(lines_of(idle, str))[-1]
+    assert "only the split into stages was tested" in list(lines_of(idle, str))[-1]
     assert not replace(idle, drafter="none").idle
 
 

@@ -86,7 +86,7 @@ def _speed(stages: Sequence[StagePlan], tokens_per_second: float | None) -> str:
     """
     bytes_read = f"{memory_in_words(sum(stage.read for stage in stages))} of weights that one step reads"
     if tokens_per_second is None:
-        return f"not predicted: it takes the memory bandwidth of every device ({bytes_read})"
+        return f"not predicted: the memory bandwidth of a device is unknown ({bytes_read})"
     speeds = ", ".join(dict.fromkeys(f"{stage.bandwidth / 1e9:,.0f}" for stage in stages if stage.bandwidth))
     return (
         f"{tokens_per_second:.1f} tokens/s predicted, not measured: {bytes_read} / {speeds} GB/s; "

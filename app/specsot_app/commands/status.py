@@ -164,7 +164,9 @@ async def rebalance_and_wait(options: RebalanceOptions) -> Rebalanced:
             async with asyncio.timeout(options.wait):
                 rebalanced = await master.rebalance()
         except TimeoutError:
-            raise Unavailable(f"after {options.wait:g} s layers or KV rows are still on their way") from None
+            raise Unavailable(
+                f"after {options.wait:g} s layers or KV rows are still being transferred"
+            ) from None
         await wait_complete(master, rebalanced.epoch, options.wait)
         return rebalanced
 

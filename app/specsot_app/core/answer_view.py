@@ -43,7 +43,7 @@ ENDS = {
     Reason.LENGTH: "cut",
     Reason.CANCELLED: "stopped",
     Reason.FAILED: "failed",
-    Reason.PARENT_FAILED: "left out, for what it needs failed",
+    Reason.PARENT_FAILED: "left out, because a point that it needs failed",
 }
 # Tokens per step and branch. Below it, the summary does not mention drafts: 1.04 would be shown as 1.0, which
 # is the value without drafts.

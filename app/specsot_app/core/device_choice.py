@@ -98,7 +98,7 @@ def choose_device(
         return ChosenDevice("cuda", _used(gpus_found.gpus, needed_bytes))
     largest = max(gpus_found.gpus, key=_free)
     requirement = f"the model needs {memory_in_words(needed_bytes)}"
-    return ChosenDevice("cpu", f"device cpu: {requirement}, the most that a GPU has free is {largest}")
+    return ChosenDevice("cpu", f"device cpu: {requirement}, the GPU with the most free memory is {largest}")
 
 
 def _holds(gpu: FoundGpu, needed_bytes: int | None) -> bool:
@@ -143,9 +143,7 @@ def _sharded(gpus: Sequence[FoundGpu], needed_bytes: int | None, shards: int) ->
     too_small = [gpu for gpu in chosen if not _holds(gpu, bytes_per_gpu)]
     reason = _used(chosen, needed_bytes)
     if too_small and bytes_per_gpu is not None:
-        reason += (
-            f"; {memory_in_words(bytes_per_gpu)} of it on each, for which there is not room on {too_small[0]}"
-        )
+        reason += f"; {memory_in_words(bytes_per_gpu)} of it on each, which does not fit on {too_small[0]}"
     return ChosenDevice("cuda:0", reason)
 
 
@@ -156,11 +154,11 @@ def _without_gpu(gpus_found: FoundGpus) -> ChosenDevice:
     gpus_found: What was found of GPUs and of torch; torch can use none of the GPUs.
     """
     if not gpus_found.installed:
-        return ChosenDevice("cpu", "device cpu: no NVIDIA GPU is here", notable=False)
+        return ChosenDevice("cpu", "device cpu: this machine has no NVIDIA GPU", notable=False)
     gpus_here = (
-        "an NVIDIA GPU is here"
+        "this machine has an NVIDIA GPU"
         if gpus_found.installed == 1
-        else f"{gpus_found.installed} NVIDIA GPUs are here"
+        else f"this machine has {gpus_found.installed} NVIDIA GPUs"
     )
     if not gpus_found.torch_cuda:
         obstacle = f"but torch {gpus_found.torch_version} is built for CPUs; {CPU_TORCH_REMEDY}"

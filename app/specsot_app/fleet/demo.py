@@ -235,4 +235,4 @@ def _folder(name: str) -> Path:
     for folder in PLACES:
         if (folder / name / "config.json").is_file():
             return folder / name
-    raise ModelError(f"models/{name} came neither with this installation nor with its source: give --model")
+    raise ModelError(f"models/{name} is neither in this installation nor in its source: give --model")

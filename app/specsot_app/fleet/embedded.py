@@ -187,7 +187,7 @@ class EmbeddedFleet:
         """
         if self._leaving.is_set() or member.cancelled() or (error := member.exception()) is None:
             return
-        reason = f"{name} died: {error if isinstance(error, SpecsotError) else type(error).__name__}"
+        reason = f"{name} failed: {error if isinstance(error, SpecsotError) else type(error).__name__}"
         # A SpecsotError reaches the caller who opens or asks the fleet, so that only others are logged.
         if not isinstance(error, SpecsotError):
             log.error("a member died", name=name, exc_info=error)

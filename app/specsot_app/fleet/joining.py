@@ -71,7 +71,7 @@ class Authority:
             self._key = cast("ec.EllipticCurvePrivateKey", key)
             self._certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
         except (ValueError, TypeError, OSError) as error:
-            raise InvalidRequest(f"{folder}: no CA that signs ({error})", field="certificates") from None
+            raise InvalidRequest(f"{folder}: it has no usable CA ({error})", field="certificates") from None
 
     @property
     def pem(self) -> str:
@@ -98,7 +98,7 @@ class Authority:
         except ValueError:
             parsed = None
         if parsed is None or not parsed.is_signature_valid:
-            raise InvalidRequest("what asks for a certificate is not a request for one", field="request")
+            raise InvalidRequest("the message has no valid certificate request", field="request")
         alternative_names = x509.SubjectAlternativeName([x509.DNSName(role), *HERE])
         builder = _certificate_builder(role, self._certificate.subject, MEMBER_DAYS).public_key(
             parsed.public_key()
@@ -252,7 +252,7 @@ def parse_code(code_text: str) -> JoinCode:
         decoded = b""
     if len(decoded) != PIN_BYTES + SECRET_BYTES or not address.rpartition(":")[2].isdecimal():
         raise InvalidRequest(
-            "this is not a whole code: copy all of what `specsot serve --share` printed", "code"
+            "the code is incomplete: copy all of what `specsot serve --share` printed", "code"
         )
     return JoinCode(address, decoded[:PIN_BYTES], decoded[PIN_BYTES:])
 
@@ -327,7 +327,7 @@ class JoinServer:
                 answer = self._answer(message)
                 host = writer.get_extra_info("peername")[0]
                 self._print_line(
-                    f"{host} was {'refused: ' + answer['refused'] if 'refused' in answer else 'let in'}"
+                    f"{host} was {'refused: ' + answer['refused'] if 'refused' in answer else 'admitted'}"
                 )
                 if "refused" not in answer:
                     self._print_line(invitation(self.code))
@@ -347,7 +347,7 @@ class JoinServer:
         """
         shown_secret = str(message.get("secret", "")).encode()
         if not hmac.compare_digest(shown_secret, b64encode(self.code.secret)):
-            return {"refused": "its code was used already, or is mistyped: take the newest one"}
+            return {"refused": "its code has been used already or is mistyped: use the newest code"}
         try:
             certificate = self._authority.sign(str(message.get("request", "")), "worker")
         except InvalidRequest as error:
@@ -442,7 +442,7 @@ async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
     except ValueError:
         genuine = False
     if not genuine:
-        raise Refused(f"who answers at {code.address} is not the fleet of this code, or the code is mistyped")
+        raise Refused(f"the server at {code.address} is not the fleet of this code, or the code is mistyped")
     async with _connection(code.address, ssl.create_default_context(cadata=ca)) as (reader, writer):
         their_version = (await _read_message(reader)).get("specsot")
         if their_version != __version__:
@@ -453,7 +453,7 @@ async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
         await _send_message(writer, {"secret": b64encode(code.secret).decode(), "request": request_of(key)})
         answer = await _read_message(reader)
         if "refused" in answer:
-            raise Refused(f"{code.address} does not let this machine in: {answer['refused']}")
+            raise Refused(f"{code.address} refused this machine: {answer['refused']}")
         write_identity(code_folder, str(answer["certificate"]), ca)
         addresses = {"master": str(answer["master"]), "own": writer.get_extra_info("sockname")[0]}
         (code_folder / "place.json").write_text(
@@ -470,7 +470,7 @@ def _checked_flags(flags: Any) -> tuple[str, ...]:
     parts = [str(word) for word in flags]
     known = all(name in SHARED for name in parts[::2]) and len(parts) % 2 == 0
     if not known or not all(re.fullmatch(r"[a-z0-9]{1,16}", value) for value in parts[1::2]):
-        raise Refused(f"the fleet asks for flags that no worker of it needs: {' '.join(parts)[:200]}")
+        raise Refused(f"the fleet sent flags that its workers do not share: {' '.join(parts)[:200]}")
     return tuple(parts)
 
 
@@ -497,9 +497,7 @@ async def _connection(
     except ssl.SSLError as error:
         raise Unavailable(f"{address} has no certificate of the fleet: {error.reason}") from None
     except (TimeoutError, OSError) as error:
-        reason = (
-            "no answer" if isinstance(error, TimeoutError) else (error.strerror or "nobody answers").lower()
-        )
+        reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or "no answer").lower()
         raise Unavailable(f"cannot join at {address}: {reason}") from None
 
 
@@ -524,9 +522,7 @@ async def _read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
         message = None
     if not isinstance(message, dict):
-        raise Unavailable(
-            "the other machine went away before it had said all; take the newest code and try again"
-        )
+        raise Unavailable("the other machine closed the connection early; use the newest code and try again")
     return cast("dict[str, Any]", message)
 
 
@@ -541,7 +537,7 @@ def own_address() -> str:
             probe.connect(("192.0.2.1", PORT))
         except OSError:
             raise InvalidRequest(
-                "no address is known by which others reach this machine: give --fleet-listen HOST:50060",
+                "this machine has no address that others can reach: give --fleet-listen HOST:50060",
                 field="fleet_listen",
             ) from None
         return probe.getsockname()[0]

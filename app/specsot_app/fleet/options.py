@@ -457,7 +457,7 @@ def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     if other_hosts:
         message = f"devices name {', '.join(sorted(other_hosts))}, another machine"
         raise InvalidRequest(
-            f"{message}: specsot serve --devices spreads a fleet, connect reaches it", "devices"
+            f"{message}: start the fleet with `specsot serve --devices`, then connect to it", "devices"
         )
     return places
 
@@ -489,7 +489,9 @@ def _is_local_host(host: str) -> bool:
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
     except OSError:
-        raise InvalidRequest(f"devices: nobody here knows the host {host}", field="devices") from None
+        raise InvalidRequest(
+            f"devices: this machine cannot resolve the host {host}", field="devices"
+        ) from None
     for family, kind, _, _, address in addresses:
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(address)

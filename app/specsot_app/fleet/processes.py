@@ -366,7 +366,7 @@ async def keep_running(
             description = (
                 f"{MAX_SHORT_LIVES} times in a row within {SHORT_LIFE / 60:.0f} minutes of its start"
             )
-            on_line(service.name, f"{error}, {description}: it is given up")
+            on_line(service.name, f"{error}, {description}: it is not started again")
             return error
         on_line(service.name, f"{error}: it is started again")
         children[index], started[index] = await start(service, on_line), now()

@@ -408,7 +408,7 @@ def with_join_server(serving: Serving, stages: int | None, device: str, fleet_li
     joining = (stages or len(devices) + 1) - len(devices)
     if joining < 1 or serving.replicas > 1 or serving.spread:
         raise InvalidRequest(
-            "share leaves stages of one ring to others: --devices of this machine, and fewer than --stages",
+            "share needs one ring, --devices of this machine, and fewer of them than --stages",
             "share",
         )
     host = fleet_listen.rpartition(":")[0] if fleet_listen else own_address()
@@ -425,8 +425,7 @@ def with_join_server(serving: Serving, stages: int | None, device: str, fleet_li
 
 
 _TLS_FILES = (
-    "give --certificates FOLDER (docker/certificates.sh makes one), or --insecure in a network that nobody "
-    "else is in"
+    "give --certificates FOLDER (docker/certificates.sh makes one), or --insecure in a private network"
 )
 
 
@@ -468,7 +467,8 @@ def _endpoint(hosts: Iterable[str], own_hosts: frozenset[str], remote_host: str)
     own_host = next((host for host in hosts if host in own_hosts), None)
     if own_host is None:
         raise InvalidRequest(
-            f"no device is here: give --fleet-listen HOST:{FLEET_PORT}, where {remote_host} reaches this one",
+            f"no device is on this machine: give --fleet-listen HOST:{FLEET_PORT}, "
+            f"which {remote_host} can reach",
             field="fleet_listen",
         )
     return address_of(own_host, FLEET_PORT)

@@ -30,15 +30,15 @@ HELP = """\
 /mode auto|sot|direct  let the model choose; force a plan; answer without one
 /compare               the last question once more the other way, with a plan or without: both times
 /retry                 another answer to the last question; at temperature 0.7 where 0 would write the same
-/system TEXT           what the model is told before the conversation; without TEXT: nothing
-/seed N                of the answers from now on; without N: drawn each time
-/save FILE             keep the conversation as JSON: role and content of each message
-/load FILE             go on with a conversation that was kept
-/stop                  end the answer that is being written, as Ctrl-C does; what is there stays
+/system TEXT           system message before the conversation; without TEXT: none
+/seed N                seed of the answers from now on; without N: a random one each time
+/save FILE             save the conversation as JSON: role and content of each message
+/load FILE             continue a conversation that was saved
+/stop                  end the answer that is being written, as Ctrl-C does; the text so far stays
 /clear                 forget the conversation
-/help                  this
+/help                  show this list
 /exit                  leave, as Ctrl-D does
-Enter sends; Alt-Enter begins another line, and what is pasted keeps its lines"""
+Enter sends; Alt-Enter begins another line, and pasted text keeps its lines"""
 
 
 # Column of HELP in which a command's explanation begins.
@@ -354,7 +354,7 @@ class Chat:
                     # A negative seed means a random one, as in requests.
                     is_random = not number or number.startswith("-")
                     history = replace(history, seed=None if is_random else int(number))
-                    self._print_remark("a seed is drawn each time" if is_random else f"seed {number}")
+                    self._print_remark("each answer gets a random seed" if is_random else f"seed {number}")
                 case "/seed", _:
                     self._print_remark(f"/seed takes a whole number up to {MAX_SEED}, or nothing")
                 case "/compare", "":
@@ -366,21 +366,21 @@ class Chat:
                         differently=True,
                     )
                 case "/retry", "":
-                    self._print_remark("nothing was answered yet")
+                    self._print_remark("no question was answered yet")
                 case ("/save" | "/load") as word, file:
                     history = self._save_or_load(history, word, Path(file).expanduser()) if file else history
                     self._print_remark("" if file else f"{word} needs a file")
                 case "/clear", "":
                     history = replace(history, turns=())
-                    self._print_remark("forgotten")
+                    self._print_remark("conversation cleared")
                 case "/stop", "":
-                    self._print_remark("nothing is being written")
+                    self._print_remark("no answer is being written")
                 case "/help", "":
                     self._print_remark(wrapped_help(HELP, shutil.get_terminal_size().columns))
                 case (("/exit" | "/quit"), ""):
                     break
                 case _:
-                    self._print_remark(f"no command is called {line.strip()}; /help tells all")
+                    self._print_remark(f"unknown command {line.strip()}; /help lists all commands")
         return int(self._failed)
 
     def _save_or_load(self, history: ChatHistory, command_word: str, file: Path) -> ChatHistory:
@@ -403,7 +403,7 @@ class Chat:
             reason = error.strerror if isinstance(error, OSError) else error
             self._print_remark(f"{file}: {reason}")
         else:
-            verb = "kept in" if command_word == "/save" else "read from"
+            verb = "saved to" if command_word == "/save" else "read from"
             self._print_remark(f"{with_noun(len(history.turns) // 2, 'exchange')} {verb} {file}")
         return history
 
@@ -441,7 +441,7 @@ class Chat:
         nothing is asked.
         """
         if self._last is None:
-            self._print_remark("nothing was answered yet")
+            self._print_remark("no question was answered yet")
             return
         first_view = self._last.view
         if has_no_plan(first_view.finished):

@@ -131,7 +131,7 @@ def describe_requests(requests: RequestsInfo) -> str:
         f"{requests.waiting} waiting",
         *([ended] if ended else []),
         *([f"{requests.refused} refused"] if requests.refused else []),
-        f"{share:.0%} of prompt tokens were there",
+        f"{share:.0%} of prompt tokens were cached",
     ]
     return " · ".join(parts)
 
@@ -220,7 +220,7 @@ async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
         try:
             status = with_pace(replace(status, info=await get_info(query), lost=None))
         except SpecsotError as error:
-            status = replace(status, lost=f"{error}; looking again. Ctrl-C leaves")
+            status = replace(status, lost=f"{error}; retrying. Ctrl-C leaves")
 
 
 async def get_info(query: Query) -> Info:

@@ -47,7 +47,10 @@ class OutputOptions:
         if file is None:
             return None
         if file.is_dir() or file.suffix in (".md", ".tex", ".png"):
-            raise InvalidRequest(f"{file} is no name for JSON", "output")
+            raise InvalidRequest(
+                f"{file} cannot be the JSON file: it is a folder, or its ending is that of another output",
+                "output",
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(file if file.exists() else file.parent, os.W_OK):
             raise InvalidRequest(f"{file} cannot be written", "output")

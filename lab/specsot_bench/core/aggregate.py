@@ -67,7 +67,9 @@ class Excerpt:
 
     @property
     def per_token(self) -> float:
-        """Return the mean seconds of a token after the first (TPOT). For a single token, the seconds after it are returned."""
+        """Return the mean seconds of a token after the first (TPOT). For a single token, the seconds after it
+        are returned.
+        """
         return (self.seconds - self.first) / max(self.tokens - 1, 1)
 
     @property

@@ -109,7 +109,7 @@ def read_families(families: str) -> tuple[str, ...]:
     """
     names = tuple(part.strip() for part in families.split(","))
     if unknown := [name for name in names if name not in FAMILIES]:
-        raise ValueError(f"no methods are called {unknown[0]!r}, only {', '.join(FAMILIES)}")
+        raise ValueError(f"unknown methods {unknown[0]!r}; known: {', '.join(FAMILIES)}")
     return names
 
 

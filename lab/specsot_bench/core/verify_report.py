@@ -256,9 +256,9 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
         f"({report.tokens} tokens, {report.ties} near ties fell the other way)"
     )
     if same == len(report.answers) and not report.identical:
-        yield f"FAIL: so many near ties are no accident; at most {MAX_TIE_SHARE:.0%} of the tokens may be"
+        yield f"FAIL: too many near ties; at most {MAX_TIE_SHARE:.0%} of the tokens may be"
     if report.idle:
-        yield f"note: no draft of {report.drafter} was accepted here, so only the split was put to the test"
+        yield f"note: no draft of {report.drafter} was accepted, so only the split into stages was tested"
     if report.about:
         yield f"base      {report.about}"
     if report.fit is not None:

@@ -171,7 +171,7 @@ class StepLoop:
         with enter_phase("compose"):
             frame = self.sequencer.compose(0.0)
         if frame is None:
-            raise ModelError("no sequence is left that could be fed")
+            raise ModelError("no sequence is left to compute")
         with enter_phase("layers"):
             output = self._stage.run(frame)
         with enter_phase("lm_head"):

@@ -83,7 +83,7 @@ def _target(target: Any, load_options: LoadOptions) -> Decoder:
         return _read_target(Path(target), load_options)
     for name in ("dtype", "device"):
         if getattr(load_options, name) is not None:
-            raise InvalidRequest(f"{name} goes with a directory; a loaded target has its own", name)
+            raise InvalidRequest(f"{name} needs a directory; a loaded target has its own", name)
     if isinstance(target, Decoder):
         if len(target.layers) != target.config.layers:
             raise InvalidRequest(
