@@ -16,6 +16,7 @@ from typing import Any
 
 # Part of its count by which a budget may exceed it, so that a line more or less needs no new budget. Untuned.
 MARGIN = 0.02
+# First lines of the file of budgets.
 HEAD = """\
 # How many statements each room may have, and why it was given more. `python tools/house.py gate` fails if a
 # room has more. Written by `python tools/house.py budgets --write --reason "..."`: a room that has become

@@ -25,6 +25,7 @@ DIALECT: Mapping[str, str] = {
     "bury": "bury|buried|strand|stranded|doubted",
     "least, most": "least|most",
 }
+# Compiled patterns of the words, which also match parts of snake_case names.
 _PATTERNS = {
     name: re.compile(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", re.IGNORECASE)
     for name, words in DIALECT.items()

@@ -33,11 +33,15 @@ from budgets import (
 )
 from dialect import dialect_report
 
+# Import roots of the product and the lab.
 ROOTS = ("shared", "app", "lab", "services/master", "services/worker", "services/drafter")
+# Folder of generated files, which are left out.
 GENERATED = "shared/specsot/v1/"
+# Matches an import statement at the beginning of a line, lazy ones too.
 IMPORT = re.compile(r"^[ \t]*((?:from [\w.]+ )?import (?:\([^)]*\)|.+))", re.MULTILINE)
 MAX_LINES = 500  # Lines of a file of the product or the lab. The gate warns of more. Untuned.
 MAX_CORE_LINES = 9000  # Lines of the core path in docs/walk.md. The gate warns of more. Untuned.
+# Page that lists the core path, and file of the budgets.
 WALK, BUDGETS = "docs/walk.md", "tools/house.toml"
 
 

@@ -26,18 +26,23 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# File that stores the mutants.
 MUTANTS_FILE = ROOT / "tests" / "mutants.json"
+# Work tree in which mutants are planted.
 COPY = ROOT / "build" / "mutants"
+# Folders whose Python files may be changed.
 SOURCE_FOLDERS = ("shared", "app", "services/master", "services/worker", "services/drafter", "lab")
 NO_SUCH_TEST = 4  # Exit status of pytest if a test that it is given does not exist.
 # Seconds. Time for the tests of one mutant. Tests that take longer hang, which counts as caught. Untuned.
 LIMIT = 600
+# Text of a sign, and the text that replaces it, by the class of its node.
 SIGNS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
     ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.FloorDiv: ("//", "*"),
 }  # fmt: skip
+# Names of calls within which nothing is changed.
 SILENT = {"log", "warnings", "dataclass", "field"}
 
 

@@ -15,11 +15,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+# Package index with builds of torch for CPUs.
 INDEX: Final = "https://download.pytorch.org/whl/cpu"
 TIMEOUT: Final = 3.0  # Seconds. How long the index may take to answer. Untuned.
+# Variables with which a user chooses pip's index; then none is added.
 INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
 DRIVER = ("proc/driver/nvidia", "dev/nvidia0", "dev/dxg")  # dev/dxg: a GPU under WSL2
+# Name of the driver's library.
 LIBRARY = "libcuda.so.1"
+# Folders that may have the library, below the root.
 LIBRARIES = (
     "usr/lib",
     "usr/lib64",

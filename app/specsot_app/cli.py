@@ -99,6 +99,7 @@ WORDS = (
 COMPLETE = "_SPECSOT_COMPLETE"
 # Commands that share the module `status`.
 STATUS_COMMANDS = ("info", "status", "rebalance")
+# First line of `specsot --help`.
 ABOUT = (
     "Low latency for long answers: planned, written in parallel, drafted in trees that the model verifies."
 )
@@ -208,6 +209,7 @@ def specsot() -> Group:
     return Group("specsot", ABOUT, COMMANDS)
 
 
+# Shells for which a completion script exists.
 Shell = Literal["bash", "zsh", "fish"]
 
 
@@ -223,6 +225,7 @@ class CompletionOptions:
     shell: Annotated[Shell, Option("bash, zsh or fish.", positional=True)]
 
 
+# Examples in the help of `specsot completion`.
 SHELLS = (
     Example('eval "$(specsot completion bash)"', "In ~/.bashrc"),
     Example('eval "$(specsot completion zsh)"', "In ~/.zshrc, after compinit"),

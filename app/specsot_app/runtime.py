@@ -19,6 +19,7 @@ import uvloop
 
 T = TypeVar("T")
 
+# Makes an event loop of uvloop.
 new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 
 

@@ -13,10 +13,14 @@ from asyncio.subprocess import PIPE, STDOUT
 
 from trials import Act, ServiceLog, Step, Trial, run
 
+# Compose's name of the project.
 PROJECT = "specsot"
+# Container that is broken.
 VICTIM = f"{PROJECT}_worker_1"
 MEMBERS = 3  # Two workers and the drafter.
+# Network of the containers.
 NETWORK = f"{PROJECT}_ring"
+# Pattern of the master's line that says that a member was lost.
 LOST = r"master.*member lost"
 MORE_WORKERS = 4  # Workers, of which two are standby workers.
 

@@ -20,12 +20,17 @@ from pathlib import Path
 from trials import ANSWER_FINISHED, LIMIT, Act, ServiceLog, Step, Trial, run
 
 ROOT = Path(__file__).resolve().parents[2]
+# Folder of this environment's programs.
 BIN = Path(sys.executable).parent
+# Name of the namespace that is the switch.
 SWITCH = "specsot-switch"
+# Addresses of the hosts by name.
 HOSTS = {"a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3", "d": "10.77.0.4"}
 FAR_HOSTS = {"near": "10.78.0.1", "far": "10.78.0.2"}  # Hosts of far_line.py.
+# Addresses of all hosts by name.
 ADDRESSES = HOSTS | FAR_HOSTS
 MEMBERS = 4  # Three workers and the drafter.
+# Number of stages of the ring.
 STAGES = 3
 
 

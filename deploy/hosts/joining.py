@@ -21,11 +21,13 @@ from trials import LIMIT, Trial, run
 
 SHARED = "10.77.0.1:50060"  # Address at which members reach the first machine.
 JOINED = "10.77.0.2:50051"  # Name and address of a worker on b.
+# Python code that runs `specsot` with an old version number.
 OLD = (
     "import specsot._version as version; version.__version__ = '0.0.9'; "
     "from specsot_app.cli import main; raise SystemExit(main())"
 )
 SLOW = ("rate", "20mbit", "burst", "32kb", "latency", "300ms")  # Line on which layers are fetched.
+# Pairs of (what was tried, what came of it).
 Rows = list[tuple[str, str]]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from hosts import BIN, Hosts
 from trials import ANSWER_FINISHED, LIMIT, MASTER, QUESTION, Step, Trial, run
 
+# Number of stages of the ring.
 STAGES = 2
 # Seconds. Time that any member may be stopped without being declared lost. Untuned.
 STALL = 1.0

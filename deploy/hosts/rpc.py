@@ -34,11 +34,13 @@ from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.llamacpp import QUESTIONS
 
 PORT = "50052"  # Port of llama.cpp's server.
+# Arguments of `specsot infer` for each way of answering.
 WAYS: Mapping[str, tuple[str, ...]] = {
     "plain": ("--mode", "direct", "--drafter", "none", "--ignore-eos"),
     "drafts": ("--mode", "direct", "--ignore-eos"),
     "planned": ("--mode", "sot"),
 }
+# Name of the other system in the table.
 PEER = "llama.cpp"
 
 
@@ -159,6 +161,7 @@ def rows_of(
     ]
 
 
+# Columns of the table.
 COLUMNS = (
     figure("RTT ms", "rtt", 0),
     text("", "way"),

@@ -15,15 +15,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+# Question of every trial.
 QUESTION = "Give an overview of Stages of Sleep."
+# Address of the fleet's master.
 MASTER = "127.0.0.1:50050"
+# Arguments of `specsot infer`.
 DEFAULT_REQUEST = ("--mode", "sot", "--max-new-tokens", "600", QUESTION)
 ANSWER_FINISHED = r"master.* finished "  # Pattern of the master's line after an answer's last token.
 FIRST_STEP_EVENTS = 5  # Events of the answer after which a trial's first step runs. Untuned.
 STEP_PREFIX = "trial: "  # Beginning of a line that records a step among the lines of the services.
 LIMIT = 600.0  # Seconds. Bounds an answer, and every wait for a line. Untuned.
+# Matches a colour code of a terminal.
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
+# Coroutine function that does something to the fleet.
 Act = Callable[[], Awaitable[object]]
 
 

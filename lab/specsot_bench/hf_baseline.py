@@ -19,6 +19,7 @@ from specsot.errors import Unavailable
 from specsot_bench.reference_model import load_in_transformers
 from specsot_bench.results import Stopwatch
 
+# Token ids.
 Ids = tuple[int, ...]
 # Characters. Longest part of an error message that is shown. Untuned.
 MAX_ERROR_CHARACTERS = 200

@@ -24,7 +24,7 @@ from specsot_worker.stage import DecoderStage
 
 # Tokens of a KV page.
 PAGE_ROWS = 256
-# Tokens of a frame.
+# Tokens. Maximum size of a frame. Untuned.
 CHUNK = 256
 
 # Which earlier positions are attended to; None: all.

@@ -11,8 +11,10 @@ from typing import Any
 from specsot.errors import InvalidRequest
 from specsot_bench.core.method_page import by_length
 
+# Figures of a row by key.
 Row = Mapping[str, Any]
 
+# Colours of the bars, see MEANING.
 PLAIN = "#444444"
 RIVAL = "#b0703c"
 SAME = "#3465a4"
@@ -24,7 +26,7 @@ MEANING = {
     SAME: "writes plain's text",
     OTHER: "may write another text",
 }
-# Dots per inch of a PNG.
+# Dots per inch of a PNG. Untuned.
 DPI = 110
 
 

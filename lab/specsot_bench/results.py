@@ -17,6 +17,7 @@ from specsot._version import __version__
 from specsot_bench.core.tables import Row
 from specsot_bench.plots import draw_if_possible
 
+# Returns seconds.
 Clock = Callable[[], float]
 
 # The clock of all measurements, in seconds.

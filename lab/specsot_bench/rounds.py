@@ -41,9 +41,10 @@ Answers = dict[tuple[str, int], list[Recording]]
 
 # Tokens that each method writes before it is measured; a plan needs as many.
 WARM_UP_TOKENS = 64
-# Positions that drafts may need after the last token.
+# Positions. Bounds what drafts need after the last token. Untuned.
 DRAFT_POSITIONS = 16
 
+# Questions that are asked unless --prompts names a file.
 QUESTIONS = (
     "Explain how a steam engine works, part by part.",
     "Describe the water cycle and why it matters.",

@@ -242,6 +242,7 @@ def build_tree_efficient_triton(
     )
 
 
+# Further name in AITER.
 build_tree_kernel_efficient = build_tree_efficient_triton
 
 
@@ -349,6 +350,7 @@ def verify_tree_greedy_func(
     return tuple(outputs)
 
 
+# Further name in AITER.
 verify_tree_greedy_triton = verify_tree_greedy_func
 
 

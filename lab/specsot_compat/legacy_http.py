@@ -22,6 +22,7 @@ from specsot_master.text import Text
 
 # Tokens. Default length of an answer. Precedent: SpecSoT's predecessors, 512.
 GENERATE_TOKENS = 512
+# Names that the predecessors' bodies have for fields of a request, for errors.
 _LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # Default HTTP port; any free port if it is taken. Precedent: vLLM, 8000.
 HTTP_PORT = 8000
+# Host of servers that only this machine reaches.
 LOOPBACK = "127.0.0.1"
 
 

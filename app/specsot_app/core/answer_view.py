@@ -109,7 +109,7 @@ def heading(view: View) -> Text:
 
 
 # Ratio of maximum to minimum. A narrower range is shown as one figure, which is then right within about a
-# fifth.
+# fifth. Untuned.
 MIN_RANGE_RATIO = 1.5
 
 

@@ -421,6 +421,7 @@ def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
     }
 
 
+# Names of the presets, see PRESETS.
 Preset = Literal["short", "long", "small"]
 
 # Options of KV policies other than a window.

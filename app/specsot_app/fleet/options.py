@@ -32,7 +32,9 @@ from specsot_app.fleet.demo import BUNDLED, small_pair
 if TYPE_CHECKING:
     from specsot.transport.grpc_client import MasterClient
 
+# Whether a fleet runs in this process or in child processes.
 Kind = Literal["embedded", "processes"]
+# Models that answer if no model is named.
 Demo = Literal["smollm2", "small"]
 
 

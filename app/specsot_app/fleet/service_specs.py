@@ -20,6 +20,7 @@ from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, publi
 
 # Seconds. Time that a child has to end by itself, in addition to its --grace. Untuned.
 EXIT_GRACE = 10.0
+# Host of servers that only this machine reaches.
 LOOPBACK = "127.0.0.1"
 # Default port of the master's --fleet-listen.
 FLEET_PORT = 50060
@@ -28,6 +29,7 @@ STAGES = 1
 # Environment variables that configure the `specsot` command are hidden from services, which are configured by
 # flags.
 HIDDEN_VARIABLES = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
+# Environment of a service in which these variables are empty.
 UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in HIDDEN_VARIABLES)
 
 
@@ -424,6 +426,7 @@ def with_join_server(serving: Serving, stages: int | None, device: str, fleet_li
     )
 
 
+# Remedy that errors name if TLS files are missing.
 _TLS_FILES = (
     "give --certificates FOLDER (docker/certificates.sh makes one), or --insecure in a private network"
 )

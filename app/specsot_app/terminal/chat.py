@@ -26,6 +26,7 @@ from specsot_app.runtime import BackgroundLoop
 from specsot_app.terminal.line_input import LineInput
 from specsot_app.terminal.show import OutputFormat, Streams, Summary, show
 
+# Text that "/help" prints; a command's explanation begins in column HELP_COLUMN.
 HELP = """\
 /mode auto|sot|direct  let the model choose; force a plan; answer without one
 /compare               the last question once more the other way, with a plan or without: both times

@@ -17,9 +17,9 @@ from specsot.errors import SpecsotError, Unavailable
 
 # Characters of a curve, from lowest to highest.
 CURVE_SIGNS = "▁▂▃▄▅▆▇█"
-# Columns of a bar.
+# Columns. Width of a bar. Untuned.
 BAR_WIDTH = 24
-# Columns of the longest name, so that a narrow terminal cuts values instead of names.
+# Columns. Width of the longest name, so that a narrow terminal cuts values instead of names.
 LABEL_WIDTH = 8
 
 
@@ -180,7 +180,7 @@ def curve(values: Sequence[float]) -> str:
 
 # Seconds for one query. Untuned.
 INFO_TIMEOUT = 5.0
-# Queries that the curve shows.
+# Number of queries that the curve shows. Untuned.
 CURVE_LENGTH = 48
 
 # Asks a master for its state.

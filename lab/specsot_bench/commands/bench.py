@@ -85,7 +85,9 @@ class TablesOptions:
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
+# Examples in the help of `specsot bench quick`.
 QUICK = (Example("specsot bench quick --rounds 3 --output quick.json", "Three questions for each method"),)
+# Examples in the help of `specsot bench full`.
 FULL = (Example("specsot bench full --minutes 60 --output full.json", "An hour"),)
 
 

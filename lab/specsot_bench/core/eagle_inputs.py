@@ -62,6 +62,7 @@ class EagleConfig:
         )
 
 
+# Token ids of several sequences.
 Rows = list[list[int]]
 # A list, or a torch tensor if one was given.
 Ids = Any

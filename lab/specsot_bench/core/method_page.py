@@ -11,8 +11,10 @@ from typing import Any
 
 from specsot_bench.core.tables import Column, figure, latex, markdown, text
 
+# Figures of a row by key.
 Row = Mapping[str, Any]
 
+# Explanation of the columns, below the tables.
 NOTES = """\
 tok/s: mean and standard deviation over runs, prompt included. speedup: over plain decoding in the same round,
 median (least .. most). TTFT, TPOT: ms. PPL: of what was written, to the base without a window; text: of a
@@ -49,7 +51,9 @@ def same(row: Row) -> str:
     return f"{row['as_plain']}/{row['runs']}"
 
 
+# Heading of the perplexity of a reference text.
 REFERENCE = "PPL text"
+# Columns of the tables.
 COLUMNS = (
     text("method", "method"),
     Column("tok/s", rate),
@@ -64,6 +68,7 @@ COLUMNS = (
     figure("evicted", "evicted_tokens", 0),
     Column("same", same),
 )
+# Columns of the recommended settings.
 ADVICE = (
     *(figure("tokens", "tokens", 0), text("goal", "goal"), text("among methods that write", "text")),
     text("method", "method"),
@@ -138,6 +143,7 @@ class Goal:
     slack: float
 
 
+# Goals for which settings are recommended.
 GOALS = (
     Goal("throughput", "tokens_per_second", True, "tokens/s", 0.0),
     Goal("latency", "ttft_ms", False, "ms to the first token", 0.5),  # one prompt's time varies that much

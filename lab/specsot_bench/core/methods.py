@@ -13,9 +13,10 @@ from specsot.drafting import DEFAULT, DraftOptions
 from specsot.params import DrafterName, Window
 from specsot.service.option_table import COUNTS, Kind, Option, listed, option
 
+# How Transformers writes: alone, or assisted by a small model.
 HfMode = Literal["generate", "assisted"]
 
-# Tokens at the beginning that every window keeps.
+# Tokens. Number of first tokens that every window keeps. Precedent: the benchmarks that are continued.
 SINKS = 4
 # Name and family of the baseline, which decodes without drafts, window or plan.
 PLAIN = "plain"
@@ -23,11 +24,12 @@ FAMILIES = (
     *("plain", "transformers", "linear", "linear-window", "tree", "pruned", "window", "pruned-window"),
     *("eagle", "sot", "sot-eagle"),
 )
-# Levels of a usual tree, and tokens of a usual chain.
+# Levels of a usual tree, and tokens of a usual chain. Precedent: the benchmarks that are continued.
 DEPTH = 5
-# Children of a node of a usual tree.
+# Children of a node of a usual tree. Precedent: the benchmarks that are continued.
 BREADTH = 2
-# Probability below which a node of a usual pruned tree has no children.
+# Probability below which a node of a usual pruned tree has no children. Precedent: the benchmarks that
+# are continued.
 THRESHOLD = 0.03
 
 
@@ -115,9 +117,13 @@ def read_families(families: str) -> tuple[str, ...]:
 
 # Options that several tables share, each declared once.
 SAMPLES = Option("Measured runs of each row.", flag="samples", aliases=("num-samples", "num-runs"), least=1)
+# Length of all answers.
 LENGTH = Option("Tokens of each answer.", flag="max-new-tokens", least=1)
+# Lengths of the answers, one or several.
 LENGTHS = Option("Tokens of the answers, such as 500,1000,2000.", flag="max-new-tokens", kind=COUNTS)
+# Chain lengths of the linear methods.
 CHAINS = Option("K of the linear methods, such as 4,6.", flag="k", aliases=("k-value",), kind=COUNTS)
+# Windows of the windowed methods.
 WINDOWS = Option(
     "Tokens that a windowed method attends to, such as 256,1024.",
     flag="windows",
@@ -228,12 +234,16 @@ def window_of(tokens: int) -> Window:
     return Window(SINKS, tokens - SINKS)
 
 
+# The baseline.
 PLAINLY = Method(PLAIN)
+# Methods that Transformers runs.
 HF_BASELINES = (
     Method("Transformers generate", rival="generate"),
     Method("Transformers assisted", rival="assisted"),
 )
+# Methods that use the EAGLE head, a plan, or both.
 HEAD = (Method("EAGLE", "eagle"), Method("SoT", planned=True), Method("SoT + EAGLE", "eagle", planned=True))
+# The EAGLE head with the largest tree in every step.
 EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", blend=False), lengthy=False)
 
 

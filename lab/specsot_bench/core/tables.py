@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Figures of a row by key.
 Row = Mapping[str, Any]
+# Returns the text of a cell from its row.
 Cell = Callable[[Row], str]
 # The cell of a figure that was not measured.
 NONE = "-"
-# Figures from this one on are written with an exponent.
+# Figures from this one on are written with an exponent. Untuned.
 EXPONENT_FROM = 1e5
 
 

@@ -11,7 +11,7 @@ from specsot.members import Overrides
 
 # Rotary bases with which published heads were trained.
 USUAL_ROPE_THETAS = (10000.0, 500000.0, 1000000.0)
-# Share of steps that accept a draft. Heads that are connected wrongly stay below it, and others do not.
+# Fraction of steps that accept a draft. Heads that are connected wrongly stay below it, others do not.
 MIN_ACCEPTANCE = 0.2
 # Nats per token. Another setting must explain the base's text better by so much. Untuned.
 MIN_GAIN = 0.02

@@ -29,6 +29,7 @@ from specsot_bench.tree_functions import TreeArrays, arrange_trees
 
 # Tokens. Default length of an answer.
 MAX_NEW_TOKENS = 128
+# Configuration of `Eagle` if none is given.
 DEFAULT = EagleConfig()
 
 

@@ -103,7 +103,7 @@ class EagleStats:
 EPOCH = 1
 # Tokens of a KV page.
 PAGE_ROWS = 256
-# Rows. Least size of a frame, like --rows: prompts are processed in chunks of so many tokens.
+# Rows. Minimum size of a frame, like --rows: prompts are processed in chunks of so many tokens. Untuned.
 ROWS = 512
 
 
@@ -313,6 +313,7 @@ def _no_grammar(_: object) -> None:
     """Return no constraint. The argument is the opening's, which is not used."""
 
 
+# Token ids of several prompts.
 Prompts = Sequence[tuple[int, ...]]
 
 

@@ -225,6 +225,7 @@ def _log_probs_of(
     return log_probs.gather(1, target_ids[target_ids >= 0, None])[:, 0].tolist()
 
 
+# Questions that are asked unless a file is given: prose, code, arithmetic, and another script.
 QUESTIONS = (
     "Explain how photosynthesis works.",
     "Write a short story about a lighthouse keeper who finds a letter.",
@@ -247,7 +248,8 @@ def choose_questions(file: Path | None, is_demo: bool) -> tuple[str, ...]:
 
 
 # Questions that are answered at a time: the effect of a batch on an answer is part of what is verified.
-SIDE_BY_SIDE = 4
+# Untuned.
+MAX_CONCURRENT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ async def ask_all(
     max_tokens: int,
     advance: Callable[[], None],
 ) -> list[FleetAnswer]:
-    """Ask every question once, SIDE_BY_SIDE at a time; return the answers in the order of the questions.
+    """Ask every question once, MAX_CONCURRENT at a time; return the answers in the order of the questions.
 
     fleet: The client that answers.
     prompts: Builds the token ids of a question.
@@ -285,7 +287,7 @@ async def ask_all(
     max_tokens: Maximum number of tokens of an answer.
     advance: Called after each answer, without arguments.
     """
-    slots = asyncio.Semaphore(SIDE_BY_SIDE)
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def answer_one(question: str) -> FleetAnswer:
         """Return the answer to one question, once a slot is free.
