@@ -1,4 +1,4 @@
-"""How much code a room has, and how much it may have: the counting and the file of `tools/house.py budgets`.
+"""Counts the statements of each room, and reads and writes their budgets, for `tools/house.py budgets`.
 
 Statements are counted, and of an assignment the names that it assigns: `a, b = x, y` counts as much as
 `a = x` and `b = y`. Docstrings and comments are free. The values of a TOML table count one each, so that code
@@ -52,8 +52,9 @@ def _size_of(node: ast.AST) -> int:
     node: The node, without the nodes within it.
     """
     match node:
+        # A docstring.
         case ast.Expr(value=ast.Constant(value=str())):
-            return 0  # a docstring
+            return 0
         case ast.Assign(targets=targets) | ast.Delete(targets=targets):
             return sum(map(_names_in, targets))
         case ast.With(items=items) | ast.AsyncWith(items=items):

@@ -1,4 +1,4 @@
-"""How large the source tree is, room by room, and whether its imports go in circles.
+"""Reports how large the source tree is, room by room, and whether its imports form circles.
 
 python tools/house.py sizes
 python tools/house.py features    # lines by feature, as docs/results/house.toml says which files make one

@@ -1,10 +1,10 @@
-"""How near any forecast of a direct answer's length can come: what recorded answers let one foresee.
+"""Measures how well the length of a direct answer can be forecast, from recorded answers.
 
 python tools/lengths.py --tokenizer tokenizer.json --limit 224 ANSWERS.jsonl...
 
 ANSWERS: conversations whose last message is the answer, or records of `specsot eval` (--limit as there).
-Every way learns from half of the answers and foretells the other half, twenty times. Shown is the share of
-answers that are within 20 % of what is foretold.
+Every way of forecasting learns from half of the answers and forecasts the other half, NUM_SPLITS times. The
+output is the fraction of answers whose length is within 20 % of the forecast.
 """
 
 from __future__ import annotations

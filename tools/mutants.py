@@ -1,12 +1,13 @@
-"""Plants small faults in product and lab, one at a time, and tells which test notices each: mutants.json.
+"""Plants small faults in product and lab, one at a time, and records which test catches each: mutants.json.
 
-    python tools/mutants.py sample --seed 18 --count 100     # others than those that are kept
-    python tools/mutants.py find                             # how many were caught; which are lost today
-    python tools/mutants.py judge [--only 3,17] [TESTS...]   # plant each, run tests until one fails, keep it
+    python tools/mutants.py sample --seed 18 --count 100     # replaces the stored mutants
+    python tools/mutants.py find                             # prints how many were caught, and which no longer exist
+    python tools/mutants.py judge [--only 3,17] [TESTS...]   # plants each, runs tests until one fails, stores it
 
-A mutant is one line of one function, old and new. `judge` works in a work tree of its own (build/mutants, the
-last commit), so that nobody meets a fault. It runs the test that caught the mutant last time; then, or where
-that one passes, TESTS, else all of `make test`: minutes for each mutant that nobody notices.
+A mutant is one changed line of one function. `judge` works in a work tree of its own (build/mutants, the last
+commit), so that no fault is planted in this work tree. It first runs the test that caught the mutant last time.
+If that test passes, it runs TESTS, or all of `make test` if none are given, which takes minutes for each mutant
+that no test catches.
 """
 
 from __future__ import annotations

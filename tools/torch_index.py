@@ -1,8 +1,8 @@
-"""Prints pip's options for a torch without CUDA, on a machine that has no NVIDIA driver: else nothing.
+"""Prints pip's options for a torch without CUDA, on a machine that has no NVIDIA driver; otherwise nothing.
 
 `make install` and `make develop` pass them on. PyPI's torch for Linux brings gigabytes of CUDA libraries.
-The index of the builds for CPUs is only named where it can be reached: pip asks it for every package, and
-takes eight seconds for each where it cannot.
+The index of the builds for CPUs is only named if it can be reached: pip asks it for every package, and
+takes eight seconds for each if it cannot be reached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ INDEX: Final = "https://download.pytorch.org/whl/cpu"
 TIMEOUT: Final = 3.0  # Seconds. How long the index may take to answer. Untuned.
 # Variables with which a user chooses pip's index; then none is added.
 INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
-DRIVER = ("proc/driver/nvidia", "dev/nvidia0", "dev/dxg")  # dev/dxg: a GPU under WSL2
+# Paths below the root that exist if a driver is loaded; dev/dxg is a GPU under WSL2.
+DRIVER = ("proc/driver/nvidia", "dev/nvidia0", "dev/dxg")
 # Name of the driver's library.
 LIBRARY = "libcuda.so.1"
 # Folders that may have the library, below the root.

@@ -172,7 +172,8 @@ class Group(click.Group):
         """
         name = args[0]
         known = self.get_command(ctx, name) is not None
-        if not (known or name.startswith("-") or ctx.resilient_parsing):  # Completion must not print errors.
+        # While click completes words, errors must not be printed.
+        if not (known or name.startswith("-") or ctx.resilient_parsing):
             similar = get_close_matches(name, self.list_commands(ctx), 1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {similar[0]!r}?" if similar else ""))
         return super().resolve_command(ctx, args)
@@ -239,7 +240,8 @@ def completion(options: CompletionOptions) -> int:
     shell_class = get_completion_class(options.shell)
     assert shell_class is not None
     source = shell_class(specsot(), {}, "specsot", COMPLETE).source()
-    print(source.replace('string split ","', 'string split -m1 ","'))  # fish: help may have commas
+    # The script for fish splits at every comma, but help texts may have commas.
+    print(source.replace('string split ","', 'string split -m1 ","'))
     return 0
 
 

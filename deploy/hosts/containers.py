@@ -1,7 +1,7 @@
-"""A worker's container is stopped, frozen, cut off, killed while an answer is written: what becomes of it.
-With more workers than the ring needs one takes another's place, and all of them share the layers anew.
+"""Stops, freezes, disconnects and kills a worker's container while an answer is written, and checks the answer.
 
-`docker/faults.sh` brings an engine, images and the services.
+With more workers than the ring needs, a standby worker replaces the victim, and `specsot rebalance`
+redistributes the layers. `docker/faults.sh` starts a container engine and the services, and runs this script.
 """
 
 from __future__ import annotations

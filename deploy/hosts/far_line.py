@@ -1,6 +1,6 @@
-"""Two hosts far from each other: network namespaces joined by a line that delays every packet.
+"""Simulates two distant hosts: network namespaces joined by a line that delays every packet.
 
-Where the kernel has no netem, a pair of TUN devices and a timer do the same, for any protocol.
+The delay is made by a pair of TUN devices and a timer, for any protocol, since not every kernel has netem.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Four hosts on one machine: network namespaces behind a switch, a fleet over them, cables that are pulled.
+"""Simulates four hosts by network namespaces on a switch, runs a fleet over them, and pulls their cables.
 
 Needs root, Linux, iproute2 and `make install`:
     python deploy/hosts/hosts.py [CERTIFICATES]

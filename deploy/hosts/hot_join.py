@@ -1,7 +1,8 @@
-"""A faster machine without files joins while an answer is written: how long the answer stops, and its pace.
+"""Lets a faster machine without model files join while an answer is written; prints pause and speed.
 
-The slower machine is simulated: the first worker says that it is on another one, and sleeps before frames.
-With --rebalance both do, so that the second one stands by, until `specsot rebalance`. Needs `make install`:
+The slower machine is simulated: the first worker registers as one of another host, and sleeps before frames.
+With --rebalance both workers sleep, so that the second one is a standby until `specsot rebalance`. Needs
+`make install`:
     python deploy/hosts/hot_join.py [--model FILE] [--head DIRECTORY] [--quantization int8] [--tokens 900]
         [--before 40] [--times 5] [--rebalance]
 """

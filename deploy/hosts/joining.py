@@ -1,7 +1,7 @@
-"""A second machine joins by a code, over network namespaces: wrong codes, an old version, pulled cables.
+"""Lets a second machine join by a code, over network namespaces: wrong codes, an old version, pulled cables.
 
 Needs root, Linux, iproute2 and `make install`:
-    python deploy/hosts/joining.py [--log FILE] [what `specsot serve` is given, such as --demo small]
+    python deploy/hosts/joining.py [--log FILE] [arguments of `specsot serve`, such as --demo small]
 """
 
 from __future__ import annotations

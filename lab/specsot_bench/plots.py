@@ -83,8 +83,9 @@ def bars(
         error_bars = [[max(value - low, 0) for value, (low, _) in zip(values, spread)],
                   [max(high - value, 0) for value, (_, high) in zip(values, spread)]]  # fmt: skip
     drawn_bars = panel.barh(range(len(values)), values, xerr=error_bars, color=bar_colours, ecolor="#999999")
-    white = {"facecolor": "white", "linewidth": 0, "pad": 1}  # over the line of 1
-    panel.bar_label(drawn_bars, bar_labels, padding=4, fontsize=8, bbox=white)
+    # A white box keeps a label readable where it lies over the line at 1.
+    label_box = {"facecolor": "white", "linewidth": 0, "pad": 1}
+    panel.bar_label(drawn_bars, bar_labels, padding=4, fontsize=8, bbox=label_box)
     panel.set_yticks(range(len(values)), names)
     panel.margins(x=0.25)
     # Panels may share the axis, which must be inverted once.

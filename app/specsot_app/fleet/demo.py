@@ -134,8 +134,9 @@ def fetch(folder: Path, out: TextIO) -> Path:
     if not _is_complete(file):
         folder.mkdir(parents=True, exist_ok=True)
         _fetch(file, out)
-    with suppress(ModelError, OSError):  # SmolLM2 also works without these settings, then only by rules.
-        for name in MEASURED:  # as those of any model
+    # SmolLM2 also works without these settings, then only by rules.
+    with suppress(ModelError, OSError):
+        for name in MEASURED:
             _copy_settings(folder / name)
     return file
 

@@ -290,7 +290,8 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """
     draft_address = models.draft and address_of_model(models.draft)
     if not models.places and read_config(models.base).published:
-        from specsot_model.published import as_published  # torch
+        # Imported here, because the module imports torch.
+        from specsot_model.published import as_published
 
         options = as_published(options, models.base)
     return replace(

@@ -146,7 +146,8 @@ class Goal:
 # Goals for which settings are recommended.
 GOALS = (
     Goal("throughput", "tokens_per_second", True, "tokens/s", 0.0),
-    Goal("latency", "ttft_ms", False, "ms to the first token", 0.5),  # one prompt's time varies that much
+    # The time of a single prompt varies by about half.
+    Goal("latency", "ttft_ms", False, "ms to the first token", 0.5),
     Goal("memory", "memory_mib", False, "MiB", 0.05),
 )
 
