@@ -1,13 +1,13 @@
 """Plants small faults in product and lab, one at a time, and records which test catches each: mutants.json.
 
-    python tools/mutants.py sample --seed 18 --count 100     # replaces the stored mutants
-    python tools/mutants.py find                             # prints how many were caught, and which no longer exist
-    python tools/mutants.py judge [--only 3,17] [TESTS...]   # plants each, runs tests until one fails, stores it
+    python tools/mutants.py sample --seed 18 --count 100    # replaces the stored mutants
+    python tools/mutants.py find                            # prints how many were caught, and which are lost
+    python tools/mutants.py judge [--only 3,17] [TESTS...]  # plants each, and runs tests until one fails
 
-A mutant is one changed line of one function. `judge` works in a work tree of its own (build/mutants, the last
-commit), so that no fault is planted in this work tree. It first runs the test that caught the mutant last time.
-If that test passes, it runs TESTS, or all of `make test` if none are given, which takes minutes for each mutant
-that no test catches.
+A mutant is one changed line of one function. `judge` works in a work tree of its own (build/mutants, the
+last commit), so that no fault is planted in this work tree. It first runs the test that caught the mutant
+last time. If that test passes, it runs TESTS, or all of `make test` if none are given, which takes minutes
+for each mutant that no test catches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stops, freezes, disconnects and kills a worker's container while an answer is written, and checks the answer.
+"""Stops, freezes, disconnects and kills a worker's container while an answer is written; checks the answer.
 
 With more workers than the ring needs, a standby worker replaces the victim, and `specsot rebalance`
 redistributes the layers. `docker/faults.sh` starts a container engine and the services, and runs this script.

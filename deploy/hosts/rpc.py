@@ -1,4 +1,4 @@
-"""Compares llama.cpp's RPC with SpecSoT over the same slow line: one GGUF file, two hosts, half the layers each.
+"""Compares llama.cpp's RPC with SpecSoT over the same slow line: two hosts, half of a model's layers each.
 
 The hosts are network namespaces, and each member computes with one thread, so that all share this machine.
 Needs root, Linux, iproute2, `make install`, and llama.cpp with RPC, which no wheel has:

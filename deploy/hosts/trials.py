@@ -1,4 +1,4 @@
-"""Asks one question again and again while something breaks, and compares each answer with the undisturbed one.
+"""Asks one question again and again while something breaks; compares each answer with the undisturbed one.
 
 A trial consists of steps that break something, and repair it.
 """
