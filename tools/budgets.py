@@ -46,7 +46,7 @@ def python_size(text: str) -> int:
 
 
 def _size_of(node: ast.AST) -> int:
-    """Return what one node of the syntax tree counts: statements 1, assignments the number of names,
+    """Return the count of one node of the syntax tree: statements 1, assignments the number of names,
     docstrings and expressions 0.
 
     node: The node, without the nodes within it.

@@ -384,7 +384,8 @@ def main(arguments: list[str] | None = None, root: Path | None = None) -> int:
 
 
 def gate(house: House, root: Path) -> int:
-    """Print what is wrong, and warnings; return 1 if something is wrong, else 0.
+    """Print every problem (an import circle, or a room above its budget) and every warning; return 1 if there
+    is a problem, else 0.
 
     house: Files of the work tree.
     root: Root folder of the repository.

@@ -144,10 +144,11 @@ class SpecSoT:
         return self._answer(self._ask(prompt, options))
 
     def generate_sync(self, prompt: str | Turns, **options: Any) -> Answer:
-        """Return what `generate` returns, for a caller without an event loop; the caller's thread waits.
+        """Return the Answer to a request, for a caller without an event loop; the caller's thread waits.
 
         prompt: The question, or the messages of a conversation.
         options: Options of the request by name, as for `generate`.
+        Raises InvalidRequest, Overloaded, Unavailable.
         """
         return self._loop().run(self._gather(self._ask(prompt, options)))
 

@@ -112,8 +112,8 @@ class Group(click.Group):
     about: One line of help.
     commands_by_heading: Subcommands with one line of help each, by the heading under which the help shows
         them.
-    prefix: What precedes a subcommand's name in an entry point's path: "bench" for "bench.load"; empty for
-        the whole command.
+    prefix: Name that precedes a subcommand's name in the path of an entry point: "bench" for "bench.load";
+        empty for the whole command.
     """
 
     def __init__(

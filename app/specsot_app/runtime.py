@@ -109,8 +109,8 @@ class BackgroundLoop:
         return await asyncio.wrap_future(self.start(coroutine))
 
     async def iterate(self, generator: AsyncGenerator[T]) -> AsyncIterator[T]:
-        """Yield what an async generator yields on the background loop, item by item, so that a slow reader
-        slows the generator down.
+        """Yield the items of an async generator that runs on the background loop, one by one, so that a slow
+        reader slows the generator down.
 
         generator: The generator, which runs on the background loop; it is closed when this iterator ends, is
             closed or fails.

@@ -221,7 +221,7 @@ class ModelSet(DraftModelOptions):
         return {"eagle": self.head, "model": self.small}.get(drafter)
 
     def lacks(self, method: Method) -> str | None:
-        """Return what is missing for a method; None if it can be measured.
+        """Return which model is missing for a method, in words; None if the method can be measured.
 
         method: The method.
         """

@@ -156,7 +156,7 @@ async def answer(
     ask: The request.
     options: Options of the fleet to open.
     streams: The streams of answers and of remarks.
-    output_format: How the events are shown: live panels, plain text or JSON lines.
+    output_format: Format in which the events are shown: live panels, plain text or JSON lines.
     opener: Opens the fleet.
     compare: True: afterwards, answer the other way and show both durations.
     """

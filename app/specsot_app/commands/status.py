@@ -31,7 +31,7 @@ class MasterOptions:
     """Options that all commands for a running master have.
 
     master: Address of the master, host:port.
-    client: How to connect to that master.
+    client: Options of the connection to that master.
     """
 
     HEADING: ClassVar[str] = "Options"

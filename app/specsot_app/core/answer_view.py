@@ -303,8 +303,8 @@ def status(view: View) -> Text:
 
 
 def final_picture(view: View, line: str) -> RenderableType:
-    """Return what stays on the screen after an answer: the merged text, if there is any, then the summary
-    line.
+    """Return the picture that stays on the screen after an answer: the merged text, if there is any, then the
+    summary line.
 
     view: The state after the last event.
     line: The summary line, as `summary` returns it.
@@ -314,8 +314,8 @@ def final_picture(view: View, line: str) -> RenderableType:
 
 
 def interrupted_picture(view: View) -> RenderableType:
-    """Return what stays on the screen of an answer that was interrupted: the merged text, or, while branches
-    were written, each branch's heading and text.
+    """Return the picture that stays on the screen after an answer was interrupted: the merged text, or, while
+    branches were written, each branch's heading and text.
 
     The result is empty if nothing was written.
 
@@ -375,8 +375,8 @@ class _Answer(Markdown):
     }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield what Markdown yields, with KEPT_SPACE replaced by a space, so that copied text has usual
-        spaces.
+        """Yield the segments of the Markdown, with KEPT_SPACE replaced by a space, so that copied text has
+        usual spaces.
 
         console, options: Arguments that rich passes; they are passed on to Markdown.
         """
@@ -431,7 +431,7 @@ def summary(
     Returns "the answer did not end" if there was no last event.
 
     view: The state after the last event.
-    drafter: Whether the fleet has a drafter.
+    drafter: True if the fleet has a drafter.
     other_end: The last event of the same question answered the other way (planned or direct); None: no
         comparison.
     comparing_command: The command that asked for the comparison, such as "/compare".
@@ -518,14 +518,14 @@ def with_noun(count: int, singular: str, plural: str = "") -> str:
 
 
 def describe_work(statistics: Statistics, drafter: bool) -> list[str]:
-    """Return such as "6 branches in 71 steps, drafts brought 1.8 tokens a step" as the only element; no
-    element if nothing was written.
+    """Return the work in words, such as "6 branches in 71 steps, drafts brought 1.8 tokens a step", as the
+    only element; no element if nothing was written.
 
     The tokens are those of each branch, 1.0 without drafts. If drafting was paused in at least
     MIN_PAUSED_SHARE of the steps, the text says that instead.
 
     statistics: Statistics of the finished request.
-    drafter: Whether the fleet has a drafter.
+    drafter: True if the fleet has a drafter.
     """
     branches = with_noun(statistics.branches, "branch", "branches")
     tokens = with_noun(statistics.merged_tokens, "token")
@@ -564,8 +564,8 @@ def unusual_end(view: View, finished: Finished) -> list[str]:
 def describe_end(reason: Reason, tokens: int) -> str:
     """Return an end in plain words: "cut at 1,024 tokens", "stopped".
 
-    reason: Why the answer or branch ended.
-    tokens: Its number of tokens.
+    reason: Reason of the end of an answer or branch.
+    tokens: Number of tokens of that answer or branch.
     """
     return f"cut at {with_noun(tokens, 'token')}" if reason is Reason.LENGTH else ENDS[reason]
 
@@ -591,7 +591,7 @@ def clean(text: str) -> str:
     """Return a text without control characters other than newline and tab, so that a model cannot control the
     terminal.
 
-    text: What the model wrote, or a title from its plan.
+    text: Text that the model wrote.
     """
     return "".join(
         character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc"

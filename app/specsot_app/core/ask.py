@@ -334,7 +334,7 @@ class Branch:
     point: The point.
     text: The branch's text without the heading.
     tokens: Number of tokens of the branch.
-    reason: Why the branch ended; None if it had not ended when the request did.
+    reason: Reason why the branch ended; None if it had not ended when the request did.
     """
 
     point: Point
@@ -350,7 +350,7 @@ class Answer:
     text: The merged text.
     tokens: Token ids of the merged text, in order.
     statistics: Statistics of the request: its tokens, steps, seconds and branches.
-    reason: Why the answer ended.
+    reason: Reason why the answer ended.
     seed: The seed that was given or drawn; the same seed gives the same answer (not in 16 bits).
     skeleton: The plan as the model wrote it, markers included; empty if the answer was not planned.
     branches: The points as they were written.

@@ -29,14 +29,16 @@ class FoundGpu:
     free: int | None = None
 
     def __str__(self) -> str:
-        """Return such as "cuda:1, NVIDIA H100 (79 GiB free)"; without the size if it is unknown."""
+        """Return the GPU in words, such as "cuda:1, NVIDIA H100 (79 GiB free)"; without the size if it is
+        unknown.
+        """
         free = "" if self.free is None else f" ({memory_in_words(self.free)} free)"
         return f"cuda:{self.number}, {self.name}{free}"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundGpus:
-    """What was found of NVIDIA GPUs and of torch.
+    """The NVIDIA GPUs of this machine, and the installed torch.
 
     gpus: The GPUs that torch can use, in torch's order.
     installed: Number of GPUs of the machine, whether or not this process may use them.
@@ -72,7 +74,7 @@ def choose_device(
 ) -> ChosenDevice:
     """Choose GPUs if the model fits on them, and the CPU otherwise.
 
-    gpus_found: What was found of this machine's GPUs and of torch.
+    gpus_found: GPUs of this machine, and the installed torch.
     needed_bytes: Bytes that weights, KV pages and drafter take together; None if unknown: then any GPU is
         large enough.
     stages: Number of layer ranges; each may have a GPU of its own.
@@ -151,7 +153,7 @@ def _without_gpu(gpus_found: FoundGpus) -> ChosenDevice:
     """Choose the CPU, and say why no GPU can be used: none exists, torch is built for CPUs,
     CUDA_VISIBLE_DEVICES hides them, or torch cannot use them.
 
-    gpus_found: What was found of GPUs and of torch; torch can use none of the GPUs.
+    gpus_found: GPUs of this machine, and the installed torch, which can use none of them.
     """
     if not gpus_found.installed:
         return ChosenDevice("cpu", "device cpu: this machine has no NVIDIA GPU", notable=False)

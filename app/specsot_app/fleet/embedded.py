@@ -279,7 +279,8 @@ class Threads:
 
 
 def _before_sending(options: EmbeddedOptions) -> Prepare | None:
-    """Return what prepares a message before it is sent, or None if tensors never change their GPU.
+    """Return a function that prepares a message before it is sent, so that tensors can move to another GPU.
+    Return None if tensors never change their GPU.
 
     options: Options of the fleet.
     """
@@ -350,7 +351,7 @@ def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
 
 
 def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[str, MemberMaker]:
-    """Return what makes each member, by name: workers in ring order, then the drafter, if there is one.
+    """Return the makers of the members by name: workers in ring order, then the drafter, if there is one.
 
     options: Options of the fleet.
     on_loaded: Called with a worker's name and its number of loaded layers; None: nothing is reported.

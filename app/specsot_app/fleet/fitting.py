@@ -244,7 +244,7 @@ def _with_measured(planned: PlannedPlace) -> PlannedPlace:
 def _worker_registration(
     stage: int, planned: PlannedPlace, layer_memory: LayerMemory, layers: Range | None
 ) -> Registration:
-    """Return what a worker at this place would register with.
+    """Return the registration with which a worker at this place would join the master.
 
     Its measured curve is replaced by the time that reading a step's weights takes; it has none if the
     bandwidth is unknown.
@@ -294,7 +294,8 @@ def _without_drafter_memory(worker: Registration, draft_memory: DraftMemory | No
 def _drafter_registration(
     draft_memory: DraftMemory, options: FleetOptions, config: ModelConfig
 ) -> Registration:
-    """Return what the drafter would register with. A drafter without an EAGLE head has no tree shape.
+    """Return the registration with which the drafter would join the master. A drafter without an EAGLE head
+    has no tree shape.
 
     draft_memory: Sizes of the drafter.
     options: Options of the fleet.
@@ -315,7 +316,7 @@ def _drafter_registration(
 
 
 def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemory | None:
-    """Return what the drafter takes, or None if no model drafts.
+    """Return the sizes of the drafter: weights, graphs and bytes per KV row. Return None if no model drafts.
 
     options: Options of the fleet, with the device of the last place.
     layer_memory: Sizes of the layers at the last place, whose weight files the head may borrow from.

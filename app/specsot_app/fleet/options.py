@@ -183,9 +183,9 @@ class FleetOptions(DraftModelOptions):
     transport, comm_mode, hop_dtype: How members in several processes exchange messages.
     use_eagle3, distributed, use_scheduling: Switches of other systems; branches are always scheduled.
     plan_style: The format of plans.
-    kind: Whether the fleet runs in this process or in child processes.
+    kind: "embedded" runs the fleet in this process, "processes" in child processes.
     master: Address of a running master, host:port; None: this fleet has its own master.
-    client: How to connect to that master.
+    client: Options of the connection to that master.
     """
 
     HEADING: ClassVar[str] = "Fleet"

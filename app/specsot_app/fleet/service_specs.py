@@ -39,7 +39,7 @@ class Service:
 
     name: The member's name.
     module: The Python module to run.
-    address: Where the service listens.
+    address: Address at which the service listens, host:port or a unix socket.
     arguments: Its command line.
     environment: Variables that are added to this process's environment, as (name, value).
     host: Name of another machine, on which the user starts the service; None: this machine.
@@ -61,7 +61,7 @@ class Service:
 class Serving:
     """How a fleet serves clients and members, whatever it consists of.
 
-    host: Where the master's servers listen.
+    host: Host at which the master's servers listen.
     master: Further command-line flags of the master.
     members: Further command-line flags of all members.
     grace: Seconds that answers have to end once the master is asked to stop; None: as its environment says.
@@ -110,7 +110,9 @@ class Serving:
 
     @property
     def client(self) -> ClientOptions:
-        """Return what a client of this fleet trusts and sends."""
+        """Return the options of a client of this fleet: the CA that it trusts and the file of its token. Both
+        are None if clients need no TLS and no token.
+        """
         folder = self.tls_files_of_clients
         return ClientOptions(folder and folder / "ca.pem", self.token_file or (folder and folder / "token"))
 

@@ -50,7 +50,8 @@ RETRY_TEMPERATURE = 0.7
 
 
 def wrapped_help(help_text: str, columns: int) -> str:
-    """Return HELP wrapped between words to a terminal's width; explanations that continue are indented.
+    """Return a help text wrapped between words to a terminal's width; explanations that continue are
+    indented.
 
     help_text: Lines, of which those that begin with "/" have an explanation from column HELP_COLUMN on.
     columns: Width of the terminal, in characters.
@@ -94,7 +95,7 @@ def parse_line(line: str) -> tuple[str, str]:
 class ChatHistory:
     """The conversation so far, oldest first; questions and answers alternate.
 
-    mode: How answers are planned: "auto", "sot" or "direct".
+    mode: Mode of the next question: "auto", "sot" or "direct".
     system: The system message; empty: none.
     turns: Messages of user and assistant in turn.
     seed: The seed of answers; None draws one for each answer.
@@ -303,7 +304,7 @@ class Chat:
     make_ask: Makes a request from a history and a question.
     keyboard: The source of the user's lines.
     streams: The streams of answers and of remarks.
-    output_format: How answers are shown.
+    output_format: Format in which answers are shown: live panels or plain text.
     max_positions: Number of positions of the model's context; None if unknown.
     has_drafter: True if the fleet has a drafter, which summaries mention.
     """

@@ -71,7 +71,7 @@ async def show(
     """Read the events to their end, and show each; return the view after the last one.
 
     events: Events of one request.
-    output_format: How to show the events.
+    output_format: Format in which the events are shown: live panels, plain text or JSON lines.
     streams: The streams of answers and of remarks.
     make_summary: Makes the line below the answer, which JSON does not have.
     """
@@ -202,8 +202,8 @@ def counting_bar(err: TextIO, description: str, total: int) -> Generator[Callabl
 
 
 def weights_of(options: FleetOptions) -> str:
-    """Return what is loaded and its size, such as "model.safetensors, 513 MiB"; only a name if there are no
-    weight files.
+    """Return names and size of the weight files that are loaded, such as "model.safetensors, 513 MiB". Return
+    the model's name alone if there are no weight files.
 
     options: Options of the fleet; without a model, the bundled small model is meant.
     """

@@ -205,7 +205,7 @@ async def watch(query: Query, wait: Wait, console: Console) -> None:
 
 
 async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
-    """Yield what is known after each query, without end.
+    """Yield the fleet's state, with its recent speeds, after each query, without end.
 
     If a later query fails, the last state is yielded again with the reason.
 

@@ -244,7 +244,7 @@ def row_of(runs: Runs, baseline: Runs, quality: Perplexities) -> dict[str, objec
 
 
 def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: MethodTable) -> list[Runs]:
-    """Return what was measured, by length and then in the methods' order; methods without answers are left
+    """Return the measured runs, by length and then in the methods' order; methods without answers are left
     out.
 
     answers: Answers by the method's name and requested length, one for each round. Plans were written for

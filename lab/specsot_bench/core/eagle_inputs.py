@@ -82,8 +82,8 @@ class Batch:
     given: Any
 
     def extended(self, new_tokens: Sequence[Sequence[int]], pad_token: int) -> Ids:
-        """Return what was given, followed by what was written. The result is a list if lists were given, and
-        a single sequence if a single one was given.
+        """Return the prompts followed by the written tokens, in the type of the caller's input: a list for
+        lists, a single sequence for a single one.
 
         For a tensor, return a tensor [num_sequences, longest], or [longest] for a single sequence, on the
         same device, filled with `pad_token`. What was written begins in the same column of every row.

@@ -130,10 +130,10 @@ class Goal:
     """A goal of the recommended settings.
 
     name: Name of the goal.
-    column: Key of the column that counts.
+    column: Key of the figure that counts.
     maximized: True: larger values are better; False: smaller values are.
     unit: Unit of the column.
-    slack: Values within this share of the best are equally good, and speed decides among them.
+    slack: Fraction of the best value. Values within it are equally good, and speed decides among them.
     """
 
     name: str

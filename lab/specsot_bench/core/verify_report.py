@@ -181,7 +181,7 @@ class Report:
     answers: The compared answers.
     near: Gap below which a difference is a matter of rounding.
     drafter: The drafter that the fleet was asked to use.
-    fit: How well the head fits; None: no head was examined.
+    fit: Fit of the head to the base; None: no head was examined.
     rounding: The precision of the base, if the base itself was the reference; empty: Transformers was.
     about: Family, sizes and features of the base, in one line.
     """
@@ -280,7 +280,7 @@ def _difference_in_words(difference: TokenDifference, reference: str, spell: Spe
 def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
     """Yield the lines about the head: its family, its acceptance, and whether it fits.
 
-    fit: How well the head fits.
+    fit: Fit of the head to the base.
     """
     for number, line in enumerate(fit.about):
         yield f"{'' if number else 'head':<10}{line}"
@@ -327,7 +327,7 @@ def as_json(report: Report) -> dict[str, Any]:
 def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
     """Return the head's part of the report; "better" is None if no other setting was better.
 
-    fit: How well the head fits.
+    fit: Fit of the head to the base.
     """
     better = None
     if fit.trial is not None and fit.better is not None:

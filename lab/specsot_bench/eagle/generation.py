@@ -37,7 +37,7 @@ class Piece:
 
     sequence: Number of the sequence in the batch.
     tokens: Token ids that were written in one step.
-    end: Why the sequence ended, with its last tokens; else None.
+    end: Reason why the sequence ended, with its last tokens; None before that.
     """
 
     sequence: int
@@ -385,7 +385,9 @@ class Generation:
         self._seconds = 0.0
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield what is written, step by step, until every sequence has ended. Call it once."""
+        """Yield the tokens that each sequence writes, step by step, until every sequence has ended. Call it
+        once.
+        """
         while any(sequence.end is None for sequence in self._sequences):
             began = self._clock()
             step = self._ring.turn()

@@ -63,7 +63,7 @@ def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAnd
 
     draft: An EAGLE head: its directory, or a loaded head; None: no head.
     target: A directory, a `Decoder` or a Transformers model.
-    load_options: How directories are loaded.
+    load_options: Options with which directories are loaded.
     Raises ModelError and HeadMismatch for models that cannot be used, InvalidRequest for objects that are no
     models.
     """
@@ -102,7 +102,7 @@ def _read_target(directory: Path, load_options: LoadOptions) -> Decoder:
     """Return the target, loaded from a directory.
 
     directory: Directory in the Hugging Face layout.
-    load_options: How the directory is loaded; without a dtype it is "auto", without a device the CPU.
+    load_options: Options of the loading; without a dtype it is "auto", without a device the CPU.
     Raises ModelError if the model cannot be loaded.
     """
     device = load_options.device or "cpu"
@@ -115,7 +115,7 @@ def _draft(draft: Any, target: Decoder, load_options: LoadOptions) -> DraftHead 
 
     draft: A directory, a head of this package, or a module of another library.
     target: The loaded target, which the head must fit.
-    load_options: How a directory is loaded.
+    load_options: Options with which a directory is loaded.
     """
     if draft is None:
         return None
@@ -131,7 +131,8 @@ def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
     loaded it.
 
     draft: The directory or module.
-    load_options: How a directory is loaded: whether pytorch_model.bin is read, too.
+    load_options: Options with which a directory is loaded; they decide whether pytorch_model.bin is read,
+        too.
     Raises InvalidRequest for anything else.
     """
     if isinstance(draft, str | Path):

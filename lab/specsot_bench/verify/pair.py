@@ -338,7 +338,8 @@ def verify(
     as_one_object: bool,
     opener: Opener = open_fleet,
 ) -> int:
-    """Print what was found; return 0 if every answer is the reference's and the head fits, else 1.
+    """Print the report of a verification; return 0 if every answer is the reference's and the head, if any,
+    fits, else 1.
 
     options: Options of the fleet, and where its models lie on this machine (a remote master has its own
         copies).
