@@ -231,7 +231,8 @@ async def run_trial(
     specsot: Words of the `specsot` command, as a client runs it.
     service_log: Lines of the services.
     request_arguments: Arguments of `specsot infer`, the question included.
-    Raises TimeoutError if the steps have not ended LIMIT seconds after the answer.
+    Raises TimeoutError if the master's last line, or the end of the steps, does not come within LIMIT
+        seconds.
     """
     num_earlier = len(service_log.lines)
     writing = asyncio.Event()

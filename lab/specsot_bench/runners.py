@@ -286,7 +286,8 @@ class Runners:
         question: The question as plain text.
         tokens: Number of tokens of the answer.
         seconds: Seconds after which the writing stops, loading not counted; None: no limit.
-        Raises TimeoutError after that time; one step may still be running then.
+        Raises TimeoutError after that time; one step may still be running then. Raises Unavailable if the
+            answer ended with an error.
         """
         if method.rival:
             return await self._written_elsewhere(method, question, tokens, seconds)

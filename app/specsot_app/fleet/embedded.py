@@ -47,7 +47,7 @@ class EmbeddedOptions:
 
     weights: Options of the weights that the members load.
     ring: Options of the master's ring.
-    stages: Number of workers that share the layers; None: one.
+    stages: Number of workers that share the layers; None: as many as `layers` has ranges, else one.
     layers: Layer range of each worker; empty: the master decides.
     devices: Torch device of each worker; empty: the device of `weights`. The drafter runs on the last
         worker's device.

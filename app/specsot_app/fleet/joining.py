@@ -166,8 +166,9 @@ def request_of(key: ec.EllipticCurvePrivateKey) -> str:
 def write_identity(folder: Path, certificate: str, ca: str) -> None:
     """Write a certificate as own.pem and its CA as ca.pem.
 
-    certificate, ca: PEM text.
     folder: Existing folder to write to.
+    certificate: The certificate as PEM text.
+    ca: The CA's certificate as PEM text.
     """
     (folder / "own.pem").write_text(certificate)
     (folder / "ca.pem").write_text(ca)
