@@ -30,9 +30,9 @@ from specsot_app.fleet.processes import (
     ChildProcess,
     end_all,
     free_port,
-    keep_quiet,
+    ignore_missing,
+    ignore_output,
     ready_client,
-    require_members,
     start,
     unless_one_ends,
 )
@@ -316,9 +316,9 @@ async def fleet_of(
             else services
         )
         for service in processes_of(services):
-            children.append(await start(service, keep_quiet))
-        ready = ready_client(services, ClientOptions(), None, require_members)
-        client = await unless_one_ends(children, ready)
+            children.append(await start(service, ignore_output))
+        whole = ready_client(services, ClientOptions(), None, ignore_missing)
+        client = await unless_one_ends(children, whole)
         stack.push_async_callback(client.close)
         yield children[0].service.address, f"127.0.0.1:{http}"
 

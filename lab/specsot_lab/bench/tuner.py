@@ -83,7 +83,7 @@ async def ask(runners: Runners, method: Method, question: str, tokens: int) -> C
     """
     cpu = time.process_time()
     record = await runners.write(method, question, tokens)
-    return Cost(time.process_time() - cpu, record.seconds, tokens, record.moments[-1].steps)
+    return Cost(time.process_time() - cpu, record.seconds, tokens, record.samples[-1].steps)
 
 
 async def _costs(models: ModelSet, questions: Sequence[str], tokens: int) -> dict[str, list[Cost]]:
