@@ -40,6 +40,7 @@ RowsOut = tuple[torch.Tensor | None, torch.Tensor | None]
 class DecoderStage:
     """One layer range with its KV pages, for one epoch. Call `run` with frames strictly in order.
 
+    rows: Migrates the KV of the stage's pages to and from other workers between epochs.
     uncaptured: Number of frames that ran kernel by kernel although CUDA graphs were captured.
     next_step: Launches the next step speculatively, before its frame arrives. None if this stage cannot:
         there are no CUDA graphs, it is not the whole model, or its layers have recurrent states.
@@ -342,8 +343,8 @@ class DecoderStage:
         frame: The frame to run.
         plan: The page operations and KV moves of the frame.
 
-        Returns the moves of accepted KV that remain for whatever runs the tokens. Before a pruning the moves
-        are applied at once, because pruning reads the moved KV; then () is returned.
+        Returns the moves of accepted KV that remain for whatever runs the tokens. If the frame prunes a
+        sequence, the moves are applied at once, because pruning reads the moved KV; then () is returned.
         """
         for page in plan.trimmed:
             self._kv.clear_page(page)
@@ -361,7 +362,8 @@ class DecoderStage:
         return ()
 
     def _prune(self, pruning: RowPruning) -> None:
-        """Prune a sequence's KV in those layers of this stage that do not keep all of it.
+        """Prune a sequence's KV in those layers of this stage that do not keep all of it. Nothing happens if
+        all layers of the stage precede the first pruned layer.
 
         pruning: Slots before and after, the first layer that is pruned, and each head's share.
         """

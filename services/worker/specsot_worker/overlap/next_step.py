@@ -22,7 +22,7 @@ from specsot_model.step_rows import FilledStep, Outputs, StepRows
 
 
 class Steps(Protocol):
-    """Runs frames through a layer range. See `CapturedSteps`."""
+    """Runner of frames through a layer range, as captured CUDA graphs. `CapturedSteps` implements it."""
 
     def run(self, rows: StepRows) -> Outputs | None:
         """Run a frame, and return its hidden states and fused features. Return None if it does not fit into a
@@ -68,12 +68,13 @@ class Steps(Protocol):
 class SpeculativeStep(OverlappedWork):
     """A predicted step, in one of the states that the package describes.
 
-    segments: The predicted tree segments.
-    trees: The trees of the segments. They replace the trees that the segments name.
-    reserved: Pairs of a sequence and the number of pages that were reserved for the step.
-    filled: What graphs read of the frame. None in the state IDLE.
-    tokens: Token ids of all trees, in frame order. Known in the state CONFIRMED only.
-    outputs: Hidden states and fused features. None before the step is launched.
+    segments: The predicted tree segments, in frame order.
+    trees: The trees of the segments, one each. They replace the trees that the segments name.
+    reserved: Pairs of a sequence's id and the number of pages that were reserved for it for the step. Empty
+        if no sequence needed a further page.
+    filled: The inputs of the frame that were written to the device for the graphs. None in the state IDLE.
+    tokens: Token ids of all trees, in frame order. Known in the state CONFIRMED only; [] before.
+    outputs: Hidden states [num_tokens, hidden_size] and fused features. None before the step is launched.
     timed: True if the stage's timer counts since the launch. False if it must start with the frame.
     """
 
@@ -87,7 +88,9 @@ class SpeculativeStep(OverlappedWork):
 
     @property
     def hidden(self) -> bool:
-        """True if a window hides part of the KV from some of the tokens."""
+        """True if a window hides part of the KV from some of the tokens. False for a step that could not be
+        prepared.
+        """
         return self.filled is not None and any(span.sight for span in self.filled.rows.spans)
 
     @property
@@ -239,8 +242,8 @@ class NextStep:
 
     @torch.inference_mode()
     def launch(self, tokens: list[int]) -> bool:
-        """Launch the prepared step. Return whether it was launched: there must be a prepared step with as
-        many tokens, and the vocabulary must have them.
+        """Launch the prepared step. Return whether it was launched: False if no step with as many tokens is
+        prepared, or if the vocabulary does not have a token id.
 
         tokens: Token ids, one per predicted segment, in their order. At least one.
 
@@ -388,8 +391,8 @@ class NextStep:
         return step
 
     def _launch(self, tokens: list[int]) -> bool:
-        """Launch the predicted step, for which the timer has started. Return whether it was launched: it must
-        be prepared, with as many tokens.
+        """Launch the predicted step, for which the timer has started. Return whether it was launched: False
+        if no step is prepared, or if it has another number of tokens.
 
         tokens: Token ids of all its trees, in frame order.
         """
