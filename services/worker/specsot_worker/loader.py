@@ -48,7 +48,7 @@ class StageLoader:
     """Loader of a worker's layer ranges. The last range stays loaded, so that a new epoch starts at once; for
     another range, only the layers that are missing are loaded.
 
-    loaded: Number of layers of the range that have been loaded since the range was assigned.
+    loaded: Number of layers of the range requested last that are loaded. Another thread may read it.
     """
 
     def __init__(

@@ -188,7 +188,7 @@ class Verifier:
     @torch.inference_mode()
     def verify_pending(self) -> VerifiedFrame:
         """Verify the held-back segments whose grammar has been compiled, and return their outcomes and
-        features. If no grammar has been compiled since the last call, there are no outcomes.
+        features. Call it only while `pending_ready` is True.
 
         The result has frame number 0, because no step belongs to it.
         """

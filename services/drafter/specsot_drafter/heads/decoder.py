@@ -13,7 +13,12 @@ from specsot_model.kv import KVPages
 
 
 class DecoderHead(DraftHead):
-    """A small language model. See `DraftHead`, and `GraphHead` for models that are `capturable`."""
+    """A small language model as a `DraftHead`, and as a `GraphHead` if it is `capturable`.
+
+    offsets: None, because draft ids are ids of the base model.
+    window: None, because models with attention windows are not captured.
+    asks_alone: False, because every row takes part in the attention of the next layer.
+    """
 
     offsets = window = None
     asks_alone = False
@@ -60,7 +65,8 @@ class DecoderHead(DraftHead):
         return self._decoder.plan(spans, page_rows, "batched")
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
-        """Run `forward`; see `GraphHead.step`.
+        """Run one forward pass like `forward`, for captured graphs (`GraphHead.step`), and return the outputs
+        of the asked rows, [asked, hidden].
 
         tokens: Token ids, [rows].
         features: Ignored.

@@ -66,10 +66,10 @@ Grow = Callable[
 
 
 class GraphInput(NamedTuple):
-    """What one tree grows from.
+    """Input of one tree of a graph: what it grows from, and where.
 
-    due: Rows to compute first; the tree grows from the output of the last one.
-    room: Where the grown rows are stored.
+    due: Rows of committed tokens to compute first. The tree grows from the output of the last of them.
+    room: The KV slots that were reserved for the grown rows.
     """
 
     due: DueRows
@@ -83,12 +83,12 @@ class GraphSize:
     Example: k 4, widths (4, 2), that is 3 levels. The levels have 4, 16 and 8 candidates; 4 + 2 rows of every
     tree are fed after the due rows.
 
-    trees: Number of trees.
+    trees: Number of trees that the graph grows together.
     k: Number of children of every node that is fed.
-    widths: Number of nodes of level 1, 2, ... that are fed.
-    floor: Cumulative log-probability below which a node is barred from being fed.
-    due: Most due rows of a tree.
-    attending: Number of the last due rows that take part in attention.
+    widths: Number of nodes of level 1, 2, ... of each tree that are fed. Empty: only the roots are fed.
+    floor: Cumulative log-probability below which a node is barred from being fed. -inf: none is barred.
+    due: Maximum number of due rows of a tree.
+    attending: How many of a tree's due rows, from the last one back, take part in attention.
     """
 
     trees: int
@@ -135,7 +135,10 @@ class GraphSize:
 
 
 class TreeGraphs:
-    """All graphs of one head and its KV pages, by number of trees and of levels."""
+    """The captured graphs of one head and its KV pages, by number of trees and of levels.
+
+    due: Maximum number of due rows per tree for which the graphs have room.
+    """
 
     @torch.inference_mode()
     def __init__(
@@ -331,6 +334,8 @@ class _TreeGraph:
 
     The tables lie in one int32 buffer, so that one copy fills all of them. Unused rows have the slot -1, and
     their keys and values are not written.
+
+    size: Number of int32 values in all index tables of the graph together.
     """
 
     def __init__(
@@ -400,7 +405,8 @@ class _TreeGraph:
         ids: int,
         staging: Staging,
     ) -> Callable[[], tuple[Candidates, Numbers]] | None:
-        """Launch asynchronous growth. Return None if there is no room for these trees.
+        """Launch asynchronous growth, and return a function that waits for it. Return None if there is no
+        room for these trees.
 
         trees: The trees that are being verified, with the pages of their sequences.
         verified: The same trees on the device.
@@ -421,8 +427,8 @@ class _TreeGraph:
         return partial(self._read_async_candidates, len(trees))
 
     def grown(self, chooser: TreeChooser) -> GrownPool | None:
-        """Return the candidates on the device, from which nodes can be selected. None for graphs with a
-        floor, as the device would select barred ones.
+        """Return the candidates on the device, from which nodes can be selected. Return None for graphs with
+        a floor, because the device would select barred candidates.
 
         chooser: Selects nodes from the candidates.
         """
@@ -463,7 +469,8 @@ class _TreeGraph:
         return [due, np.zeros(size.trees, np.int32), np.zeros((size.trees, size.attending), np.int32), grown]
 
     def begin(self, inputs: Sequence[GraphInput], staging: Staging) -> Grown | None:
-        """Launch the graph. Return None if there is no room for these trees.
+        """Launch the graph, and return a function that waits for the candidates. Return None if there is no
+        room for these trees.
 
         inputs: Due rows and reserved slots of each tree.
         staging: Buffer by which tables are copied to the device.
@@ -497,7 +504,9 @@ class _TreeGraph:
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.level_sizes))
 
     def _grow_trees(self) -> Tensor:
-        """Compute the due rows, then grow level by level. This function is what the graph captures."""
+        """Compute the due rows, then grow level by level. Return the flat buffer with the candidates. This
+        function is what the graph captures.
+        """
         head = self._head
         size = self._size
         pool = _pool(self._flat, self._size)

@@ -27,7 +27,7 @@ from specsot_model.cuda_graphs import Capture
 
 
 class BlockProposer(Proposer):
-    """Drafts whole blocks in one forward pass. See `Proposer`.
+    """Proposer that drafts whole blocks with a DFlash head in one forward pass.
 
     Once features of a sequence are missing, or no KV page is free for them, the sequence is not followed any
     more.
@@ -172,8 +172,8 @@ class BlockProposer(Proposer):
         return best_of(head, outputs, self._breadth)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Reserve a block's rows after a sequence's own rows. Return None if the sequence is not followed, or
-        no page is free.
+        """Reserve a block's rows after a sequence's own rows, and return where they are. Return None if the
+        sequence is not followed, or if no page is free.
 
         sequence: The sequence that a block is to be drafted for.
         """

@@ -16,7 +16,7 @@ from specsot_drafter.proposers.eagle import EagleProposer
 
 
 class ParallelProposer(EagleProposer):
-    """Drafts several tokens in one forward pass. See `Proposer`.
+    """Proposer that drafts several tokens with a P-EAGLE head in one forward pass.
 
     A mask is computed like any other row of the sequence, in the slot after the last row. True rows overwrite
     it later.
