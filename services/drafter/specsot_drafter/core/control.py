@@ -85,7 +85,7 @@ Point = tuple[float, float]
 
 
 class StepCosts:
-    """Seconds of a step with drafts and without, by the clock.
+    """Model of the wall-clock seconds of a step, with drafts and without.
 
     The time of a step with drafts is the time to grow the trees plus the time that the stages need for the
     step's rows (one root per sequence, and all draft nodes). Both times are measured as curves at startup.
@@ -198,7 +198,7 @@ class StepCosts:
         self._drafted.append((rows, believed * max(seconds - growing, 0.0)))
 
     def learn(self) -> None:
-        """Fit the curves to the recorded steps."""
+        """Fit the curves to the recorded steps. Without recorded steps the curves stay those of startup."""
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
         for rows, seconds in self._drafted:
@@ -287,8 +287,10 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
 class RegretBudget:
     """The loss that drafting may still cause, in baseline steps (the time of one step without drafts).
 
-    `available` is the budget for the sequences that are being written. `pool` is a larger budget across
-    sequences, from which every new set of sequences is granted up to REGRET.
+    available: Budget for the sequences that are being written, in baseline steps. Negative after a loss that
+        was larger than expected.
+    pool: Larger budget across sequences, in baseline steps, from which every new set of sequences is granted
+        up to REGRET.
     """
 
     def __init__(self) -> None:
@@ -311,8 +313,8 @@ class RegretBudget:
         self.available = max(self.available, min(self.pool, REGRET))
 
     def steps_until(self, needed: float) -> float:
-        """Return the number of steps without drafts after which the budget covers a loss. 0 if it covers the
-        loss now.
+        """Return the number of steps without drafts after which the budget covers a loss. Return 0 if it
+        covers the loss now.
 
         needed: Baseline steps that may be lost.
 
@@ -322,10 +324,13 @@ class RegretBudget:
 
 
 class DraftPolicy(BudgetPolicy):
-    """Chooses the depth and the number of nodes with the most expected tokens per second.
+    """Policy that chooses the depth and the number of nodes with the most expected tokens per second.
 
     Only choices whose cost the regret budget covers are considered. If there is none, drafting is paused.
     From time to time the policy looks: it pauses for LOOK_STEPS steps to measure steps without drafts.
+
+    costs: Model of the seconds of steps, learned from finished steps.
+    acceptance: How likely drafts are accepted by depth, learned from verified trees.
     """
 
     adaptive = True
@@ -392,7 +397,7 @@ class DraftPolicy(BudgetPolicy):
     def limit_sequences(self, live: int) -> int:
         """Return the number of sequences to draft for: after a pause few, then more with every step.
 
-        live: Number of sequences that could have a tree; the upper bound of the result.
+        live: Number of sequences that could have a tree; the upper bound of the result. 0: the result is 0.
         """
         return min(live, self._few)
 
