@@ -174,8 +174,8 @@ class _BlockGraph:
 
 
 def can_capture_block(head: DraftHead) -> bool:
-    """Return whether a block's pass can be captured: only for a DFlash head of which no layer has an
-    attention window.
+    """Return whether a block's pass can be captured: True only for a DFlash head of which no layer has an
+    attention window, False for any other head.
 
     head: Any draft head.
     """

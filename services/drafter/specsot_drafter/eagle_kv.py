@@ -167,8 +167,8 @@ class DraftPages:
         return reserve_room(self.table, sequence, base, rows)
 
     def cover_tree(self, sequence: int, base: int, rows: int) -> tuple[int, ...] | None:
-        """Reserve rows like `reserve_tree`, and return only the numbers of the sequence's pages. Return None
-        if there are too few free pages. The sequence must have no KV policy.
+        """Reserve rows like `reserve_tree`, and return only the numbers of all pages of the sequence, in
+        order. Return None if there are too few free pages. The sequence must have no KV policy.
 
         sequence: Id of the sequence.
         base: Number of rows that the sequence has.
@@ -183,7 +183,7 @@ class DraftPages:
         """Free the pages that a window hides from all further rows. There is no mask for a window here: a row
         attends to everything that is left in the pages. Nothing happens for a sequence without a window.
 
-        sequence: Id of the sequence.
+        sequence: Id of the sequence, which must be open.
         first_row: Number of the first row that is still to be computed.
         """
         self._clear_pages(self.table.trim(sequence, first_row))

@@ -232,8 +232,8 @@ class DraftEngine:
             speculator.blend.open(opened)
 
     def _valid_ids(self, feature_batch: FeatureBatch) -> bool:
-        """Return whether the proposers can embed all token ids of a batch, its bonus token included. True if
-        ids are not checked.
+        """Return whether the proposers can embed all token ids of a batch, its bonus token included. Return
+        True if ids are not checked, or if the batch has no tokens, and False if an id is out of range.
 
         feature_batch: Committed tokens of one sequence.
         """
@@ -286,7 +286,7 @@ class DraftEngine:
         requests: Mapping[int, FeatureBatch],
     ) -> dict[int, Tree]:
         """Wait for the trees of one speculator, and return them by sequence id, with forced tokens added.
-        Sequences without a grown tree are left out.
+        Sequences without a grown tree are left out; {} if no tree has grown.
 
         speculator: Has launched the growth.
         sequences: All sequences for which it was asked for trees.

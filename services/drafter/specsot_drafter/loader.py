@@ -547,7 +547,8 @@ def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]
 
     options: The drafter's options.
 
-    `ngram` is always available, because it needs no model. Raises InvalidRequest for an unknown drafter.
+    `ngram` is always available, because it needs no model. `suffix` is available if the options name it, or
+    if tokens of past requests are kept. Raises InvalidRequest for an unknown drafter.
     """
     ngram: dict[DrafterName, DraftBackend] = {"ngram": SuffixBackend(options)}
     if past := options.drafting.past or (PAST_TOKENS if options.drafts == "suffix" else 0):

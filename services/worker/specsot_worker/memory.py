@@ -160,7 +160,8 @@ class LayerMemory:
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
         """Return whether frames of prompts only may have more tokens than others (see
-        `cuda_graphs.prompt_rows`), which takes more memory.
+        `cuda_graphs.prompt_rows`), which takes more memory. Return False unless the range is the whole model,
+        or may become that, and without tensor parallelism only.
 
         layers: The layer range. None: not known yet.
         room: Bytes that are available. None: unknown.

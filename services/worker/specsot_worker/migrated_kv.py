@@ -90,7 +90,7 @@ class MigratedKV:
 
     def complete(self, layers: Range) -> bool:
         """Return whether all KV of some layers is present that the order names, or was reported as not
-        existing. Return True if the order names no sequences.
+        existing: False while some is missing. Return True if the order names no sequences.
 
         layers: The layers that this worker will run.
         """
@@ -364,8 +364,8 @@ class RowHandover:
         await self._report_received()
 
     async def _send_to(self, receiver: Stage, order: HandOver, copies: Copies, layers: Range) -> None:
-        """Send KV to one receiver. If it cannot be reached, log a warning: it never reports completion, and
-        the master's wait has a limit.
+        """Send KV to one receiver. Nothing else happens if it cannot be reached than that a warning is
+        logged: it never reports completion, and the master's wait has a limit.
 
         receiver: The stage that will run the layers. It may be this worker, which then stores the KV itself.
         order: The order that is carried out.

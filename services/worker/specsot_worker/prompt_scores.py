@@ -71,7 +71,7 @@ class PromptScores:
 
     def take(self, sequence: int) -> tuple[Logprob, ...]:
         """Return the log-probabilities of all prompt tokens but the first, in order, and forget them. Return
-        () if none were asked for.
+        () if none were asked for, for an unknown sequence, and if they were taken already.
 
         sequence: Id of the sequence whose prompt has been fed completely.
         """

@@ -277,7 +277,8 @@ class TargetQuery(NamedTuple):
         return not self.state.must_go_on()
 
     def allows(self, node: int, token: int | None) -> bool:
-        """Return whether the node's mask allows a token. True where there is no mask.
+        """Return whether the node's mask allows a token: False if the mask excludes it, True where there is
+        no mask.
 
         node: Number of the node in the tree.
         token: Token id. None, which stands for logits that are not finite, is allowed only where there is no

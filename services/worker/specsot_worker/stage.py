@@ -316,7 +316,8 @@ class DecoderStage:
         return self._to_device(hidden)
 
     def _to_device(self, hidden: Payload) -> torch.Tensor:
-        """Return a tensor that arrived with a frame on this stage's device, in its dtype.
+        """Return a tensor that arrived with a frame on this stage's device, in the stage's dtype. The shape
+        stays the same.
 
         hidden: Hidden states or fused features, which may still be on their way.
         """
@@ -324,6 +325,7 @@ class DecoderStage:
 
     def _rejected_slots(self, segment: TreeSegment) -> Sequence[int]:
         """Return the KV slots of a sequence from its root to the end of its pages: rejected drafts lie there.
+        Return an empty sequence if its pages end before the root.
 
         segment: The tree segment of the sequence, whose root is at position `committed`.
 

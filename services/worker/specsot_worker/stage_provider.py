@@ -121,8 +121,8 @@ class StageProvider(Protocol):
         ...
 
     def preload(self, layers: Range | None = None) -> bool:
-        """Load one more part of some layers. Return whether to call again: there is more to load, and room
-        for it.
+        """Load one more part of some layers. Return whether to call again: True if a part was loaded, False
+        if all is loaded, or if there is no room.
 
         layers: The layer range to load. None: what a later epoch may need.
 

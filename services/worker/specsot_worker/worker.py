@@ -68,8 +68,8 @@ class _WorkerEpoch:
     links: Links to the other members.
     missing_taps: Layers whose slice of the draft head's weights has not arrived yet. Ready is sent once there
         are none.
-    sequencer: The scheduler, on stage 0 only.
-    verifier: The verifier, on the last stage only.
+    sequencer: The scheduler. None on every stage but stage 0.
+    verifier: The verifier. None on every stage but the last.
     deadline: How long the computation of a frame may take.
     lost_drafters: Names of drafters whose loss is known to this worker.
     leaving_drafters: Names of drafters that the master has lost. They are removed between two verifications.
@@ -226,7 +226,8 @@ class Worker:
         self._observer.formed(configuration, stage)
 
     def _may_send(self, configuration: Configuration, arrival: Arrival) -> bool:
-        """Return whether the sender of a message may send it to this stage. Subclasses may allow more.
+        """Return whether the sender of a message may send it to this stage; False for a sender of another
+        role or place, see `may_send`. Subclasses may allow more.
 
         configuration: The current epoch.
         arrival: The message with its sender.

@@ -104,7 +104,8 @@ class Checkpoint(Weights):
         return tuple(self._names)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether there is a tensor.
+        """Return whether there is a tensor of this name. Return False for a published name that differs from
+        the uniform one.
 
         name: Uniform name of the tensor.
         """
@@ -128,14 +129,15 @@ class Checkpoint(Weights):
         return str(self.directory)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor. Raises ModelError if there is none.
+        """Return the shape of a tensor. Raises ModelError if there is no tensor of this name.
 
         name: Uniform name of the tensor.
         """
         return self._published.shape(self.published(name))
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Load a tensor. Raises ModelError if there is none.
+        """Load a tensor and return it, in the shape that it has in the file. Raises ModelError if there is no
+        tensor of this name.
 
         name: Uniform name of the tensor.
         dtype: Type to which it is converted.

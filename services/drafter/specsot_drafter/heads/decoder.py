@@ -69,8 +69,8 @@ class DecoderHead(DraftHead):
         of the asked rows, [asked, hidden].
 
         tokens: Token ids, [rows].
-        features: Ignored.
-        origins: Ignored.
+        features: Ignored, because the model reads no features. A tensor of any shape.
+        origins: Ignored, likewise.
         rows: Positions, slots and attention of the rows.
         """
         return self.forward(tokens, features, rows)
@@ -80,7 +80,7 @@ class DecoderHead(DraftHead):
         `DraftHead.forward`.
 
         tokens: Token ids, [rows].
-        features: Ignored.
+        features: Ignored, because the model reads no features. A tensor of any shape.
         rows: Positions, slots and attention. The plan must have a query row for every row, not only for asked
             rows.
         """

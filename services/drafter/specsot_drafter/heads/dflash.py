@@ -110,7 +110,7 @@ def depth_of(head: Checkpoint) -> int | None:
 
 
 def block_taps(head: Checkpoint) -> list[Any]:
-    """Return the layers of the base model whose inputs are fused.
+    """Return the numbers of the layers of the base model whose inputs are fused, from the head's config.
 
     head: The head's checkpoint.
 
@@ -187,7 +187,7 @@ class BlockHead(EagleHead):
         """Run the rows of blocks. Return normed outputs, [rows, hidden].
 
         tokens: Token ids, the mask included, [rows].
-        features: Ignored.
+        features: Ignored, because the features are in the KV pages already. A tensor of any shape.
         rows: Positions, slots and attention of the rows.
         """
         x = look_up(self.table, tokens)
@@ -201,7 +201,8 @@ class BlockHead(EagleHead):
         return self.lm_head(outputs)
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Convert ids of the draft vocabulary to ids of the base model.
+        """Convert ids of the draft vocabulary to ids of the base model, and return a tensor of the same
+        shape. Without `offsets`, the ids are returned unchanged.
 
         ids: Draft ids, a tensor of any shape.
         """

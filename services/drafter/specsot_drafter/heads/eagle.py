@@ -262,6 +262,7 @@ class Eagle3Head(EagleHead):
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Convert draft ids to ids of the base model: id + offsets[id], as the tensor d2t defines them.
+        Without `offsets`, the ids are returned unchanged.
 
         ids: Draft ids, a tensor of any shape.
 
@@ -340,7 +341,8 @@ def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | Non
 
 
 def can_pack(shape: HeadShape, stretch: float) -> bool:
-    """Return whether the CPU kernels support layers of these sizes when the weights are quantized.
+    """Return whether the CPU kernels support layers of these sizes when the weights are quantized: False if
+    the sizes do not fill whole vectors, or if the rotary embedding stretches.
 
     shape: Sizes of the head.
     stretch: Factor by which the rotary embedding stretches queries and keys; only 1 is supported.
@@ -449,7 +451,7 @@ class HeadLayer:
         return parts.narrow(1, 0, heads).unflatten(1, (pairs, heads // pairs))
 
     def remember(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Write the keys and values of rows, without computing outputs.
+        """Write the keys and values of rows to their slots, without computing outputs.
 
         inputs: What the projections read, [rows, columns].
         positions: Position of each row, LongTensor [rows].
@@ -627,7 +629,9 @@ class ConcatenatedTaps:
         self._dtype = dtype
 
     def slices(self) -> dict[int, Tensor]:
-        """Return matrices that place each tap's state in columns of its own, by layer."""
+        """Return matrices, [width, base width], that place each tap's state in columns of its own, by layer
+        number.
+        """
         return identity_slices(self.taps, self.width // len(self.taps), self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:
@@ -661,7 +665,7 @@ class FinalHidden:
         self._dtype = dtype
 
     def slices(self) -> dict[int, Tensor]:
-        """Return the identity matrix for the only tap."""
+        """Return the identity matrix, [hidden, hidden], for the only tap, by its layer number."""
         return identity_slices(self.taps, self.width, self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:

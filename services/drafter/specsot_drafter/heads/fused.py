@@ -149,7 +149,7 @@ def _product(linear: Linear) -> CapturedProduct:
 
 def can_fuse(head: DraftHead) -> bool:
     """Return whether a head has the published form of EAGLE-3: one layer, no mask, no bias in the attention
-    output or the MLP.
+    output or the MLP. Return False for every head of another family.
 
     head: Any draft head.
     """

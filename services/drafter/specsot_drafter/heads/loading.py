@@ -371,7 +371,8 @@ def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
 
 
 def _dynamic(head: Checkpoint) -> bool:
-    """Return whether the head uses dynamic RoPE scaling.
+    """Return whether the head uses dynamic RoPE scaling. Return False if its config names no scaling, or
+    another kind.
 
     head: The head's checkpoint.
 
@@ -383,11 +384,15 @@ def _dynamic(head: Checkpoint) -> bool:
 
 
 def taps_of(head: Checkpoint, layers: int, overrides: Overrides) -> tuple[int, ...]:
-    """Return the layers of the base model that the head reads; see `choose_taps`.
+    """Return the numbers of the base model's layers whose inputs the head reads, ascending; see
+    `choose_taps`.
 
     head: The head's checkpoint.
     layers: Number of layers of the base model.
-    overrides: Settings that replace those of the config.
+    overrides: Settings that replace those of the config, such as the taps.
+
+    Raises InvalidRequest for impossible taps of the overrides, HeadMismatch for impossible taps of the
+    config.
     """
     named = block_taps(head) if kind_of(head) == "dflash" else None
     return choose_taps(head, layers, overrides.aux_layers, named)

@@ -89,8 +89,8 @@ class ColocatedHandle:
         return None
 
     def discard(self, sequence: int) -> None:
-        """Record that the host has found other target tokens for a sequence than the device. Nothing happens
-        if no growth was launched.
+        """Record that the host has found other target tokens for a sequence than the device, so that the
+        trees of the whole growth are not used. Nothing happens if no growth was launched.
 
         sequence: Id of the sequence.
         """

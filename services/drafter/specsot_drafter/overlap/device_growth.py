@@ -174,8 +174,8 @@ class VerifiedTreeSender:
         if there are too many.
 
         trees: The trees in the order of the frame, with the pages of their sequences.
-        targets: The base model's token after each node, int32, at least one per node of the frame, on the
-            device.
+        targets: Id of the base model's token after each node, int32 [num_tokens] on the device, at least one
+            per node of the frame.
         """
         tokens = list[int]()
         parents = list[int]()

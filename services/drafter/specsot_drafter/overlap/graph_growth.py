@@ -203,8 +203,8 @@ class TreeGraphs:
         """Grow one tree per input and return all candidates, in the order of `TreeGrowth`. Return None if no
         graph has room.
 
-        inputs: Due rows and reserved slots of each tree.
-        levels: Wanted levels; the candidates have as many levels as the next deeper graph.
+        inputs: Due rows and reserved slots of each tree. At least one.
+        levels: Number of levels to grow; the candidates have as many levels as the next deeper graph.
         """
         grown = self.begin(inputs, levels)
         return None if grown is None else grown()
@@ -226,7 +226,7 @@ class TreeGraphs:
         targets: The base model's token after each node, int32 [num_tokens of the frame].
         features: Features in the form that the head takes, [num_tokens of the frame, hidden].
         ids: Number of token ids that may be fed; token 0 is fed instead of any other target.
-        levels: Wanted levels of the next trees.
+        levels: Number of levels of the next trees; a deeper graph may be used.
         """
         deep = bucket_of(levels, tuple(self._levels)) or 0
         graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
@@ -244,8 +244,8 @@ class TreeGraphs:
         """Launch what `run` computes. Return a function that waits for the candidates, or None if no graph
         has room.
 
-        inputs: Due rows and reserved slots of each tree.
-        levels: Wanted levels.
+        inputs: Due rows and reserved slots of each tree. At least one.
+        levels: Number of levels to grow; a deeper graph may be used.
 
         More trees than the largest graph has are grown in several runs. Each run is awaited before the next
         one is launched, since all runs of a graph write to the same buffers.
@@ -504,8 +504,8 @@ class _TreeGraph:
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.level_sizes))
 
     def _grow_trees(self) -> Tensor:
-        """Compute the due rows, then grow level by level. Return the flat buffer with the candidates. This
-        function is what the graph captures.
+        """Compute the due rows, then grow level by level. Return the flat int32 buffer with the candidates,
+        see `_pool`. This function is what the graph captures.
         """
         head = self._head
         size = self._size
@@ -535,10 +535,10 @@ class _TreeGraph:
         columns before `lengths` - window are left out.
 
         width: Number of rows per tree.
-        leads: Number of leading columns that each row attends to.
-        bases: Column at which each row's tree begins.
-        bits: Ancestors of each row in its tree, 32 rows per word.
-        lengths: Number of positions up to each row, itself included.
+        leads: Number of leading columns that each row attends to, int32 [trees * width].
+        bases: Column at which each row's tree begins, int32 [trees * width].
+        bits: Ancestors of each row in its tree, as bits, 32 rows per word: int32 [trees * width, words].
+        lengths: Number of positions up to each row, itself included, int32 [trees * width].
         """
         from specsot_kernels.gpu.attention import plan_over
 
@@ -652,7 +652,7 @@ def _pool(flat: Tensor, size: GraphSize) -> CandidatePool:
     """Return views of the candidates in a flat buffer: tokens and parents as int64, scores as fp32, each
     [trees, candidates].
 
-    flat: int32 buffer.
+    flat: int32 buffer of at least 5 * trees * candidates values: tokens, parents (two values each), scores.
     size: The sizes of the graph.
     """
     candidates = sum(size.level_sizes)

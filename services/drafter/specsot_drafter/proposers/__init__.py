@@ -68,7 +68,8 @@ class Proposer(ABC):
 
     @abstractmethod
     def follows(self, sequence: int) -> bool:
-        """Return whether the proposer still follows a sequence.
+        """Return whether the proposer still follows a sequence. Return False for an unknown sequence, and for
+        one that was closed or dropped.
 
         sequence: Id of the sequence.
         """
@@ -102,7 +103,8 @@ class Proposer(ABC):
 
         sequences: The sequences to draft for, in the order of the result.
         levels: Number of levels to grow, as for `propose`.
-        keep_growing: As for `propose`.
+        keep_growing: Asked before each further level how many nodes of each tree to feed, as for `propose`.
+            None: all levels grow.
 
         Growth that `start_growth` has launched is continued, whatever its levels, and confirmed; or it is
         discarded. The returned function may still discard a confirmed growth.

@@ -95,7 +95,8 @@ class EagleProposer(Proposer):
             self._pages.close(sequence.id)
 
     def follows(self, sequence: int) -> bool:
-        """Return whether the features of a sequence are complete so far.
+        """Return whether the features of a sequence are complete so far. Return False for an unknown
+        sequence, and for one that was dropped.
 
         sequence: Id of the sequence.
         """

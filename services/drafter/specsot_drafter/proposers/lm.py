@@ -105,7 +105,8 @@ MAX_GRAPH_CANDIDATES = 256
 
 
 def can_capture_beam(beam: BeamShape) -> bool:
-    """Return whether trees of a shape can grow in graphs, if the model's layers can be captured.
+    """Return whether trees of a shape can grow in graphs, if the model's layers can be captured. Return False
+    if a level has more than MAX_GRAPH_CANDIDATES candidates.
 
     beam: The shape.
     """
@@ -196,7 +197,8 @@ class LanguageModelProposer(Proposer):
         self._fed[sequence.id] = FedTokens(sequence)
 
     def follows(self, sequence: int) -> bool:
-        """Return whether a sequence is open.
+        """Return whether a sequence is open. Return False for an unknown sequence, and for one that was
+        closed.
 
         sequence: Id of the sequence.
         """

@@ -45,7 +45,7 @@ class ParallelProposer(EagleProposer):
 
         growing: The sequences, each with the reserved rows of its tree.
         levels: Maximum number of levels.
-        keep: Not called, since one pass drafts all levels.
+        keep: Not called, since one pass drafts all levels. It may be None.
 
         Due tokens [t4 t5] and 3 levels -> tokens [t4 t5 m m], the last 3 rows asked: t5 drafts the first
         level, each mask one more.

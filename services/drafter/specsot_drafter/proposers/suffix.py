@@ -78,7 +78,8 @@ class SuffixProposer(Proposer):
         return self._pages
 
     def follows(self, sequence: int) -> bool:
-        """Return whether a sequence is open.
+        """Return whether a sequence is open. Return False for an unknown sequence, and for one that was
+        closed.
 
         sequence: Id of the sequence.
         """
@@ -126,7 +127,7 @@ class SuffixProposer(Proposer):
 
         sequences: The sequences to draft for, in the order of the result.
         levels: Maximum number of levels.
-        keep_growing: Not called, since deeper levels cost nothing.
+        keep_growing: Not called, since deeper levels cost nothing. It may be None.
         """
         trees = [self._suggest(followed, levels) for followed in sequences]
         return align_levels(trees) if any(tree.tokens for tree in trees) else None

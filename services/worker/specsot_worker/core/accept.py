@@ -385,7 +385,7 @@ class TreeMasks(Masks):
 
     def allows(self, node: int, token: int) -> bool:
         """Return whether a token may follow a node, without building the node's mask. Return True if the
-        grammar does not constrain the token after the node.
+        grammar does not constrain the token after the node, and False if it forbids the token there.
 
         node: Number of the node.
         token: Token id.

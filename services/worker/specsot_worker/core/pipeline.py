@@ -83,7 +83,7 @@ def place_of(opening: Opening) -> tuple[int, int]:
 
 def are_in_order(openings: Iterable[Opening]) -> bool:
     """Return whether sequences are listed in the order that a frame's trees have, which is that of
-    `place_of`. True for none or one.
+    `place_of`. Return True for none or one, False if any two are swapped.
 
     openings: Openings of the sequences, in the order to check.
     """
@@ -141,7 +141,7 @@ class RecentMedians:
         self._bins: dict[int, deque[tuple[int, float]]] = {}
 
     def __bool__(self) -> bool:
-        """Return whether any step has been recorded."""
+        """Return whether any step has been recorded: False at the start."""
         return bool(self._bins)
 
     def record(self, num_tokens: int, seconds: float) -> None:
@@ -166,8 +166,10 @@ class RecentMedians:
 
 
 class PipelineDepth:
-    """Decides how many tokens and frames pay off. Call `record_step` for every returned step, and ask before
-    frames are composed.
+    """Estimator of how many tokens and frames are profitable. Call `record_step` for every returned step, and
+    ask before frames are composed.
+
+    parts: Number of frames over which the family that was asked about last is spread. 1 at the start.
     """
 
     def __init__(self, stages: int = 1, curve: Curve = (), overlap: bool = True) -> None:
@@ -192,7 +194,6 @@ class PipelineDepth:
         self._hop_curve: CostCurve | None = None
         # Seconds from the result of a family to its next frame, as an exponential mean.
         self._gap = 0.0
-        # Over how many frames the family asked about last was spread.
         self.parts = 1
 
     def record_step(self, num_tokens: int, seconds: Sequence[float], elapsed: float, was_alone: bool) -> None:
@@ -399,6 +400,8 @@ class DraftTimeout:
 
     Each of several drafters has its own misses, so a slow drafter does not delay the sequences of the others.
     A sequence that has not received a tree from any drafter yet has the drafter "".
+
+    sends_backlog: True while part of the features that a pause of drafting held back may not have been sent.
     """
 
     def __init__(self, timeout: float, present: bool = True) -> None:
@@ -419,7 +422,6 @@ class DraftTimeout:
         self._missed_rows = 0
         # Number of steps for which the drafter may still catch up before its trees are waited for regardless.
         self._catch_up_steps = 0
-        # True while part of the features that a pause held back may not have been sent.
         self.sends_backlog = False
         # Seconds that sequences usually wait for a tree, as an exponential mean.
         self._usual_wait: float | None = None
@@ -576,7 +578,7 @@ class DraftTimeout:
 
 
 class StepTimer:
-    """Measures the seconds of each step, for the drafter's decision whether drafting pays off.
+    """Timer of whole steps, for the drafter's decision whether drafting is profitable.
 
     The time of a step runs from the verification of a sequence to its next verification, whatever other
     frames are verified in between. For a step without trees, the median over such steps during pauses of

@@ -35,8 +35,8 @@ class SequenceState:
         the last verification accepted nothing.
     tree_frames: The sequence's tree frames whose results have not arrived.
     tree: The tree that the next frame carries. None if no usable tree has arrived.
-    next_tree: A tree for the draft round after the current one, if it arrived before the result that it
-        builds on.
+    next_tree: A tree for the draft round after the current one, which arrived before the result that it
+        builds on. None if there is no such tree.
     waiting_since: Time in seconds since which the sequence waits for a tree. None if it does not wait.
     forced: Ids of the tokens after the root that the grammar leaves no choice about. They are drafted as a
         chain if no tree arrives. Empty if nothing is forced.
@@ -197,7 +197,7 @@ class SequenceState:
         )
 
     def offer_tree(self, draft_round: int, tree: Tree) -> bool:
-        """Store a tree for a draft round, and return whether it was stored.
+        """Store a tree for a draft round, and return whether it was stored: False if it was dropped.
 
         draft_round: Number of the draft round for which the drafter made the tree.
         tree: The tree: token id and parent of each node. Its node 0 is the root.

@@ -36,7 +36,7 @@ PREFILL_SHARE = 4
 
 
 class Sequencer:
-    """Schedules all sequences of one epoch. Apply orders, results and drafts as they arrive, then call
+    """Scheduler of all sequences of one epoch. Apply orders, results and drafts as they arrive, then call
     `compose`.
 
     There is no prefill or decode phase: a frame carries the trees of sequences that can decode and prompt
@@ -109,8 +109,8 @@ class Sequencer:
         """Apply an order of the master: open a sequence, close one, or extend a lease.
 
         order: The order. An opening of a sequence that exists is ignored; an opening whose prompt has token
-            ids beyond the vocabulary is rejected, see `rejections`. Orders for sequences that have ended are
-            ignored.
+            ids beyond the vocabulary is rejected, see `rejections`. Orders for unknown sequences, and for
+            those that have ended, are ignored, but for the closing of KV that the previous epoch has kept.
         """
         match order:
             case Open(opening, tokens, lease):
@@ -184,8 +184,9 @@ class Sequencer:
             self._draft_timeout.start_pause(drafts.paused_trees, self._drafted())
 
     def _valid_ids(self, tokens: Sequence[int]) -> bool:
-        """Return whether the base model has all these token ids. Its embedding would read out of bounds for
-        others. Return True if there are no ids, or if the size of the vocabulary is unknown.
+        """Return whether the base model has all these token ids. Return False if one is negative or beyond
+        the vocabulary: the embedding would read out of bounds. Return True if there are no ids, or if the
+        size of the vocabulary is unknown.
 
         tokens: Token ids.
         """
@@ -325,7 +326,7 @@ class Sequencer:
 
     def _waiting_families(self, now: float) -> set[int]:
         """Return the ids of the families in which a sequence waits for its tree and its family is still to
-        wait for it.
+        wait for it. Return an empty set if no family waits.
 
         now: Time in seconds.
 
@@ -538,7 +539,7 @@ class Sequencer:
         """Free or prune pages in the page table, as every stage does before a sequence's next tokens. Nothing
         happens for a sequence that keeps all of its KV.
 
-        sequence: Id of the sequence.
+        sequence: Id of the sequence, which must be open.
         position: Position of the first of the next tokens. Pages before it are freed or pruned as the KV
             policy says.
         """
@@ -596,7 +597,8 @@ class Sequencer:
 
     def _fits(self, opening: Opening) -> bool:
         """Return whether there are free pages for the whole prompt and for one tree, less the pages shared
-        with the fork source. A sequence whose KV policy bounds its pages needs no more than that bound.
+        with the fork source: False if there are too few. A sequence whose KV policy bounds its pages needs no
+        more than that bound.
 
         opening: Opening of the sequence.
         """

@@ -77,8 +77,8 @@ class AsyncVerifier(Generic[Verified]):
         self._task = asyncio.create_task(self._verify_in_order())
 
     def busy(self) -> bool:
-        """Return whether a frame is being verified or waits for that. Raises the error with which a
-        verification has failed.
+        """Return whether a frame is being verified or waits for that: False if all submitted frames are
+        verified. Raises the error with which a verification has failed.
         """
         if self._task.done():
             self._task.result()

@@ -182,8 +182,8 @@ class ColocatedDrafts:
             self._handle = self.drafter.start_drafts(verification)
 
     def discard(self, sequence: int) -> None:
-        """Record that the host has found other target tokens for a sequence than the device. Nothing happens
-        if no drafts were started.
+        """Record that the host has found other target tokens for a sequence than the device, so that the
+        drafts that were started are not used. Nothing happens if no drafts were started.
 
         sequence: Id of the sequence.
         """

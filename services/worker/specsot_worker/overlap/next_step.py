@@ -141,8 +141,8 @@ class SpeculativeStep(OverlappedWork):
 
 
 class NextStep:
-    """Predicts the next step of a stage. There is at most one predicted step. Used by the thread that runs
-    frames only.
+    """Predictor and launcher of the next step of a stage. There is at most one predicted step. Used by the
+    thread that runs frames only.
 
     Call `take` when a frame arrives, and `predict` once its step is launched. After verification, call
     `launch`; or `prepare` and then `launch_drafts`; or `launch_selected` and then `confirm`.
@@ -257,7 +257,8 @@ class NextStep:
     @torch.inference_mode()
     def prepare(self, segments: Sequence[TreeSegment]) -> bool:
         """Prepare the step with these segments, if every segment of the newest frame is followed by a tree.
-        Return whether that is so, and `launch_drafts` is to be called when the trees are known.
+        Return whether that is so: if True, `launch_drafts` is to be called when the trees are known; if
+        False, no step is predicted.
 
         segments: Their trees have the expected shapes; the tokens are open. If the shapes of trees changed in
             the previous step, preparing is left to `launch_drafts`.
@@ -445,7 +446,7 @@ class NextStep:
 
     def _has_next_tree(self, segment: Segment) -> bool:
         """Return whether the segment's sequence has a tree in the next frame, and has no KV policy other than
-        a window.
+        a window. Return False for a prompt chunk that is not final.
 
         segment: A segment of the newest frame.
         """
@@ -472,7 +473,8 @@ def _following(segment: Segment) -> TreeSegment:
 
 
 def _is_alike(segment: Segment, predicted: TreeSegment, tree: Tree) -> bool:
-    """Return whether a frame's segment is the predicted one, apart from its token ids.
+    """Return whether a frame's segment is the predicted one, apart from its token ids. Return False for a
+    prompt chunk, for another sequence, and for a tree of another shape or place.
 
     segment: Segment of the frame that arrived.
     predicted: The predicted segment.
