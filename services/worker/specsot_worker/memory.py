@@ -160,8 +160,8 @@ class LayerMemory:
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
         """Return whether frames of prompts only may have more tokens than others (see
-        `cuda_graphs.prompt_rows`), which takes more memory. Return False unless the range is the whole model,
-        or may become that, and without tensor parallelism only.
+        `cuda_graphs.prompt_rows`), which takes more memory. Return True only without tensor parallelism, if
+        the range is the whole model, or if it is not known yet and the whole model fits into `room`.
 
         layers: The layer range. None: not known yet.
         room: Bytes that are available. None: unknown.

@@ -325,7 +325,7 @@ class DecoderStage:
 
     def _rejected_slots(self, segment: TreeSegment) -> Sequence[int]:
         """Return the KV slots of a sequence from its root to the end of its pages: rejected drafts lie there.
-        Return an empty sequence if its pages end before the root.
+        Return an empty sequence if its pages end right before the root.
 
         segment: The tree segment of the sequence, whose root is at position `committed`.
 

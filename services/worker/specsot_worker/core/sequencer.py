@@ -110,7 +110,8 @@ class Sequencer:
 
         order: The order. An opening of a sequence that exists is ignored; an opening whose prompt has token
             ids beyond the vocabulary is rejected, see `rejections`. Orders for unknown sequences, and for
-            those that have ended, are ignored, but for the closing of KV that the previous epoch has kept.
+            those that have ended, are ignored. An order to close a sequence of the previous epoch, whose KV
+            was kept, has the next frame close it.
         """
         match order:
             case Open(opening, tokens, lease):
