@@ -288,9 +288,9 @@ class DraftEngine:
         """Wait for the trees of one speculator, and return them by sequence id, with forced tokens added.
         Sequences without a grown tree are left out; {} if no tree has grown.
 
-        speculator: Has launched the growth.
-        sequences: All sequences for which it was asked for trees.
-        growth: What `Speculator.begin` has returned.
+        speculator: The speculator that has launched the growth.
+        sequences: All sequences for which the speculator was asked for trees.
+        growth: The growing trees, from `Speculator.begin`.
         requests: The feature batches that request the trees, by sequence id.
 
         Each tree is kept in `_pending` until its verification result arrives.

@@ -581,7 +581,8 @@ Grow = Callable[[int], object]
 
 @torch.inference_mode()
 def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """Measure the (rows, seconds) of one level of growth, everything included, in a fraction of a second.
+    """Measure and return the (rows, seconds) of one level of growth, everything included, in a fraction of a
+    second.
 
     head: The draft head.
     clock: Returns the time in seconds.
@@ -612,7 +613,7 @@ def measure_head(head: DraftHead) -> Curve:
 
 @torch.inference_mode()
 def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """Measure the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing.
+    """Measure and return the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing.
 
     head: A head that drafts in one pass.
     clock: Returns the time in seconds.
@@ -622,7 +623,8 @@ def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
 
 def _blocks(head: DraftHead, trees: int) -> Grow:
-    """Return a function that drafts blocks for made-up sequences, each with its own context.
+    """Return a function that drafts blocks for made-up sequences, each with its own context. The function
+    ignores its argument, because one pass drafts all levels.
 
     head: A head that drafts in one pass.
     trees: Number of sequences.

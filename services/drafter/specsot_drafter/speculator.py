@@ -195,7 +195,7 @@ class Speculator:
         """Launch trees for the planned sequences, or continue asynchronous growth. Return the growing trees
         for `finish`.
 
-        levels: Number of levels to grow, what `plan_levels` has returned.
+        levels: Number of levels to grow, from `plan_levels`; at least 1.
         """
         (live, limits, due), began = self._planned, self.clock()
         self._levels = levels
@@ -274,7 +274,7 @@ class Speculator:
     def finish(self, growth: Growth, max_rows: int) -> dict[int, PendingTree]:
         """Wait for the growth, select nodes, and return the trees by sequence id. Return {} if nothing grew.
 
-        growth: What `begin` has returned.
+        growth: The growing trees, from `begin`.
         max_rows: Maximum number of nodes of all trees together, roots included.
 
         The time between `begin` and this call is not counted as time of growing.

@@ -142,7 +142,8 @@ class MigratedKV:
         """Drop the KV of a sequence that will not be opened again. An unknown sequence is ignored.
 
         sequence: Id of the sequence in the previous epoch.
-        features: True: drop its features and not its KV, because features are read later than the KV.
+        features: True: drop its features and not its KV, because features are read later than the KV. False:
+            drop its KV and not its features.
         """
         for key in tuple(self._rows):
             if key[1] == sequence and (key[2] == self._order.model_layers) == features:
@@ -215,7 +216,8 @@ class StageRows:
 
     def fill(self, frame: Frame) -> None:
         """Write reused KV to the pages of the sequences that have their first own tokens in this frame,
-        before these tokens attend to it. Also drop received KV that no opening will need.
+        before these tokens attend to it. Also drop received KV that no opening will need. Nothing is written
+        for sequences that reuse no KV.
 
         frame: The frame that is about to run.
 
@@ -304,7 +306,9 @@ class RowHandover:
         self._sending = start(self._send_all(order, copies))
 
     def turn(self, epoch: int) -> None:
-        """Begin an epoch with the KV that was received during the previous epoch.
+        """Begin an epoch with the KV that was received during the previous epoch: `rows` becomes `ready`, and
+        an order that is still being carried out stops. KV of layers that the newest order does not assign to
+        this worker is dropped.
 
         epoch: Number of the epoch that begins.
         """
@@ -322,10 +326,12 @@ class RowHandover:
         self._sending = self._waiting = None
 
     async def take(self, sender: str, message: KvRows) -> None:
-        """Store received KV, and inform the master if it was the last that is needed.
+        """Store received KV, and inform the master if it was the last that is needed. KV that is not needed
+        or does not fit is dropped, see `MigratedKV.add`.
 
         sender: Name of the worker that sent it.
-        message: KV of consecutive positions of one sequence in one layer.
+        message: KV of consecutive positions of one sequence in one layer; or, without a tensor, the report
+            that the sequence is closed.
         """
         self.rows.add(sender, message)
         await self._report_received()
@@ -364,8 +370,8 @@ class RowHandover:
         await self._report_received()
 
     async def _send_to(self, receiver: Stage, order: HandOver, copies: Copies, layers: Range) -> None:
-        """Send KV to one receiver. Nothing else happens if it cannot be reached than that a warning is
-        logged: it never reports completion, and the master's wait has a limit.
+        """Send KV to one receiver. If the receiver cannot be reached, a warning is logged, and nothing else
+        happens: the receiver never reports completion, and the master's wait has a limit.
 
         receiver: The stage that will run the layers. It may be this worker, which then stores the KV itself.
         order: The order that is carried out.

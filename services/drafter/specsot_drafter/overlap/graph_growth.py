@@ -452,7 +452,7 @@ class _TreeGraph:
         """Wait for the candidates, and for what the device accepted of each tree, [trees, 1 + due]. Return
         both.
 
-        trees: Number of trees that were grown.
+        trees: Number of trees that were grown, which come first among those of the graph.
         """
         offer = self._read_candidates(trees)
         return offer, self._host[self._pooled :].view(self._size.trees, -1)[:trees].numpy()
@@ -652,7 +652,8 @@ def _pool(flat: Tensor, size: GraphSize) -> CandidatePool:
     """Return views of the candidates in a flat buffer: tokens and parents as int64, scores as fp32, each
     [trees, candidates].
 
-    flat: int32 buffer of at least 5 * trees * candidates values: tokens, parents (two values each), scores.
+    flat: int32 buffer of at least 5 * trees * candidates values: first the tokens and then the parents, of
+        which each takes two values, then the scores.
     size: The sizes of the graph.
     """
     candidates = sum(size.level_sizes)

@@ -130,7 +130,7 @@ class Proposer(ABC):
         """Let the device select nodes of the trees that are growing asynchronously, and return the selection.
         Return None if that is impossible, as always in the base class.
 
-        growth: What `start_growth` has returned.
+        growth: The trees that are growing, from `start_growth`.
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
         room: Maximum number of levels that every one of the sequences can have.

@@ -293,8 +293,8 @@ class EagleProposer(Proposer):
         ones; see `Proposer.start_growth`. Return None if nothing was launched.
 
         verification: The trees that are being verified, and their results on the device.
-        ids: Number of token ids that may be fed.
-        levels: Levels of the trees that grow.
+        ids: Number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
+        levels: Number of levels of the trees that grow.
 
         Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
         tree and its pages can be reserved. Outstanding rows are computed first.
@@ -323,7 +323,7 @@ class EagleProposer(Proposer):
         """Let the device select nodes of the trees that grow asynchronously; see `DeviceGrowth.choose`.
         Return None if it cannot.
 
-        growth: What `start_growth` has returned.
+        growth: The trees that are growing, from `start_growth`.
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
         room: Maximum number of levels that every sequence can have.

@@ -210,7 +210,8 @@ class Sequencer:
         stop waiting for trees until one arrives. If no other drafter has sent anything, no sequence waits at
         all.
 
-        drafter: Name of the lost drafter.
+        drafter: Name of the lost drafter. If it is unknown or lost already, only sequences without a drafter
+            stop waiting.
         """
         self._draft_timeout.record_drafter_loss(drafter)
         for state in self._sequences.values():

@@ -33,18 +33,18 @@ class Steps(Protocol):
         ...
 
     def fill(self, rows: StepRows) -> FilledStep | None:
-        """Write what the frame needs, except token ids and hidden states, to the device. Return None if it
-        does not fit into a graph.
+        """Write what the frame needs, except token ids and hidden states, to the device, and return the
+        prepared step, which `launch` runs. Return None if the frame does not fit into a graph.
 
-        rows: As for `run`; the entry is ignored.
+        rows: Positions, KV slots and visible KV of the frame's tokens. Its inputs (`entry`) are ignored.
         """
         ...
 
     def launch(self, filled: FilledStep, entry: Sequence[int] | Tensor) -> Outputs:
         """Run a frame that `fill` has prepared, and return its hidden states and fused features.
 
-        filled: What `fill` has returned.
-        entry: Token ids, or hidden states [num_tokens, hidden_size].
+        filled: The prepared step, from `fill`.
+        entry: Token ids, one per token of the frame, or hidden states [num_tokens, hidden_size].
         """
         ...
 
@@ -57,7 +57,7 @@ class Steps(Protocol):
         """Run a prepared frame with trees that the host has not read, and return its hidden states and fused
         features.
 
-        filled: What `fill` has returned for a frame with trees of as many nodes.
+        filled: The prepared step, from `fill`, of a frame with trees of as many nodes.
         roots: Token ids of the roots, which are known, one per tree.
         trees: The trees, whose tokens and shapes are on the device.
         """
@@ -358,8 +358,7 @@ class NextStep:
         features. The step is confirmed.
 
         step: A step in the state PREPARED.
-        entry: Token ids of its tokens, or hidden states [num_tokens, hidden_size]. See
-            `CapturedSteps.launch`.
+        entry: Ids of its tokens, or hidden states [num_tokens, hidden_size] that enter the layers.
         """
         assert step.filled is not None
         step.outputs = self._steps.launch(step.filled, entry)
@@ -426,7 +425,7 @@ class NextStep:
                     self._kv.clear_page(page)
 
     def _forget(self, closings: Sequence[int]) -> None:
-        """Drop what is remembered of discarded steps for sequences that have ended.
+        """Drop what is remembered of discarded steps for sequences that have ended. Unknown ids are ignored.
 
         closings: Ids of the sequences.
         """
