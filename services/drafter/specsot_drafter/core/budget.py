@@ -98,7 +98,7 @@ class BudgetPolicy:
         return None
 
     def limit_sequences(self, live: int) -> int:
-        """Return the number of sequences to draft for; in the base class all of them.
+        """Return the number of sequences to draft for.
 
         live: Number of sequences that could have a tree.
         """

@@ -198,7 +198,7 @@ class StepCosts:
         self._drafted.append((rows, believed * max(seconds - growing, 0.0)))
 
     def learn(self) -> None:
-        """Fit the curves to the recorded steps. Without recorded steps the curves stay those of startup."""
+        """Fit the curves to the recorded steps."""
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
         for rows, seconds in self._drafted:
@@ -397,7 +397,7 @@ class DraftPolicy(BudgetPolicy):
     def limit_sequences(self, live: int) -> int:
         """Return the number of sequences to draft for: after a pause few, then more with every step.
 
-        live: Number of sequences that could have a tree; the upper bound of the result. 0: the result is 0.
+        live: Number of sequences that could have a tree; the upper bound of the result.
         """
         return min(live, self._few)
 
