@@ -82,7 +82,7 @@ Step = TypeVar("Step")
 
 
 class StepCosts:
-    """Seconds of a step with drafts and without, by the clock.
+    """Model of the wall-clock seconds of a step, with drafts and without.
 
     The time of a step with drafts is the time to grow the trees plus the time that the stages need for the
     step's rows (one root per sequence, and all draft nodes). Both times are measured as curves at startup.
@@ -356,8 +356,10 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
 class RegretBudget:
     """The loss that drafting may still cause, in baseline steps (the time of one step without drafts).
 
-    `available` is the budget for the sequences that are being written. `pool` is a larger budget across
-    sequences, from which every new set of sequences is granted up to REGRET.
+    available: Budget for the sequences that are being written, in baseline steps. Negative after a loss that
+        was larger than expected.
+    pool: Larger budget across sequences, in baseline steps, from which every new set of sequences is granted
+        up to REGRET.
     """
 
     def __init__(self) -> None:
@@ -381,8 +383,8 @@ class RegretBudget:
         self.available = max(self.available, min(self.pool, REGRET))
 
     def steps_until(self, needed: float) -> float:
-        """Return the number of steps without drafts after which the budget covers a loss. 0 if it covers the
-        loss now.
+        """Return the number of steps without drafts after which the budget covers a loss. Return 0 if it
+        covers the loss now.
 
         needed: Baseline steps that may be lost.
 
@@ -392,10 +394,13 @@ class RegretBudget:
 
 
 class DraftPolicy(BudgetPolicy):
-    """Chooses the depth and the number of nodes with the most expected tokens per second.
+    """Policy that chooses the depth and the number of nodes with the most expected tokens per second.
 
     Only choices whose cost the regret budget covers are considered. If there is none, drafting is paused.
     From time to time the policy looks: it pauses for LOOK_STEPS steps to measure steps without drafts.
+
+    costs: Model of the seconds of steps, learned from finished steps.
+    acceptance: How likely drafts are accepted by depth, learned from verified trees.
     """
 
     adaptive = True
