@@ -23,7 +23,7 @@ from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.overlap.graph_growth import GraphInput, max_due_rows
 from specsot_model.decoder import Decoder
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 
@@ -102,8 +102,8 @@ class Ring:
         self._stage = DecoderStage(base, pages, page_rows)
         for layer, weight in head.tap_slices().items():
             self._stage.tap(layer, weight)
-        store = FeatureStore(pages, page_rows, head.width, base.dtype, base.device)
-        self._last = Verifier(base.logits, _no_grammar, store)
+        features = FeatureRing(head.width, base.dtype, base.device)
+        self._last = Verifier(base.logits, _no_grammar, features)
         self.engine = engine
         self.writers: dict[int, Writer] = {}
         self._drafts: dict[int, Draft] = {}

@@ -190,7 +190,8 @@ def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path
     accepted = {1: [0, 2], 2: [4]}
     segments = [TreeSegment(at, 2, TEXTS[at][0], (0,), tree) for at, tree in zip(TEXTS, trees)]
     pages = [memory.cover_tree(one.sequence, one.committed, graphs[0].async_rows) for one in segments]
-    told = [VerifiedTree(*each) for each in zip(segments, pages)]  # type: ignore[arg-type]
+    columns = [memory.table.column(one.sequence, one.committed) for one in segments]
+    told = [VerifiedTree(*each) for each in zip(segments, pages, columns)]  # type: ignore[arg-type]
     early = there(graphs[0].begin_async(told, targets, fresh, 90, LEVELS))
     inputs = list[GraphInput]()
     for sequence, tokens in after.items():

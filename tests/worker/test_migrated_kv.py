@@ -15,7 +15,7 @@ from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
 from specsot.transport.links import Exchange, LocalDialer
 from specsot_model.core.kv_plan import plan_frame
 from specsot_worker import migrated_kv
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.migrated_kv import LayerRows, MigratedKV, RowHandover, StageRows
 from tests.worker.test_loading_ahead import Uplink
@@ -200,7 +200,7 @@ class LastStage:
     def __init__(self) -> None:
         self.table, self.put = PageTable(9, 4), list[Any]()
         self.rows = StageRows(self.table, self, Range(2, 3))  # type: ignore[arg-type]
-        self.stream = FeatureStream({}, FeatureStore(9, 4, 2, torch.float32, "cpu"))
+        self.stream = FeatureStream({}, FeatureRing(2, torch.float32, "cpu"))
         self.rows.migrated = self.stream.migrated = self.held = MigratedKV()
         stage = Stage("b", "b", Range(2, 3))
         self.held.expect(HandOver(7, (stage,), (stage,), (RowsOf(5, 0, 4),), 1, True))

@@ -7,33 +7,21 @@ import torch
 
 from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, chain
-from specsot.params import Window
 from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
-from specsot_worker.feature_store import FeatureRows, FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.feature_stream import SOLE_DRAFTER, FeatureStream
 
 WIDTH = 3
 
 
-class LateStore(FeatureStore):
-    """Writes late, as on a GPU, which keeps no order among rows of one slot."""
-
-    def __init__(self, pages: int) -> None:
-        super().__init__(pages, 8, WIDTH, torch.float32, "cpu", unwritten=16)
-
-    def _write(self) -> None:
-        slots = [slot for some, _ in self._unwritten for slot in some]
-        assert len(slots) == len(set(slots))
-        super()._write()
-
-
 class Script:
     """Writes frames of a few sequences; the feature of (sequence, position) is made of both numbers."""
 
-    def __init__(self, pages: int = 400) -> None:
+    def __init__(self, size: int = 9999) -> None:
         self.texts: dict[int, list[int]] = {}
-        self.store = LateStore(pages)
-        self.teaching = FeatureStream(self.texts, self.store)
+        # The ring is written late, as on a GPU.
+        self.ring = FeatureRing(WIDTH, torch.float32, "cpu", size, unwritten=16)
+        self.teaching = FeatureStream(self.texts, self.ring)
         self.step = 0
         self.committed: dict[int, int] = {}
         self.draft_round: dict[int, int] = {}
@@ -255,15 +243,6 @@ def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
     assert counts == [[507, 5], [1018, 6], [1529, 7], [2040, 8]]
 
 
-def test_what_is_not_written_yet_is_forked_inside_a_page():
-    store, rows = LateStore(9), torch.tensor([feature(1, at) for at in range(6)])
-    whole = FeatureRows(1, 0, 6)
-    store.open(Opening(1, 6))
-    store.store([whole], list(store.place(whole)), rows)
-    store.open(Opening(2, 9, fork=Fork(1, 5)))
-    assert torch.equal(store.load([FeatureRows(2, 0, 5)]), rows[:5])
-
-
 def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
     script = Script()
     script.teaching.set_drafters(())
@@ -278,28 +257,6 @@ def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
     assert len(hear([told], {})[2]) == 10
 
 
-def test_who_left_its_features_behind_a_window_is_not_drafted_any_more():
-    script = Script()
-    script.teaching.set_drafters(())
-    script.tell(script.chunk(1, 40), openings=[Opening(1, 40, window=Window(sinks=4, recent=16))])
-    for _ in range(30):
-        script.tell(script.grow(1))
-    script.teaching.set_drafters((SOLE_DRAFTER,))
-    assert [told.feature_batches for told in script.tell(script.grow(1))] == [()]
-    assert script.store.free_pages == 400
-
-
-def test_pages_of_features_go_back_with_their_sequences():
-    script = Script()
-    for sequence in (1, 2):
-        script.tell(script.chunk(sequence, 20), openings=[Opening(sequence, 20)])
-    script.tell(script.grow(1), ends=[1])
-    script.tell(closings=[1, 2], paused=True)
-    assert script.store.free_pages < 400, "nobody was told: that is noted while the next frame is computed"
-    script.teaching.catch_up()
-    assert script.store.free_pages == 400
-
-
 def test_undrafted_sequences_are_never_told():
     script = Script()
     assert script.tell(script.chunk(1, 4), openings=[Opening(1, 4, drafted=False)]) == ()
@@ -308,7 +265,7 @@ def test_undrafted_sequences_are_never_told():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
-    rng, script = random.Random(seed), Script(pages=24)
+    rng, script = random.Random(seed), Script()
     heard: dict[int, list[int]] = {}
     live, started, messages, ended = [], 0, [], []
     for _ in range(60):

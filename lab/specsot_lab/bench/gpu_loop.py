@@ -32,7 +32,7 @@ from specsot_lab.bench.gpu_replay import Ranks, Replay
 from specsot_model.decoder import Decoder
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 
@@ -225,11 +225,11 @@ class GpuLoop:
         timeout = DraftTimeout(0.0, drafting is not None)
         sequencer = Sequencer(EPOCH, budget, PageTable(self._pages, page), timeout)
         engine = None
-        store = None
+        ring = None
         if drafting is not None:
             engine = self._engine(drafting)
-            store = FeatureStore(self._pages, page, drafting.head.width, decoder.dtype, decoder.device)
-        verifier = Verifier(decoder.logits, held.grammar if held else _free, store, self.stage)
+            ring = FeatureRing(drafting.head.width, decoder.dtype, decoder.device)
+        verifier = Verifier(decoder.logits, held.grammar if held else _free, ring, self.stage)
         return StepLoop(self.stage, verifier, sequencer, engine)
 
     def _engine(self, drafting: Drafting) -> DraftEngine:

@@ -37,8 +37,8 @@ WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)
 class EagleProposer(Proposer):
     """Grows trees with an EAGLE head, in captured CUDA graphs where the head and the machine allow it.
 
-    Once features of a sequence are missing, or no KV page is free for them, the sequence is not followed any
-    more, because every later draft row would attend to the gap.
+    Rows without features are skipped, see `eagle_kv`. Once no KV page is free for the features of a sequence,
+    the sequence is not followed any more.
     """
 
     def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
@@ -84,14 +84,18 @@ class EagleProposer(Proposer):
     def open(self, sequence: DraftSequence) -> None:
         """Follow a sequence from its start or from its fork.
 
-        sequence: What the drafter knows of the sequence. If the source of its fork is not followed that far,
-            or if no KV page is free, the sequence is not followed.
+        sequence: What the drafter knows of the sequence. If the rows that its fork shares are not there, they
+            are skipped. If no KV page is free, the sequence is not followed.
         """
         try:
-            begin = self._fork if sequence.committed else self._start
-            self._followed[sequence.id] = begin(sequence)
-        except (NotFound, Overloaded):
+            followed = self._fork(sequence) if sequence.committed else self._start(sequence)
+        except NotFound:
+            followed = self._start(sequence)
+            self._skip(followed, 0)
+        except Overloaded:
             self._pages.close(sequence.id)
+            return
+        self._followed[sequence.id] = followed
 
     def follows(self, sequence: int) -> bool:
         """Return whether the features of a sequence are complete so far.
@@ -106,13 +110,16 @@ class EagleProposer(Proposer):
         batch: The message. Its `rows` are the fused features of the batches' tokens, [num_tokens,
             head.width].
 
-        A sequence is dropped if no KV page is free for its features. All sequences of the message are dropped
-        if it has no features at all, since each of them has a gap then. Raises WireError if the features do
-        not have one row per token and the head's width.
+        A sequence is dropped if no KV page is free for its features. If the message has no features, the rows
+        of its tokens are skipped. Raises WireError if the features do not have one row per token and the
+        head's width.
         """
         if batch.rows is None:
-            for feature_batch in batch.feature_batches:
-                self.close(feature_batch.sequence)
+            gaps = [(self._followed.get(one.sequence), one.start) for one in batch.feature_batches]
+            self._compute_before([(followed, start) for followed, start in gaps if followed])
+            for followed, start in gaps:
+                if followed:
+                    self._skip(followed, start)
             return
         rows = list[int]()
         slots = list[int]()
@@ -139,6 +146,26 @@ class EagleProposer(Proposer):
     def catch_up(self) -> None:
         """Compute the due rows of all sequences, at a time when no sequence waits for a tree."""
         self._compute_due(self._followed.values())
+
+    def _compute_before(self, gaps: Sequence[tuple[FollowedSequence, int]]) -> None:
+        """Compute the due rows of some sequences that lie before a gap.
+
+        gaps: The sequences, each with the first row of its gap.
+        """
+        due = [
+            one.take(asked=False, rows=start - one.extended) for one, start in gaps if one.extended < start
+        ]
+        if due:
+            compute_rows(self._head, self._pages, due)
+
+    def _skip(self, followed: FollowedSequence, start: int) -> None:
+        """Skip the rows of a sequence up to its newest committed token.
+
+        followed: The sequence, whose rows before `start` are all computed or skipped.
+        start: The first row that is skipped.
+        """
+        followed.extended = followed.skipped = followed.length
+        self._pages.table.skip(followed.id, followed.length - start)
 
     def _compute_due(self, sequences: Iterable[FollowedSequence]) -> None:
         """Compute the due rows of some sequences. Sequences without due rows are skipped. Growing a tree
@@ -304,7 +331,8 @@ class EagleProposer(Proposer):
         cover = self._pages.cover_tree
         more = graphs.async_rows
         pages = [cover(tree.sequence, tree.committed, more) for tree in verification.trees]
-        trees = [VerifiedTree(tree, own) for tree, own in zip(verification.trees, pages) if own]
+        columns = [self._pages.table.column(tree.sequence, tree.committed) for tree in verification.trees]
+        trees = [VerifiedTree(*one) for one in zip(verification.trees, pages, columns) if one[1]]
         if len(trees) == len(pages):
             features = head.features(verification.features.to(head.device, head.dtype))
             targets = verification.targets.to(head.device)
@@ -342,7 +370,8 @@ class EagleProposer(Proposer):
         sequence: The sequence that a tree is to grow for.
         """
         followed = self._followed.get(sequence.id)
-        if followed is None:
+        # A tree grows from a true feature.
+        if followed is None or followed.length <= followed.skipped:
             return None
         self._pages.trim(followed.id, followed.extended)
         return self._pages.reserve_tree(followed.id, followed.length, self._grown)
@@ -362,17 +391,18 @@ class EagleProposer(Proposer):
         sequence: The sequence that forks.
 
         A fork at n shares n - 1 draft rows: row n - 1 pairs feature n - 1 with token n, which differs. Raises
-        NotFound if the source is not followed up to the fork, and Overloaded if no page is free.
+        NotFound if the source is not followed up to the fork or has skipped the last row before it, and
+        Overloaded if no page is free.
         """
         fork = sequence.opening.fork
         source = self._followed.get(fork.sequence) if fork else None
-        if fork is None or source is None or source.length < fork.length:
+        if fork is None or source is None or not source.skipped < fork.length <= source.length:
             raise NotFound(f"sequence {sequence.id} forks what is not followed so far")
         due = fork.length - 1 - source.extended
         if due > 0:
             compute_rows(self._head, self._pages, [source.take(asked=False, rows=due)])
         self._pages.fork(sequence.id, fork.sequence, fork.length)
-        return FollowedSequence(sequence, extended=fork.length - 1)
+        return FollowedSequence(sequence, fork.length - 1, source.skipped)
 
     def _feature_slots(self, feature_batch: FeatureBatch) -> Sequence[int] | None:
         """Return the slots for the features of a batch, one per token. Return None if the sequence is not

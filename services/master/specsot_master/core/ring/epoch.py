@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.core.info import MemberInfo, memory_in_words
 from specsot.errors import Occupied, Refused
 from specsot.members import (
@@ -169,7 +170,7 @@ def count_pages(
     """Return the number of KV pages, the same for all members: what the stage or drafter with the least room
     can hold.
 
-    The last stage also keeps, in the same memory, the features of committed tokens for the drafters. Raises
+    The last stage also keeps, in the same memory, the features of the newest tokens for the drafters. Raises
     Refused if fewer than 2 pages fit.
 
         3 GiB, 16 KiB per layer and row, 24 layers, 256 rows a page -> 3 GiB / (24 * 16 KiB * 256) = 32 pages
@@ -181,12 +182,13 @@ def count_pages(
     """
     granted = {member.name: member for member in members}
     row = {stage.name: granted[stage.name].row_bytes * len(stage.layers) for stage in stages}
+    room_bytes = {name: granted[name].kv_bytes for name in row}
     head = drafters[0].head if drafters else None
     if head:
         last = stages[-1].name
-        row[last] += head.width * granted[last].number_bytes
+        room_bytes[last] -= FEATURE_RING_ROWS * head.width * granted[last].number_bytes
     page_rows = page_rows_of(members, stages, config)
-    room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
+    room = [room_bytes[name] // (size * page_rows) for name, size in row.items()]
     room += [one.kv_bytes // (one.row_bytes * page_rows) for one in drafters if one.row_bytes]
     most = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
     pages = min(*room, most)
