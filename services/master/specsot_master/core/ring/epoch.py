@@ -186,7 +186,8 @@ def count_pages(
     head = drafters[0].head if drafters else None
     if head:
         last = stages[-1].name
-        room_bytes[last] -= FEATURE_RING_ROWS * head.width * granted[last].number_bytes
+        ring_bytes = FEATURE_RING_ROWS * head.width * granted[last].number_bytes
+        room_bytes[last] = max(room_bytes[last] - ring_bytes, 0)
     page_rows = page_rows_of(members, stages, config)
     room = [room_bytes[name] // (size * page_rows) for name, size in row.items()]
     room += [one.kv_bytes // (one.row_bytes * page_rows) for one in drafters if one.row_bytes]
