@@ -18,7 +18,7 @@ from tests.drafter.test_ring import PREFIX, base, fresh, head
 __all__ = ["base", "head"]
 
 RING_ROWS = 32
-NUM_TOKENS = 200
+NUM_TOKENS = 170
 # Tokens that are written before the pause.
 FIRST = 30
 

@@ -19,9 +19,13 @@ class FeatureRing:
     """The features of the last tokens of all sequences together. A new feature overwrites the oldest one.
 
     Features are numbered in the order in which they were appended; feature number n lies in row n % size.
-    The ring knows no sequences: whoever appends features remembers their numbers.
+    The ring knows no sequences: the caller remembers the numbers of their features.
 
         # size 4, features 0..5 appended -> rows [4 5 2 3], and `oldest` is 2
+
+    appended: How many features were appended so far. It is the number of the next feature.
+    oldest: Number of the oldest feature that can be loaded. The newest step's features can all be loaded, even
+        if they are more than the ring holds.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class FeatureRing:
         # What was appended last. It is what a drafter is sent next, unless the drafter lacks more.
         self._newest = self._rows[:0]
         self.appended = 0
+        self.oldest = 0
 
     @property
     def width(self) -> int:
@@ -65,13 +70,6 @@ class FeatureRing:
         """Where the features are kept."""
         return self._rows.device
 
-    @property
-    def oldest(self) -> int:
-        """Number of the oldest feature that can be loaded. The newest step's features can all be loaded, even
-        if they are more than the ring holds.
-        """
-        return max(self.appended - max(len(self._rows), len(self._newest)), 0)
-
     def append(self, features: Tensor, rows: list[int] | None = None) -> None:
         """Append features; the first one gets the number `appended`.
 
@@ -80,9 +78,12 @@ class FeatureRing:
         """
         self._newest = features if rows is None else features[indices(rows, self._rows.device)]
         self._unwritten.append(self._newest)
-        self._num_unwritten += len(self._newest)
-        self.appended += len(self._newest)
-        if len(self._unwritten) >= self._max_unwritten or self._num_unwritten >= len(self._rows):
+        num_appended = len(self._newest)
+        size = len(self._rows)
+        self._num_unwritten += num_appended
+        self.appended += num_appended
+        self.oldest = max(self.appended - max(size, num_appended), 0)
+        if len(self._unwritten) >= self._max_unwritten or self._num_unwritten >= size:
             self._write()
 
     def load(self, numbers: Sequence[int]) -> Tensor:
