@@ -1,4 +1,4 @@
-"""Keeps the features of the newest committed tokens on the last stage's device, for drafters that lack them."""
+"""Keeps the features of the newest committed tokens on the last stage's device, for the drafters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specsot.core.draft_pause import FEATURE_RING_ROWS
+from specsot.errors import WireError
 from specsot_model.kv import indices, untouched_zeros
 
 # Steps. On a GPU, the features of at most this many steps are written together: writing those of one step
@@ -24,8 +25,8 @@ class FeatureRing:
         # size 4, features 0..5 appended -> rows [4 5 2 3], and `oldest` is 2
 
     appended: How many features were appended so far. It is the number of the next feature.
-    oldest: Number of the oldest feature that can be loaded. The newest step's features can all be loaded, even
-        if they are more than the ring holds.
+    oldest: Number of the oldest feature that can be loaded. The newest step's features can all be loaded,
+        even if they are more than the ring holds.
     """
 
     def __init__(
@@ -47,43 +48,33 @@ class FeatureRing:
         on_gpu = torch.device(device).type == "cuda"
         self._max_unwritten = (MAX_UNWRITTEN if on_gpu else 1) if unwritten is None else unwritten
         self._rows = untouched_zeros((size, width), dtype, device)
-        # Features of the last steps, which are not in the ring yet, and how many features they are.
+        # Features of the last steps, which are not in the ring yet.
         self._unwritten: list[Tensor] = []
-        self._num_unwritten = 0
         # What was appended last. It is what a drafter is sent next, unless the drafter lacks more.
         self._newest = self._rows[:0]
         self.appended = 0
         self.oldest = 0
 
-    @property
-    def width(self) -> int:
-        """Number of elements of one feature."""
-        return self._rows.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the elements."""
-        return self._rows.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the features are kept."""
-        return self._rows.device
-
     def append(self, features: Tensor, rows: list[int] | None = None) -> None:
         """Append features; the first one gets the number `appended`.
 
-        features: [n, width].
+        features: [n, width]. Migrated ones may be on another device.
         rows: Which rows of `features` are appended. None: all.
+
+        Raises WireError for features of another width.
         """
+        if features.shape[1] != self._rows.shape[1]:
+            raise WireError(
+                f"received features of {features.shape[1]} numbers, this stage has {self._rows.shape[1]}"
+            )
+        features = features.to(self._rows)
         self._newest = features if rows is None else features[indices(rows, self._rows.device)]
         self._unwritten.append(self._newest)
         num_appended = len(self._newest)
         size = len(self._rows)
-        self._num_unwritten += num_appended
         self.appended += num_appended
         self.oldest = max(self.appended - max(size, num_appended), 0)
-        if len(self._unwritten) >= self._max_unwritten or self._num_unwritten >= size:
+        if len(self._unwritten) >= self._max_unwritten or sum(map(len, self._unwritten)) >= size:
             self._write()
 
     def load(self, numbers: Sequence[int]) -> Tensor:
@@ -112,7 +103,6 @@ class FeatureRing:
         features = self._unwritten[0] if len(self._unwritten) == 1 else torch.cat(self._unwritten)
         features = features[-size:]
         self._unwritten = []
-        self._num_unwritten = 0
         first = (self.appended - len(features)) % size
         to_end = min(len(features), size - first)
         self._rows[first : first + to_end] = features[:to_end]

@@ -34,7 +34,6 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.errors import WireError
 from specsot.members import RowsOf
 from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
 from specsot_worker.feature_ring import FeatureRing
@@ -170,22 +169,11 @@ class FeatureStream:
         found = list[Tensor | None]()
         for request in requests:
             drafted = self._sequences.get(request.sequence)
-            found.append(self._copy(drafted, request) if drafted else None)
+            available = drafted and self._first_available(drafted, request.first) == request.first
+            part = TokenRange(request.sequence, request.first, request.last)
+            rows = self._load([part]) if available and request.last <= drafted.committed else None
+            found.append(None if rows is None else rows.cpu())
         return found
-
-    def _copy(self, drafted: _DraftedSequence, request: RowsOf) -> Tensor | None:
-        """Return a copy of features on the host, [last - first, feature_size]. None if the ring does not hold
-        all of them.
-
-        drafted: The sequence of the request.
-        request: The sequence and a range of its positions.
-        """
-        if self._ring is None:
-            return None
-        drafted.forget_before(self._ring.oldest)
-        if not drafted.first_numbered <= request.first < request.last <= drafted.committed:
-            return None
-        return self._ring.load(drafted.numbers_of(request.first, request.last)).cpu()
 
     def set_drafters(self, drafters: Collection[str]) -> None:
         """Send to these drafters from now on. A new drafter knows no sequence.
@@ -431,21 +419,9 @@ class FeatureStream:
             num_shared = max(fork.length - source.first_numbered, 0)
             drafted.numbers.extend(islice(source.numbers, num_shared))
         if migrated_features is not None:
-            drafted.numbers.extend(self._append_migrated(self._ring, migrated_features))
-
-    def _append_migrated(self, ring: FeatureRing, features: Tensor) -> range:
-        """Append features that were migrated from the previous epoch to the ring, and return their numbers.
-
-        ring: Keeps the features.
-        features: [num_reused, feature_size].
-
-        Raises WireError for features of another size.
-        """
-        if features.shape[1] != ring.width:
-            raise WireError(f"received features of {features.shape[1]} numbers, this stage has {ring.width}")
-        first = ring.appended
-        ring.append(features.to(ring.device, ring.dtype))
-        return range(first, ring.appended)
+            first = self._ring.appended
+            self._ring.append(migrated_features)
+            drafted.numbers.extend(range(first, self._ring.appended))
 
     def _record_segment(self, segment: Segment, outcome: Outcome | None, number: int) -> Sequence[int]:
         """Record what a segment committed, and return the numbers of its committed tokens within the segment.
@@ -507,12 +483,11 @@ class FeatureStream:
             if not (openings or lost or parts):
                 break
             if lost:
-                log.debug("features overwritten before they were sent", tokens=_num_tokens(lost))
                 messages.append(self._message(frame, openings, lost, None))
                 openings = ()
             if openings or parts:
                 messages.append(self._message(frame, openings, parts, self._load(parts)))
-            max_features -= _num_tokens(parts)
+            max_features -= sum(part.stop - part.start for part in parts)
             # No sequence waits for the openings and features of this message.
             if not unknown:
                 break
@@ -638,14 +613,6 @@ class FeatureStream:
         return FeatureBatch(
             *head, tokens[part.stop], drafted.draft_round if asks_for_tree else None, drafted.forced
         )
-
-
-def _num_tokens(parts: Sequence[TokenRange]) -> int:
-    """Return how many positions some ranges have together.
-
-    parts: The ranges.
-    """
-    return sum(part.stop - part.start for part in parts)
 
 
 def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:

@@ -68,33 +68,21 @@ class BlockProposer(Proposer):
         sequence: What the drafter knows of the sequence. If the rows that its fork shares are not there, they
             are skipped. If no KV page is free, the sequence is not followed.
         """
-        try:
-            skipped = self._fork(sequence)
-        except NotFound:
-            skipped = sequence.committed
-            self._table.open(sequence.id, window_of(sequence.opening))
-            self._table.skip(sequence.id, skipped)
-        except Overloaded:
-            self.close(sequence.id)
-            return
-        self._followed[sequence.id] = skipped
-
-    def _fork(self, sequence: DraftSequence) -> int:
-        """Share all rows with the source of a fork, and return the row before which its last skipped row lies.
-
-        sequence: The sequence that forks.
-
-        Raises NotFound if it does not fork, or if its source does not have these rows, and Overloaded if no
-        page is free.
-        """
         fork = sequence.opening.fork
         skipped = self._followed.get(fork.sequence) if fork else None
         if fork is None or skipped is None or skipped > sequence.committed:
-            raise NotFound(f"sequence {sequence.id} forks what is not followed so far")
-        page_copy = self._table.fork(sequence.id, fork.sequence, fork.length)
-        if page_copy is not None:
-            self._kv.copy_page(page_copy.source, page_copy.target, page_copy.rows)
-        return skipped
+            skipped = sequence.committed
+            self._table.open(sequence.id, window_of(sequence.opening))
+            self._table.skip(sequence.id, skipped)
+        else:
+            try:
+                page_copy = self._table.fork(sequence.id, fork.sequence, fork.length)
+            except (NotFound, Overloaded):
+                self.close(sequence.id)
+                return
+            if page_copy is not None:
+                self._kv.copy_page(page_copy.source, page_copy.target, page_copy.rows)
+        self._followed[sequence.id] = skipped
 
     def follows(self, sequence: int) -> bool:
         """Return whether the features of a sequence are complete so far.

@@ -88,14 +88,11 @@ class EagleProposer(Proposer):
             are skipped. If no KV page is free, the sequence is not followed.
         """
         try:
-            followed = self._fork(sequence) if sequence.committed else self._start(sequence)
+            self._followed[sequence.id] = self._fork(sequence)
         except NotFound:
-            followed = self._start(sequence)
-            self._skip(followed, 0)
+            self._followed[sequence.id] = self._start(sequence)
         except Overloaded:
             self._pages.close(sequence.id)
-            return
-        self._followed[sequence.id] = followed
 
     def follows(self, sequence: int) -> bool:
         """Return whether the features of a sequence are complete so far.
@@ -115,11 +112,9 @@ class EagleProposer(Proposer):
         head's width.
         """
         if batch.rows is None:
-            gaps = [(self._followed.get(one.sequence), one.start) for one in batch.feature_batches]
-            self._compute_before([(followed, start) for followed, start in gaps if followed])
-            for followed, start in gaps:
-                if followed:
-                    self._skip(followed, start)
+            for feature_batch in batch.feature_batches:
+                if followed := self._followed.get(feature_batch.sequence):
+                    self._skip(followed, feature_batch.start)
             return
         rows = list[int]()
         slots = list[int]()
@@ -147,23 +142,23 @@ class EagleProposer(Proposer):
         """Compute the due rows of all sequences, at a time when no sequence waits for a tree."""
         self._compute_due(self._followed.values())
 
-    def _compute_before(self, gaps: Sequence[tuple[FollowedSequence, int]]) -> None:
-        """Compute the due rows of some sequences that lie before a gap.
+    def _compute_before(self, followed: FollowedSequence, row: int) -> None:
+        """Compute the due rows of a sequence that lie before a row.
 
-        gaps: The sequences, each with the first row of its gap.
+        followed: The sequence.
+        row: The first row that is not computed.
         """
-        due = [
-            one.take(asked=False, rows=start - one.extended) for one, start in gaps if one.extended < start
-        ]
-        if due:
-            compute_rows(self._head, self._pages, due)
+        due = row - followed.extended
+        if due > 0:
+            compute_rows(self._head, self._pages, [followed.take(asked=False, rows=due)])
 
     def _skip(self, followed: FollowedSequence, start: int) -> None:
         """Skip the rows of a sequence up to its newest committed token.
 
-        followed: The sequence, whose rows before `start` are all computed or skipped.
+        followed: The sequence. Its due rows before `start` are computed first.
         start: The first row that is skipped.
         """
+        self._compute_before(followed, start)
         followed.extended = followed.skipped = followed.length
         self._pages.table.skip(followed.id, followed.length - start)
 
@@ -331,8 +326,11 @@ class EagleProposer(Proposer):
         cover = self._pages.cover_tree
         more = graphs.async_rows
         pages = [cover(tree.sequence, tree.committed, more) for tree in verification.trees]
-        columns = [self._pages.table.column(tree.sequence, tree.committed) for tree in verification.trees]
-        trees = [VerifiedTree(*one) for one in zip(verification.trees, pages, columns) if one[1]]
+        trees = [
+            VerifiedTree(tree, own, self._pages.table.column(tree.sequence, tree.committed))
+            for tree, own in zip(verification.trees, pages)
+            if own
+        ]
         if len(trees) == len(pages):
             features = head.features(verification.features.to(head.device, head.dtype))
             targets = verification.targets.to(head.device)
@@ -377,12 +375,14 @@ class EagleProposer(Proposer):
         return self._pages.reserve_tree(followed.id, followed.length, self._grown)
 
     def _start(self, sequence: DraftSequence) -> FollowedSequence:
-        """Open the pages of a sequence that forks no other one, and return what is followed of it.
+        """Open the pages of a sequence that shares no rows, and return what is followed of it. The rows of
+        tokens that are committed already are skipped.
 
         sequence: What the drafter knows of the sequence.
         """
         self._pages.table.open(sequence.id, window_of(sequence.opening))
-        return FollowedSequence(sequence)
+        self._pages.table.skip(sequence.id, sequence.committed)
+        return FollowedSequence(sequence, sequence.committed, sequence.committed)
 
     def _fork(self, sequence: DraftSequence) -> FollowedSequence:
         """Share rows with the source of a fork, after computing those of them that are due. Return what is
@@ -398,9 +398,7 @@ class EagleProposer(Proposer):
         source = self._followed.get(fork.sequence) if fork else None
         if fork is None or source is None or not source.skipped < fork.length <= source.length:
             raise NotFound(f"sequence {sequence.id} forks what is not followed so far")
-        due = fork.length - 1 - source.extended
-        if due > 0:
-            compute_rows(self._head, self._pages, [source.take(asked=False, rows=due)])
+        self._compute_before(source, fork.length - 1)
         self._pages.fork(sequence.id, fork.sequence, fork.length)
         return FollowedSequence(sequence, fork.length - 1, source.skipped)
 

@@ -182,14 +182,13 @@ def count_pages(
     """
     granted = {member.name: member for member in members}
     row = {stage.name: granted[stage.name].row_bytes * len(stage.layers) for stage in stages}
-    room_bytes = {name: granted[name].kv_bytes for name in row}
     head = drafters[0].head if drafters else None
     if head:
         last = stages[-1].name
         ring_bytes = FEATURE_RING_ROWS * head.width * granted[last].number_bytes
-        room_bytes[last] = max(room_bytes[last] - ring_bytes, 0)
+        granted[last] = replace(granted[last], kv_bytes=max(granted[last].kv_bytes - ring_bytes, 0))
     page_rows = page_rows_of(members, stages, config)
-    room = [room_bytes[name] // (size * page_rows) for name, size in row.items()]
+    room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
     room += [one.kv_bytes // (one.row_bytes * page_rows) for one in drafters if one.row_bytes]
     most = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
     pages = min(*room, most)
