@@ -14,7 +14,7 @@ from itertools import count
 
 import torch
 
-from specsot.core.frames import Close, Fork, Open, Opening, TreeSegment, rows_of
+from specsot.core.frames import Close, Drafts, Fork, Open, Opening, TreeSegment, rows_of
 from specsot.core.pages import PageTable
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary
@@ -132,11 +132,15 @@ class GpuLoop:
         self.stage.capture()
         self._ids = count(1)
 
-    def run(self, text: int, sequences: int, steps: int, forked: bool = False) -> StepClock:
+    def run(
+        self, text: int, sequences: int, steps: int, forked: bool = False, paused: bool = False
+    ) -> StepClock:
         """Return the clock of so many steps of so many sequences, which are then closed; WARM steps before do
         not count.
 
-        text: rows before each sequence. forked: all share the same rows.
+        text: rows before each sequence.
+        forked: all share the same rows.
+        paused: drafting is paused once all sequences decode, and no step that counts has drafts.
         """
         loop = self._loop()
         orders = list(self._orders(text, sequences, forked))
@@ -145,6 +149,8 @@ class GpuLoop:
         warm = StepClock()
         clock = StepClock()
         while clock.steps < steps:
+            if paused and warm.steps == 1:
+                loop.sequencer.add_drafts(Drafts(EPOCH, (), PLENTY))
             fed = (clock if warm.steps == WARM else warm).turn(loop).frame
             if sum(isinstance(each, TreeSegment) for each in fed.segments) < sequences:
                 warm = StepClock()  # prompts are still fed

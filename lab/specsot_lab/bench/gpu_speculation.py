@@ -160,12 +160,20 @@ def _parts(skeleton: int, branches: Sequence[int]) -> tuple[RequestPart, Request
 
 
 def _requests(plain: GpuLoop, tuned: GpuLoop, held: Yardstick) -> Iterator[Row]:
-    """Yield rows of more and more requests at once; the tuner decides how much is drafted."""
+    """Yield rows of more and more requests at once: the policy decides how much is drafted, then drafting is
+    paused, which is to cost no more than decoding without a drafter.
+
+    plain: without a drafter.
+    tuned: with a drafter.
+    held: what both are compared with.
+    """
     for requests in REQUESTS:
         one = plain.run(REQUEST_TEXT, requests, REQUEST_STEPS)
         beside = replace(held, text=REQUEST_TEXT * requests, plain=speed_of(one))
         clock = tuned.run(REQUEST_TEXT, requests, REQUEST_STEPS)
         yield figures_of("requests at once", clock, beside, requests) | {"requests": requests}
+        clock = tuned.run(REQUEST_TEXT, requests, REQUEST_STEPS, paused=True)
+        yield figures_of("requests at once, paused", clock, beside, requests) | {"requests": requests}
 
 
 def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
