@@ -115,12 +115,11 @@ class BlockProposer(Proposer):
         for feature_batch in batch.feature_batches:
             stop = first + len(feature_batch.tokens)
             end = feature_batch.start + len(feature_batch.tokens)
-            if feature_batch.sequence not in self._followed:
-                pass
-            elif batch.rows is None:
+            followed = feature_batch.sequence in self._followed
+            if followed and batch.rows is None:
                 self._followed[feature_batch.sequence] = end
                 self._table.skip(feature_batch.sequence, len(feature_batch.tokens))
-            else:
+            elif followed:
                 try:
                     slots += self._table.place(feature_batch.sequence, feature_batch.start, end)[2]
                 except Overloaded:
