@@ -18,7 +18,7 @@ from specsot_drafter.loader import make_engine
 from specsot_model.decoder import Decoder
 from tests.drafter.curves import QUICK_HEAD
 from tests.drafter.ring import PAGE_ROWS, Ring, configuration, opening
-from tests.drafter.test_ring import CHEAP, PREFIX, SUFFIXES, base, head
+from tests.drafter.test_ring import CHEAP, PREFIX, base, head
 
 __all__ = ["base", "head"]
 
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 SMALL = Setting(ring_rows=32, num_sequences=1, num_tokens=170)
-WHOLE = Setting(FEATURE_RING_ROWS, num_sequences=3, num_tokens=1750)
+WHOLE = Setting(FEATURE_RING_ROWS, num_sequences=20, num_tokens=420)
 
 
 @dataclass
@@ -63,7 +63,8 @@ def write(base: Decoder, head: DraftHead, setting: Setting, pause: int = 0) -> W
     engine = make_engine(head, configuration(SHAPE, pages, curve=CHEAP), curve=QUICK_HEAD)
     free = engine.free_pages
     ring = Ring(base, head, engine, pages, ring_rows=setting.ring_rows)
-    prompts = [[*PREFIX, *own] for own in ([], *SUFFIXES)][: setting.num_sequences]
+    suffixes = ([300 + number] if number else [] for number in range(setting.num_sequences))
+    prompts = [[*PREFIX, *own] for own in suffixes]
     writers = [
         ring.open(opening(number, len(prompt), limit=setting.num_tokens), prompt)
         for number, prompt in enumerate(prompts)
