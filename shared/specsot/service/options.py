@@ -105,7 +105,9 @@ def check_member(service: ServiceOptions) -> None:
 
     service: the service options of the process.
 
-    Raises InvalidRequest for invalid options, ModelError if torch is missing.
+    Raises InvalidRequest if only some of the certificate, the key and the CA are given, if another machine
+    could reach an unsecured address without --insecure, or if another machine could read unsecured metrics,
+    ModelError if torch is missing.
     """
     require_torch()
     service.check()
@@ -273,7 +275,8 @@ def layers(text: str) -> Range:
 
     text: "first:last", with the number of the layer after the last one.
 
-    Raises ValueError for any other text and for an empty range.
+    Raises ValueError for any other text, such as one with spaces or signs, and if `first` is not less than
+    `last`.
     """
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):
@@ -293,6 +296,9 @@ def reachable(advertise: str | None, listen: str, port: int) -> str:
     advertise: the value of --advertise, or None.
     listen: the value of --listen, host:port or unix:path.
     port: the port on which the service listens.
+
+    The value of --advertise is returned as it is. An address unix:path is returned as it is too. Of any other
+    address, `port` replaces the port of `listen`, which may be 0.
     """
     if advertise:
         return advertise

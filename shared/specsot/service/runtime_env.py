@@ -49,6 +49,8 @@ def interruptible(program: Callable[[], int]) -> int:
     After the program, Python waits for threads; another Ctrl-C then ends the process at once.
 
     program: returns the exit status. INTERRUPTED is returned if Ctrl-C ended it.
+
+    SystemExit and errors of the program are raised unchanged.
     """
     try:
         return program()
@@ -61,7 +63,11 @@ def interruptible(program: Callable[[], int]) -> int:
 
 
 def set_runtime_defaults() -> None:
-    """Make all settings. Must be called before torch or grpc is imported and before any file is opened."""
+    """Make all settings of this module: the standard files are opened if they are closed, characters that the
+    standard files cannot encode are escaped, environment variables for libraries are set unless the user has
+    set them, and, on Linux, freed memory is kept for reuse. Must be called before torch or grpc is imported
+    and before any file is opened.
+    """
     open_standard_files()
     escape_unencodable()
     for name, value in _SETTINGS.items():
@@ -100,6 +106,9 @@ def keep_memory() -> None:
 
     The number of arenas is small, so that a thread can use memory that another one freed. By default, each of
     gRPC's threads would keep its own.
+
+    Does nothing if the C library has no `mallopt`, such as musl. Sets the sizes from which glibc maps memory
+    (32 MiB) and returns it (256 MiB), and 2 arenas.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # musl has none

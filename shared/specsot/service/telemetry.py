@@ -95,6 +95,9 @@ def registry_of(service: str) -> CollectorRegistry:
     """Return a registry with the metrics of every process: memory, cores, files, GPUs, version.
 
     service: the value of `service` in the metric `specsot_build`.
+
+    Also disables, for the whole process, the metrics that say when another metric was created. The GPUs are
+    read each time the metrics are read.
     """
     # The creation times of metrics would be a fourth of the page, and are of no use.
     disable_created_metrics()
@@ -113,7 +116,10 @@ def version_of(service: str) -> Metric:
 
 
 def gpu_families() -> Iterator[Metric]:
-    """Yield the metrics of the machine's GPUs. Yields nothing if there are none."""
+    """Yield three metrics of the machine's GPUs: bytes of memory in use, bytes of memory, and the fraction of
+    the last moments in which the GPU computed. Each has one value per GPU, with the labels gpu (the index)
+    and name. Yields nothing if there are none.
+    """
     gpus = read_gpus()
     for name, about, values in (
         ("gpu_memory_used_bytes", "Memory in use", [gpu.used for gpu in gpus]),
@@ -135,6 +141,9 @@ def open_metrics_server(listen: str, registry: CollectorRegistry, tls: Tls = PLA
     tls: certificate of the server. If it includes a CA, clients need a certificate of that CA.
 
     Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
+
+    Without a certificate in `tls`, the metrics are served as plain HTTP. Returns the server, which the caller
+    must close.
     """
     check_free(listen)
     host, port = split_address(listen)
@@ -203,7 +212,10 @@ class _Quiet(WSGIRequestHandler):
     """Handles a request without logging it, and limits its time, because each request occupies a thread."""
 
     def handle(self) -> None:
-        """Handle a request. The connection is cut after READER_SECONDS, handshake and reading included."""
+        """Handle a request. The connection is cut after READER_SECONDS, handshake and reading included.
+
+        Errors of the connection, such as a client that disconnects or a failed TLS handshake, are ignored.
+        """
         limit = Timer(READER_SECONDS, _shut_down, (self.connection,))
         limit.daemon = True
         limit.start()
@@ -253,6 +265,9 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
     options: the service's options, which name the address of the metrics.
 
     Raises InvalidRequest if TLS files are invalid, Unavailable if the address is not available.
+
+    The server is closed at the end of the context. Spans are collected only if tracing is configured in the
+    environment.
     """
     tracer = start_tracing(service)
     if options.metrics is None:
@@ -291,7 +306,10 @@ class Gpu:
 
 
 def read_gpus() -> list[Gpu]:
-    """Return the state of all GPUs of the machine; empty if there are none or if they cannot be read."""
+    """Return the state of all GPUs of the machine; empty if there are none or if they cannot be read.
+
+    The list is empty too if any single GPU cannot be read.
+    """
     if not _nvml_ready():
         return []
     import pynvml
@@ -307,6 +325,8 @@ def _nvml_ready() -> bool:
     """Return whether NVIDIA's library can be used. It is loaded at the first call, whose result is cached.
 
     False if the library or the driver is missing, or if access is not permitted.
+
+    The library stays loaded for the rest of the process.
     """
     try:
         import pynvml
@@ -321,6 +341,8 @@ def _read_gpu(index: int) -> Gpu:
     """Return the state of one GPU. Raises pynvml.NVMLError if it cannot be read.
 
     index: number of the GPU.
+
+    Bytes of a name that are no text are replaced. `busy` is between 0 and 1.
     """
     import pynvml
 

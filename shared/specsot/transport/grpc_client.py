@@ -78,6 +78,9 @@ class MasterClient:
         timeout: seconds that the request may take. None: no limit.
 
         Raises the error that the master raised, and Unavailable if the stream ends without `Finished`.
+
+        The call is cancelled at the master if the caller stops iterating. A call that exceeds `timeout`
+        raises the error of its status.
         """
         call = self._master.Generate(request, timeout=timeout, metadata=(*self._metadata, *trace_metadata()))
         last = None
@@ -127,6 +130,8 @@ class MasterClient:
 def trace_metadata() -> tuple[tuple[str, str], ...]:
     """Return a call's metadata: the trace context of the calling program, or nothing if it does not use
     OpenTelemetry.
+
+    The result is () without OpenTelemetry and if no trace is active.
     """
     api = sys.modules.get("opentelemetry.propagate")
     carrier: dict[str, str] = {}

@@ -94,6 +94,9 @@ async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms 
     terms: the limits and the access rules of the server.
 
     Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
+
+    A warning is logged if other machines can reach the address and callers need neither a token nor a
+    certificate. Calls are accepted once this returns.
     """
     check_free(listen)
     if exposed(listen) and not terms.needs_credentials:
@@ -168,6 +171,8 @@ class SymbolPool:
         is none.
 
         symbol: full name of a message, an enumeration, a service or a method.
+
+        A method is named by its service and its own name: "specsot.v1.Master.Generate".
         """
         try:
             return self._pool.FindFileContainingSymbol(symbol)
@@ -178,7 +183,10 @@ class SymbolPool:
 
 
 def describe_v1() -> None:
-    """Add the descriptor of reflection v1, because clients that list all services look up each one's file."""
+    """Add the descriptor of reflection v1, because clients that list all services look up each one's file.
+
+    Does nothing if the descriptor exists already.
+    """
     known = descriptor_pool.Default()
     try:
         known.FindFileContainingSymbol(_V1)
@@ -189,7 +197,9 @@ def describe_v1() -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of "host:port" or "[v6]:port". Raises Unavailable for anything else.
+    """Return host and port of "host:port" or "[v6]:port". Raises Unavailable for anything else, such as an
+    address without a port or with a port above 65535. The host is returned without brackets, and is "" if
+    none is named.
 
     address: the address.
     """
@@ -200,8 +210,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_free(listen: str) -> None:
-    """Raise Unavailable with a clear reason if a server cannot listen at an address. A unix path is not
-    checked.
+    """Return None if a server can listen at an address. Raise Unavailable, with the reason, if it cannot, or
+    if the address is no host:port. A unix path is not checked.
 
     gRPC itself would only write C++ log lines.
 
@@ -238,6 +248,8 @@ def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredenti
     credentials: the server's TLS credentials, or None without TLS.
 
     Raises Unavailable with a clear reason if the address is not available.
+
+    An unused port is selected for port 0.
     """
     try:
         if credentials is None:
@@ -253,6 +265,10 @@ def _refusal_reason(listen: str) -> str:
     """Return why gRPC cannot listen at an address, which gRPC does not tell.
 
     listen: the address that gRPC refused.
+
+    Returns "address already in use" for a host and port, because `check_free` has excluded the other reasons.
+    For a unix socket, the reason is found by binding a socket to the path; if that succeeds, the path is
+    deleted again and "gRPC gives no reason" is returned.
     """
     if not listen.startswith("unix:"):
         return "address already in use"
@@ -281,8 +297,8 @@ class HeldBytes:
         self._bytes = 0
 
     def reserve(self, size: int) -> bool:
-        """Count a message toward the budget. Return False, and count nothing, if the budget has too little
-        left.
+        """Count a message toward the budget of all calls, and return True. Return False, and count nothing,
+        if the budget has too little left. Without a budget, return True and count nothing.
 
         size: bytes of the message.
         """
@@ -325,6 +341,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         continuation: returns the handler of the method, or None if there is no such method.
         handler_call_details: the call's method and metadata.
+
+        Returns None if there is no such method and the token is known. Calls of the health service need no
+        token, and neither does any call if the server has no tokens.
         """
         details: Any = handler_call_details
         _set_trace_context(details.invocation_metadata or ())
@@ -370,6 +389,9 @@ def _wrapped(handler: Any, held: HeldBytes) -> Any:
 
     handler: the handler of the method.
     held: counts the bytes of this call's messages.
+
+    The kind of the call, which is unary or a stream on each side, stays the same. A request without a
+    deserializer is passed on as bytes.
     """
     kinds = {False: "unary", True: "stream"}
     kind = f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
@@ -388,6 +410,8 @@ def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[
 
     deserialize: the deserializer of the method's requests.
     held: counts the bytes of this call's messages.
+
+    The bytes of a request stay counted until the call ends.
     """
 
     def read(data: bytes) -> Any:
@@ -412,6 +436,10 @@ def _guarded(behaviour: Behaviour, streams_requests: bool, held: HeldBytes) -> B
     behaviour: the function of the handler.
     streams_requests: True if the client sends a stream of requests.
     held: counts the bytes of this call's messages, which are released at the end.
+
+    The result ends the call with the status of any exception, including one that `read` of `_tolerant`
+    returned in the place of a request. A `behaviour` that is an asynchronous generator function gives a
+    generator, any other one a coroutine function.
     """
     admit = partial(_checked_stream, held=held) if streams_requests else _checked
 
@@ -468,7 +496,8 @@ async def _checked_stream(requests: AsyncIterator[Any], held: HeldBytes) -> Asyn
 
 
 async def refuse(context: ServicerContext[Any, Any], error: Exception) -> NoReturn:
-    """End a call with the status of an error. Errors of gRPC itself are raised unchanged.
+    """End a call with the status of an error; never returns. An error by which gRPC has ended the call
+    already, and any error of a call that has ended, is raised unchanged.
 
     An error that is not a SpecsotError is logged and becomes an internal error without its message.
 

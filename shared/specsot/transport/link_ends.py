@@ -65,6 +65,8 @@ def check_hello(hello: ring_pb2.Hello, context: Any) -> Peer:
 
     Raises WireError if the peer's name is invalid. Raises Refused if the name is the master's, if the
     protocol version differs, or if the certificate is neither a worker's nor a drafter's.
+
+    Without certificates, the role is not checked and `names` is None.
     """
     check_name(hello.sender, "a sender's name")
     if hello.sender == MASTER:
@@ -110,7 +112,8 @@ class Receiver:
         """peer: the sending peer.
         inbox: where messages are put.
         convert: a function of the peer and a message that returns the message to put into the inbox; it finds
-            rows that travel by a separate channel.
+        rows that travel by a separate channel. By default, a message that announces such rows raises
+        WireError.
         """
         self._peer = peer
         self._inbox = inbox
@@ -132,6 +135,9 @@ class Receiver:
         request: the decoded protobuf message, or one part of a message.
 
         Raises WireError if the message cannot be decoded, and Refused if the peer may not send it.
+
+        Goodbye sets `over` and puts nothing into the inbox. Drafts and taps may be sent by a drafter or a
+        worker, all other messages by a worker only; without certificates, by every peer.
         """
         if request.HasField("goodbye"):
             self.over = True
@@ -162,6 +168,9 @@ def _reason(error: BaseException | None) -> str:
     """Return why a link is lost, in one line.
 
     error: the error that ended the link, or None if the connection just ended.
+
+    WireError gives its text after "it sent a message that cannot be decoded", Refused its text, and any other
+    error or None "its link broke".
     """
     match error:
         case WireError():
@@ -192,7 +201,10 @@ class SendingEnd:
         inbox: Inbox | None,
         farewell_seconds: float = FAREWELL_SECONDS,
     ) -> None:
-        """wire: the open connection.
+        """Start the tasks that write the queue and wait for the end of the connection, on the running event
+        loop.
+
+        wire: the open connection.
         peer: name of the receiving member.
         epoch: epoch of the link.
         inbox: where `Lost` is put if the link breaks. None: the loss is not reported.
@@ -225,6 +237,9 @@ class SendingEnd:
         message: a value that the ring carries, such as a Frame.
 
         Raises Unavailable if the link is lost, and WireError for a message that the ring does not carry.
+
+        Raises Unavailable also if the peer does not read and the queue exceeds its limit, which loses the
+        link. The parts of one message are never mixed with those of another.
         """
         self._outbox.check()
         # Encoding may wait for a GPU, so it happens before the lock is taken.
@@ -249,6 +264,8 @@ class SendingEnd:
         Returns whether the peer has received everything, as far as this end knows; False if the link was
         closed before. A connection that breaks after the goodbye looks like one that the peer closed. That
         does no harm, because the peer then either reports this link as lost or is itself lost to the master.
+
+        The connection is closed in any case. A link that is lost already gives False.
         """
         if self._closing:
             return False
@@ -297,6 +314,8 @@ class SendingEnd:
         """Report the loss of the link once, unless it is being closed.
 
         reason: why the link is lost; an earlier reason of the queue has precedence.
+
+        `Lost` is put into the inbox, if there is one, and later messages raise Unavailable.
         """
         if self._closing or self._loss_reported:
             return

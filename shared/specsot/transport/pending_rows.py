@@ -78,6 +78,8 @@ class TransferringRows(PendingRows):
 
         device: the GPU that needs the tensor.
         dtype: the type to which the tensor is converted.
+
+        Returns before the copy has been made. May be called for several devices.
         """
         stream = copy_stream(self._rows.device)
         with torch.cuda.stream(stream):

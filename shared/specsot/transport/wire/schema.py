@@ -94,6 +94,8 @@ def check_ascending(numbers: Sequence[int], name: str) -> tuple[int, ...]:
 
     numbers: the numbers; there may be none.
     name: what the numbers are, in the plural, for the error.
+
+    Equal neighbors raise WireError too.
     """
     ascending = tuple(numbers)
     if len(ascending) > 1 and any(map(ge, ascending, ascending[1:])):
@@ -168,7 +170,9 @@ class Enumeration:
         value_of: Callable[[str], Any] = str,
         name_in_errors: str | None = None,
     ) -> None:
-        """descriptor: the protobuf enumeration, whose number 0 is named ..._UNSPECIFIED.
+        """Read the names and numbers of a protobuf enumeration, without its number 0.
+
+        descriptor: the protobuf enumeration, whose number 0 is named ..._UNSPECIFIED.
         value_of: returns the Python value of a lower-case name without its prefix.
         name_in_errors: the enumeration's name in errors. None: its protobuf name in words.
         """
@@ -228,6 +232,8 @@ class Schema(Generic[T, TMessage]):
         renamed: the name in the message of each field whose name there differs.
         without: fields that the caller encodes and decodes.
         codecs: codecs of fields for which the descriptor does not suffice.
+
+        Each field of the dataclass that is not in `without` needs a field of the message.
         """
         self.full_name = message.DESCRIPTOR.full_name
         self.kind = kind
@@ -241,6 +247,9 @@ class Schema(Generic[T, TMessage]):
         """Return the message of a value. Raises WireError if a field cannot be encoded.
 
         value: the dataclass.
+
+        A value of None leaves the field unset. Fields that the caller encodes stay unset too. Raises KeyError
+        for a value that an enumeration does not have.
         """
         encoded: dict[str, Any] = {}
         for name, message_field, encode in self._table.encoders:
@@ -253,6 +262,10 @@ class Schema(Generic[T, TMessage]):
 
         message: the protobuf message.
         values: the values of the fields that the caller decodes, by name.
+
+        A field that the message leaves unset has the dataclass's default, or None if there is none; a field
+        whose presence protobuf does not record is decoded from its zero value. Raises also what the dataclass
+        itself raises, such as InvalidRequest.
         """
         if self._check:
             self._check(message)
@@ -271,6 +284,8 @@ class Schema(Generic[T, TMessage]):
     def _table(self) -> _Table:
         """The codecs of the fields. Created at first use, when the codecs of nested messages are
         registered.
+
+        The fields in `without` are left out.
         """
         table = _Table()
         for each in fields(cast(Any, self.kind)):
@@ -279,11 +294,15 @@ class Schema(Generic[T, TMessage]):
         return table
 
     def _add_field(self, table: _Table, name: str, default: Any) -> None:
-        """Add the codecs of one field to a table.
+        """Add the codecs of one field to a table: those that were given for the field, else those that the
+        message's descriptor implies.
 
         table: the table to extend.
         name: name of the field in the dataclass.
         default: the field's default, or MISSING.
+
+        A field whose presence protobuf records is added as optional, with the default, or None if the
+        dataclass has none. A required message is not optional: if it is unset, its empty value is decoded.
         """
         descriptor: Any = self._message.DESCRIPTOR.fields_by_name[self._renamed.get(name, name)]
         codec = self._codecs.get(name) or codec_of(descriptor, default)
@@ -343,6 +362,8 @@ class OneOf(Generic[T, TMessage]):
         """Return the message of a value. Raises WireError if the oneof has no field for its type.
 
         value: one of the dataclasses.
+
+        Subclasses of the dataclasses do not count as them. Raises what the schema of the value raises.
         """
         if type(value) not in self._encoders:
             raise WireError(f"{self._refusal} {type(value).__name__}")
@@ -353,6 +374,8 @@ class OneOf(Generic[T, TMessage]):
         """Return the value of a message. Raises WireError if no known field is set.
 
         message: the protobuf message.
+
+        Raises also what the schema of the set field raises.
         """
         name = chosen(message, self._oneof)
         if name not in self._decoders:
@@ -402,6 +425,9 @@ def codec_of(field: Any, default: Any) -> Codec:
     field: the descriptor of the field.
     default: the default of the dataclass's field. If it is None, an unspecified enumeration is decoded as
         None.
+
+    A field that is neither a message, nor an enumeration, nor repeated is used unchanged. Repeated fields are
+    decoded as tuples. Raises KeyError for a message or an enumeration that is not registered.
     """
     kind = field.message_type or field.enum_type
     codec = _REGISTERED[kind.full_name] if kind else FieldCodec()
