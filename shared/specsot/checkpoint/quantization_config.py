@@ -83,7 +83,10 @@ class Numbers:
 
     @property
     def form(self) -> Quantization | None:
-        """This project's form that can hold the codes as they are, or None if there is none."""
+        """This project's form of quantized weights that can hold the published codes as they are, or None if
+        there is none: "int4" for 4-bit integers in adjacent groups of a multiple of GROUP inputs; "int8" or
+        "fp8" for integers or 8-bit floats with one scale per row and no zero points; None for all others.
+        """
         if (self.kind, self.bits) == ("int", 4):
             return "int4" if self.ordered and self.group and self.group % GROUP == 0 else None
         if self.group or self.block or not self.centred:
@@ -91,7 +94,9 @@ class Numbers:
         return "int8" if self.kind == "int" else "fp8" if self.kind == "fp8" else None
 
     def __str__(self) -> str:
-        """Return the format in words, such as "4 bit in groups of 128"."""
+        """Return the format in words, such as "4 bit in groups of 128", "fp8 in blocks of 128x128", or "8
+        bit" if a scale covers a whole row.
+        """
         text = f"{self.bits} bit" if self.kind in ("int", "table") else self.kind
         if self.block:
             return f"{text} in blocks of {self.block[0]}x{self.block[1]}"
@@ -177,6 +182,8 @@ class Published:
         modules: the modules whose matrix is quantized, see `modules`.
 
             # AWQ: "a.qweight" -> "a.weight", "b.weight" -> "b.weight"
+
+        Also returns `name` itself if the module that it would belong to is not in `modules`.
         """
         for part in (*MARKS[self.method], *PARTS[self.method]):
             if name.endswith(part) and (module := name.removesuffix(part)) in modules:
@@ -196,6 +203,9 @@ def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
     source: The file, for messages.
 
     Raises ModelError, in one line, for a method or a variant that is not supported.
+
+    `quantization_config` has precedence over `compression_config`. A null in the former counts as not
+    quantized.
     """
     found = values.get("quantization_config", values.get("compression_config"))
     if found is None:
@@ -225,6 +235,9 @@ def _gptq(config: Mapping[str, Any]) -> Published:
     4 and 8.
 
     config: the fields of quantization_config.
+
+    Without `checkpoint_format`, "gptq" applies, whose stored zero points are minus one. Raises KeyError if
+    bits or group_size is missing.
     """
     layout = config.get("checkpoint_format") or "gptq"
     _expect(layout, "checkpoint_format", "gptq", "gptq_v2")
@@ -237,6 +250,10 @@ def _grouped(config: Mapping[str, Any]) -> Numbers:
     """Read the number format of AWQ and GPTQ. Raises ValueError for other bits than 4 and 8.
 
     config: the fields of quantization_config.
+
+    A group size that is not above 0 means that a whole row shares a scale, which is None in the result.
+    Without `sym`, the numbers are centred; with `desc_act`, the inputs of a group are not adjacent. Raises
+    KeyError if bits or group_size is missing.
     """
     bits = int(config["bits"])
     group = int(config["group_size"])
@@ -276,11 +293,14 @@ def _mxfp4(config: Mapping[str, Any]) -> Published:
 
 
 def _compressed(config: Mapping[str, Any]) -> Published:
-    """Read compressed-tensors.
+    """Return how a model is published in the format of compressed-tensors, with one entry of targets for each
+    config group, in their order.
 
     config: the fields of quantization_config.
 
     Raises ValueError for sparsity and transforms, and if there are no config groups.
+
+    Raises ValueError also for an unsupported number format of a group, and KeyError if a field is missing.
     """
     for name in ("sparsity_config", "transform_config"):
         if config.get(name):
@@ -298,6 +318,10 @@ def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
     """Read the number format of one config group. Raises ValueError for an unsupported one.
 
     weights: the `weights` of the group.
+
+    Supported are integers of 4 or 8 bits, floats of 8 bits, and floats of 4 bits in groups of 32. Without a
+    strategy, groups apply if a group size is given, otherwise one scale for the tensor, whose `group` is
+    None. Raises KeyError if num_bits is missing.
     """
     bits = int(weights["num_bits"])
     group = weights.get("group_size")
@@ -318,9 +342,11 @@ def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
 
 
 def _pair(block: Any) -> tuple[int, int] | None:
-    """Read a block's numbers of outputs and inputs; None for None.
+    """Return a block's numbers of outputs and inputs, or None if there is no block.
 
     block: a list of two numbers, or None.
+
+    Raises TypeError or ValueError for anything but two numbers.
     """
     if block is None:
         return None

@@ -77,7 +77,7 @@ class ReportingMember:
         endpoint: the gRPC server that reports the health.
         dialers: opens links to other members, with the transport that the epoch's configuration names.
         idle_timer: restarted whenever there is work. Returns freed memory to the system once the member is
-        idle.
+            idle.
         """
         self._member = member
         self._endpoint = endpoint

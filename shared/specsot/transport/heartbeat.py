@@ -80,7 +80,7 @@ class SilenceTimer:
         silence: seconds without a message, in ticks of the event loop, after which `on_silence` is called.
         on_silence: called once, on the event loop.
         busy: returns whether the peer may be silent for BUSY_FACTOR times as long. Called when the silence
-        has passed.
+            has passed.
         """
         self._loop = asyncio.get_running_loop()
         self._tick = silence / TICKS_PER_SILENCE

@@ -112,8 +112,8 @@ class Receiver:
         """peer: the sending peer.
         inbox: where messages are put.
         convert: a function of the peer and a message that returns the message to put into the inbox; it finds
-        rows that travel by a separate channel. By default, a message that announces such rows raises
-        WireError.
+            rows that travel by a separate channel. By default, a message that announces such rows raises
+            WireError.
         """
         self._peer = peer
         self._inbox = inbox

@@ -361,7 +361,7 @@ class LocalLink:
         """sender: name of the sending member, which the receiver sees.
         inbox: the receiving member's inbox.
         prepare: a function that returns the message to send in the place of each message, or None to send
-        messages unchanged.
+            messages unchanged.
         drafter: the receiving drafter, if it computes on the sender's thread; otherwise None.
 
         Must be called on the event loop of the receiving member.

@@ -102,7 +102,8 @@ class Channel:
 
         Raises Unavailable if the channel broke.
 
-        Raises Unavailable also if the channel is closed, or the other end or the bytes do not arrive in time.
+        Raises Unavailable also if the channel is closed, if the other end does not connect in time, and, on a
+        CPU, if the bytes do not arrive in time.
         """
         if self._group is None:
             self._join(data.device)
@@ -456,7 +457,7 @@ class DirectDialer:
         """sender: name of the dialing member.
         dialer: opens the links that carry headers and all messages without hidden states.
         host: the receiving ends of the dialing member. The stamps that they received are passed on with the
-        member's own frames.
+            member's own frames.
         tls: the TLS files of the dialing member.
         make: creates process groups, see `Channel`. None: `group_on`.
         """

@@ -78,6 +78,8 @@ class Header:
         """Return the value "<architecture>.<name>". Raises ModelError if it is no integer > 0.
 
         name: the key without the architecture.
+
+        A missing value, a bool and a list count as no integer.
         """
         value = self.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
@@ -89,6 +91,9 @@ def read_header(file: Path) -> Header:
     """Read the header of a GGUF file. Raises ModelError if it is missing, broken, or no GGUF file.
 
     file: path of the file.
+
+    The header is broken if the file ends within it, or if a value has an unknown type. The data of the
+    tensors are not read.
     """
     try:
         with file.open("rb") as opened:
@@ -118,6 +123,9 @@ class _Cursor:
 
         Raises ModelError for an unsupported version, and struct.error, ValueError or KeyError if the header
         is broken.
+
+        Offsets of tensors are counted from the beginning of the file. Without an alignment in the metadata,
+        ALIGNMENT applies.
         """
         version, tensors, values = self._read_numbers("IQQ")
         if version not in VERSIONS:
@@ -139,6 +147,9 @@ class _Cursor:
         """Read a value: a scalar, a string, or an array of either. Raises KeyError for an unknown type.
 
         kind: GGUF's number of the value's type.
+
+        An array is returned as a list. Raises struct.error if the file ends within the value, and KeyError
+        for an array of arrays.
         """
         if kind == STRING:
             return self._string()
@@ -152,6 +163,8 @@ class _Cursor:
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
         """Read name, type, shape, and offset of a tensor. The shape has rows first; the offset is in bytes
         from the beginning of all tensors.
+
+        The type is ggml's number. Raises struct.error if the file ends before.
         """
         name = self._string()
         (axes,) = self._read_numbers("I")
@@ -162,6 +175,8 @@ class _Cursor:
     def _string(self) -> str:
         """Read a string: its length in 8 bytes, then its bytes. Raises struct.error if the file ends
         before.
+
+        Raises ValueError if the bytes are not UTF-8.
         """
         (length,) = self._read_numbers("Q")
         begin = self._at
