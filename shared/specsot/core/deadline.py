@@ -51,6 +51,10 @@ class Deadline:
 
         rows: number of tokens in the computation's batch.
         seconds: how long the computation took.
+
+        The number of rows counts as computed before from now on. A computation that took longer than the
+        curve says raises the later limits at once; after faster ones, they fall by the factor WORST_DECAY per
+        computation, but never below the curve. A curve that says 0 seconds counts as met.
         """
         self._known.add(rows.bit_length())
         expected = self._curve.at(rows)

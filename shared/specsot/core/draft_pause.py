@@ -144,6 +144,9 @@ class DraftPause:
 
         trees: number of trees that this step verified without drafts.
         sequences: number of drafted sequences that decode now.
+
+        The counts of trees and steps that are left fall, and `passed_trees` rises by `trees`. When the pause
+        ends, the state becomes CATCHING_UP, with 0 trees and steps left.
         """
         if not self.paused:
             return self

@@ -48,7 +48,8 @@ def name_of(event: Event) -> str:
 
 
 def json_value_of(value: Any) -> Any:
-    """Convert a value that JSON cannot express: an enumeration becomes its value, bytes become numbers.
+    """Convert a value that JSON cannot express: return the value of an enumeration's member, and the list of
+    the numbers 0..255 of bytes.
 
     value: the value of an event's field. Raises TypeError for any other type.
     """

@@ -229,7 +229,9 @@ class TableCommand(click.Command, Generic[T]):
         environment: Mapping[str, str] = os.environ,
         spelled: Spelled = dict,
     ) -> None:
-        """name: the program's name.
+        """Create the command, with one parameter for each option of the settings and `--config`.
+
+        name: the program's name.
         settings: the settings dataclass.
         run: called with the settings; its result is the exit status.
         about: the description in the help.

@@ -198,7 +198,10 @@ class ComputeThread(Executor):
     """
 
     def __init__(self, name: str) -> None:
-        """name: name of the thread, for debuggers."""
+        """Create the executor. Its thread starts with the first call.
+
+        name: name of the thread, for debuggers.
+        """
         self._name = name
         self._calls = SimpleQueue[Callable[[], object] | None]()
         self._lock = threading.Lock()
@@ -300,7 +303,9 @@ class Compute:
     """
 
     def __init__(self, name: str, executor: Executor) -> None:
-        """name: name of the member whose work the calls are, for error messages.
+        """Create the runner, without any call.
+
+        name: name of the member whose work the calls are, for error messages.
         executor: where the calls run.
         """
         self._name = name

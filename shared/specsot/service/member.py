@@ -72,7 +72,9 @@ class ReportingMember:
     def __init__(
         self, member: RingMember, kind: Kind, endpoint: GrpcServer, dialers: Dialers, idle_timer: IdleTimer
     ) -> None:
-        """member: the wrapped member.
+        """Wrap a member. Nothing is reported before its first epoch.
+
+        member: the wrapped member.
         kind: "worker" or "drafter".
         endpoint: the gRPC server that reports the health.
         dialers: opens links to other members, with the transport that the epoch's configuration names.

@@ -86,6 +86,8 @@ def spanning(span: Span) -> Generator[None]:
     An error that is raised within ends the span with that error, and is raised again.
 
     span: the span, which has been started.
+
+    Any exception counts as an error, cancellation included.
     """
     try:
         yield

@@ -93,6 +93,8 @@ class Collected(Span):
 
         about: attributes to add to the span, or None.
         error: the error, or the name of its kind, which becomes the attribute `error.type`; None on success.
+
+        Must be called once. Without an error, the status stays unset.
         """
         self._span.set_attributes(about or {})
         if error is not None:

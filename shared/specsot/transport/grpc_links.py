@@ -48,7 +48,9 @@ class GrpcWire(Wire):
     """The sending side of one `Ring.Carry` stream as a `Wire`."""
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call) -> None:
-        """channel: the channel of the call, which `hang_up` closes.
+        """Wrap an open stream.
+
+        channel: the channel of the call, which `hang_up` closes.
         call: the open stream, whose hello was answered. Its end is what `wait_closed` waits for.
         """
         self._channel = channel
@@ -98,7 +100,9 @@ class GrpcDialer:
     def __init__(
         self, sender: str, inbox: Inbox | None = None, timeout_seconds: float = DIAL_SECONDS, tls: Tls = PLAIN
     ) -> None:
-        """sender: name of the dialing member.
+        """Create a dialer, which opens nothing yet.
+
+        sender: name of the dialing member.
         inbox: where `Lost` is put if a link breaks. None: the loss is not reported.
         timeout_seconds: seconds to wait for a connection, and then again for the answer to a hello.
         tls: the TLS files of the dialing member.
@@ -187,7 +191,9 @@ class RingService(ring_pb2_grpc.RingServicer):
         rows: RowsHost | None = None,
         nearby: bool = False,
     ) -> None:
-        """inbox: where received messages are put.
+        """Create the service, which must be attached to a server.
+
+        inbox: where received messages are put.
         name: name of this member, which may be set later; responses contain it.
         host: receives links that other sockets carry, or None if there are none.
         rows: receives hidden states by separate channels, or None if there are none.

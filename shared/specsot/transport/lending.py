@@ -43,7 +43,9 @@ class LendingService(models_pb2_grpc.ModelsServicer):
     """
 
     def __init__(self, name: str = "") -> None:
-        """name: name of this member, for error messages.
+        """Create the service, which has nothing to lend yet.
+
+        name: name of this member, for error messages.
 
         Until `open` names a directory, all calls raise Unavailable.
         """

@@ -109,7 +109,9 @@ class Receiver:
     """
 
     def __init__(self, peer: Peer, inbox: Inbox, convert: Take = refuse_rows_elsewhere) -> None:
-        """peer: the sending peer.
+        """Create the receiver of one link. Messages may be received within its context.
+
+        peer: the sending peer.
         inbox: where messages are put.
         convert: a function of the peer and a message that returns the message to put into the inbox; it finds
             rows that travel by a separate channel. By default, a message that announces such rows raises

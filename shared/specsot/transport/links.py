@@ -45,7 +45,9 @@ class SendQueue(Generic[T]):
     """
 
     def __init__(self, max_bytes: int = MAX_QUEUED_BYTES, write_now: Callable[[T], T] | None = None) -> None:
-        """max_bytes: limit of the queue in bytes.
+        """Create an empty queue. Nothing is written before `write_all` runs, except by `write_now`.
+
+        max_bytes: limit of the queue in bytes.
         write_now: writes as much of a message as is possible without waiting, and returns the rest. Called
             from `put` if the queue is empty and no other message is being written. None: only `write_all`
             writes.
@@ -358,7 +360,9 @@ class LocalLink:
         prepare: Prepare | None = None,
         drafter: ColocatedDrafter | None = None,
     ) -> None:
-        """sender: name of the sending member, which the receiver sees.
+        """Open a link to another member of this process.
+
+        sender: name of the sending member, which the receiver sees.
         inbox: the receiving member's inbox.
         prepare: a function that returns the message to send in the place of each message, or None to send
             messages unchanged.

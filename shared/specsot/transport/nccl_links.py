@@ -58,7 +58,9 @@ class Channel:
     def __init__(
         self, place: Path, end: End, timeout_seconds: float = TIMEOUT_SECONDS, make: Make | None = None
     ) -> None:
-        """place: path of the file through which the two ends meet, the same for both ends.
+        """Create one end of a channel.
+
+        place: path of the file through which the two ends meet, the same for both ends.
         end: which end this is, SENDER or RECEIVER.
         timeout_seconds: seconds to wait for the other end and for bytes.
         make: creates the process group that sends and receives, from (place, end, device, timeout). None:
@@ -272,7 +274,9 @@ class ReceivedTensors:
     """
 
     def __init__(self, channel: Channel, number: int, announced: Sequence[SeparateTensor]) -> None:
-        """channel: the channel by which the tensors arrive.
+        """Describe the tensors of a frame, which are received when they are opened.
+
+        channel: the channel by which the tensors arrive.
         number: number of the frame, which the stamp before the tensors must equal.
         announced: types and shapes of the tensors, in the order in which they travel.
         """
@@ -363,7 +367,10 @@ class DirectHost:
     """The receiving ends of all channels to one member, and the tensors of the frames that it computes."""
 
     def __init__(self, make: Make | None = None) -> None:
-        """make: creates process groups, see `Channel`. None: `group_on`."""
+        """Create a host without channels.
+
+        make: creates process groups, see `Channel`. None: `group_on`.
+        """
         self._make = make
         self._places = Places("channels")
         self._channels: dict[tuple[str, int], Channel] = {}
@@ -454,7 +461,9 @@ class DirectDialer:
     def __init__(
         self, sender: str, dialer: Dialer, host: DirectHost, tls: Tls = PLAIN, make: Make | None = None
     ) -> None:
-        """sender: name of the dialing member.
+        """Create a dialer, which opens nothing yet.
+
+        sender: name of the dialing member.
         dialer: opens the links that carry headers and all messages without hidden states.
         host: the receiving ends of the dialing member. The stamps that they received are passed on with the
             member's own frames.

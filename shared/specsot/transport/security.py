@@ -23,7 +23,9 @@ class WatchedFiles(Generic[T]):
     """A value that is read from files, and read again when their modification time, size or inode changes."""
 
     def __init__(self, paths: Iterable[Path], read: Callable[[], T], fallback: T | None = None) -> None:
-        """paths: the files, which may be missing. Their status is compared at each call of `value`.
+        """Read the value, and remember the state of the files.
+
+        paths: the files, which may be missing. Their status is compared at each call of `value`.
         read: returns the value. Called at once, and what it raises then is raised here. If it raises
             SpecsotError after a later change, that is only logged.
         fallback: the value after a change that could not be read. None: the previous value stays, because two

@@ -57,8 +57,9 @@ class UnixWire(Wire):
     """A connected unix socket, which the compute thread writes to and the event loop waits for."""
 
     def __init__(self, connected: socket.socket) -> None:
-        """connected: the connected, non-blocking socket, which `hang_up` closes. Must be called on the event
-        loop that waits for the socket.
+        """Wrap a connected socket. Must be called on the event loop that waits for the socket.
+
+        connected: the connected, non-blocking socket, which `hang_up` closes.
         """
         self._socket = connected
         self._lock = Lock()
@@ -206,8 +207,9 @@ class _Incoming(asyncio.Protocol):
     """
 
     def __init__(self, connected: asyncio.Future[_Incoming]) -> None:
-        """connected: gets this connection as its result, unless another connection came before. Bytes that
-        arrive before there is a receiver are buffered.
+        """Create the protocol for one connection. Bytes that arrive before there is a receiver are buffered.
+
+        connected: gets this connection as its result, unless another connection came before.
         """
         self._connected = connected
         self._data = bytearray()

@@ -71,7 +71,9 @@ class Places:
     """
 
     def __init__(self, purpose: str, parent: Path | None = None) -> None:
-        """purpose: what the names are for, in the plural, for error messages, such as "links".
+        """Create an allocator without names.
+
+        purpose: what the names are for, in the plural, for error messages, such as "links".
         parent: the directory in which the folder is created. None: the system's directory for temporary
             files.
 

@@ -99,7 +99,9 @@ class Sockets:
     """Creates ZMQ sockets. The ZMQ context of the process is created with the first one."""
 
     def __init__(self, keepalive: Keepalive | None = None, largest: int = RING_BYTES) -> None:
-        """keepalive: when a silent connection counts as broken. None: `LINK`.
+        """Set the limits of all sockets that are created later.
+
+        keepalive: when a silent connection counts as broken. None: `LINK`.
         largest: bytes of the largest message that is accepted.
         """
         self._keepalive = keepalive or LINK
@@ -213,7 +215,9 @@ class SocketEvents:
     """
 
     def __init__(self, socket: Socket, sending: bool) -> None:
-        """socket: the socket to follow.
+        """Start to follow a socket.
+
+        socket: the socket to follow.
         sending: True for a sending end, which has a single connection, so that any failure sets `down`.
 
         Starts a task that follows the socket, on the running event loop. If the task fails, `down` is set.
@@ -320,7 +324,9 @@ class ZmqDialer:
     """Opens links over ZMQ in the name of one member. Puts `Lost` into its inbox, if any, if one breaks."""
 
     def __init__(self, sender: str, sockets: Sockets, inbox: Inbox | None = None, tls: Tls = PLAIN) -> None:
-        """sender: name of the dialing member.
+        """Create a dialer.
+
+        sender: name of the dialing member.
         sockets: creates the sockets of the process.
         inbox: where `Lost` is put if a link breaks. None: the loss is not reported.
         tls: the TLS files of the dialing member, for the gRPC call that negotiates the link.
@@ -416,7 +422,9 @@ class ZmqHost:
     def __init__(
         self, listen: str, inbox: Inbox, sockets: Sockets, timeout_seconds: float = DIAL_SECONDS
     ) -> None:
-        """listen: the address on which the member's gRPC server listens.
+        """Create a host without links.
+
+        listen: the address on which the member's gRPC server listens.
         inbox: where received messages are put.
         sockets: creates the sockets of the process.
         timeout_seconds: seconds to wait for a peer to connect to its endpoint.

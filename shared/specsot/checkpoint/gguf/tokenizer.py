@@ -72,7 +72,9 @@ class StoredTokenizer:
     """
 
     def __init__(self, header: Header) -> None:
-        """header: the header of the GGUF file.
+        """Read the tokens and their types from the metadata.
+
+        header: the header of the GGUF file.
 
         Raises ModelError if the metadata are incomplete, or of an unsupported kind of tokenizer.
 

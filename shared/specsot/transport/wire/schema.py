@@ -226,7 +226,9 @@ class Schema(Generic[T, TMessage]):
         without: Collection[str] = (),
         **codecs: FieldCodec,
     ) -> None:
-        """kind: the dataclass.
+        """Describe how a dataclass is encoded. The codecs of the fields are found at the first use.
+
+        kind: the dataclass.
         message: the class of the protobuf message.
         check: called with a message before it is decoded, and raises WireError if the message is invalid.
         renamed: the name in the message of each field whose name there differs.
@@ -349,7 +351,9 @@ class OneOf(Generic[T, TMessage]):
     """
 
     def __init__(self, message: type[TMessage], oneof: str, refusal: str = "there is no place for a") -> None:
-        """message: the class of the protobuf message.
+        """Describe a oneof, whose schemas are found at the first use.
+
+        message: the class of the protobuf message.
         oneof: name of the oneof.
         refusal: the beginning of the error for a value that the oneof has no field for.
         """
