@@ -17,6 +17,9 @@ def step_by_step(advance: Callable[[State, int], State | None], state: State) ->
 
     advance: returns the state after a token, or None if the grammar forbids the token, see `Grammar.advance`.
     state: the state of the grammar before the first token of all paths.
+
+    The check returns False for a path whose parent was forbidden, without asking the grammar. Checked paths
+    are remembered as long as the check exists.
     """
     states: dict[tuple[int, ...], State | None] = {(): state}
 

@@ -113,6 +113,9 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, guided: bool = True) ->
     opening: the sequence, whose `plan` or `form` is the constraint, and whose `stop_ids` may end the output.
     guided: True if the grammar of a form must also lead the answer to its end within its budget. A drafter,
         whose tokens are verified anyway, does not need that.
+
+    If the sequence has both a `plan` and a `form`, the plan counts. Compiling runs on another thread unless
+    the result is cached.
     """
     if opening.plan:
         return _planning(vocabulary, opening.plan, opening.stop_ids)
@@ -131,6 +134,9 @@ def prebuild(vocabulary: Vocabulary) -> Future[None]:
     only the first line is computed: its titles serve all lines.
 
     vocabulary: the bytes of every token id.
+
+    Only tables without tools are computed. If the vocabulary cannot spell a skeleton, the future is done
+    without tables.
     """
     tables = _tables(vocabulary, ())
     explored: Future[None] = Future()
@@ -158,6 +164,9 @@ def _explore(vocabulary: Vocabulary) -> Iterator[None]:
     Yields nothing if the vocabulary cannot spell a skeleton.
 
     vocabulary: the bytes of every token id.
+
+    The skeletons are lists of MAX_LIST_POINTS down to 2 points, and plans of one point with and without a
+    direct answer.
     """
     lists = [replace(LISTED, max_points=points) for points in range(MAX_LIST_POINTS, 1, -1)]
     # A vocabulary that cannot spell a skeleton has nothing to explore; its sequences fail one by one.
@@ -185,6 +194,8 @@ def _planning(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -
     vocabulary: the bytes of every token id.
     rules: the rules of the skeleton.
     ends: tokens that may end a numbered list.
+
+    If the tables do not exist, they are built on the compiler's thread.
     """
     tables = _tables(vocabulary, rules.tools)
     if not tables.done():
@@ -223,6 +234,9 @@ def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], max
     form: the constraint on the answer.
     ends: tokens that may end the answer.
     max_tokens: bounds the search, in tokens before the end token.
+
+    None also for a structural tag or a form whose shortest answer is not known, such as a regular expression.
+    KeyboardInterrupt and SystemExit are raised.
     """
     try:
         built = _compiling(vocabulary, form, ends, True).result()
@@ -316,6 +330,9 @@ class IsolatedGrammar:
 
         query: called without arguments unless the grammar has failed.
         default: what to return after a failure.
+
+        The failure has the error's class and the first line of its message. Later calls do not ask the
+        grammar any more.
         """
         if self.failure is not None:
             return default
@@ -352,6 +369,9 @@ class SpellingHabits:
         grammar: the grammar of the sequence.
         state: the state before the token.
         token: the token that the base model generated.
+
+        A later record of the same run replaces the earlier one. Beyond MAX_FORCED_RUNS, the run that was
+        recorded longest ago is dropped.
         """
         if run := _forced_run(grammar, state):
             self._firsts[run] = token
@@ -368,6 +388,9 @@ class SpellingHabits:
         grammar: the grammar of the sequence.
         state: the state from which on tokens are determined. None, after a forbidden token, yields ().
         max_tokens: the largest number of tokens to return.
+
+        The result may continue over several runs. Nothing is recorded. A recorded token that the grammar
+        forbids in this state is still returned, as the last one.
         """
         chain: list[int] = []
         while len(chain) < max_tokens and (run := _forced_run(grammar, state)):
