@@ -260,8 +260,9 @@ class BorrowedModel:
         self.stored += len(data)
 
     def _has(self, name: str, block: int) -> bool:
-        """Return whether a block is present. A block of an earlier run is checked once by its digest. False
-        if the block was not fetched, or if its bytes do not have the stored digest.
+        """Return True if a block was fetched and is intact: its bytes are checked once per run against the
+        stored digest. Return False if the block was not fetched, or if its bytes do not have the stored
+        digest.
 
         name: name of the file.
         block: number of the block, counted from 0.

@@ -160,8 +160,8 @@ def _longrope(reader: Fields, theta: float, share: float) -> Rope:
     Raises ModelError if the factors are missing or no numbers > 0.
 
     Without an original length in the config, the two lengths are equal, so that the short factors are used.
-    The factor of queries and keys is `attention_factor`, else the one that follows from the two lengths, and
-    1 if the context is not extended.
+    The factor of queries and keys is `attention_factor`, else the one that Transformers derives from
+    `factor`, which by default is the ratio of the two lengths; 1 if `factor` is at most 1.
     """
     positions = reader.count("max_position_embeddings")
     original = reader.count("original_max_position_embeddings", positions)

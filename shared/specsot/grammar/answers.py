@@ -375,7 +375,7 @@ class AnswerAutomaton:
         token: token id. A token outside of the vocabulary raises IndexError if its mask must be computed.
         remaining: number of tokens that the answer may still have, this one included.
 
-        False for every token once the answer has ended.
+        False for every token once no token may follow.
         """
         is_watched = self._closing is not None and remaining <= self._closing.horizon
         if self._choices or is_watched or token in self._end_ids:
@@ -600,8 +600,7 @@ def lark_of(form: Form) -> str:
     Raises InvalidRequest if a schema is invalid.
 
     A choice becomes alternatives of its texts, and a regular expression must match the whole answer. Raises
-    InvalidRequest for a malformed structural tag too, and what the library raises for an expression that it
-    cannot convert.
+    InvalidRequest for a malformed structural tag too.
     """
     match form.kind:
         case "json_object":
@@ -748,7 +747,7 @@ class MatcherCursor:
         token: token id, which has text.
 
         The matcher stays at the new place, which is marked as ended if the library allows no token after it.
-        After None, it stays before the token.
+        After None for a forbidden token, it stays before the token.
         """
         num_consumed = self._ask(place, lambda matcher: matcher.try_consume_tokens([token]))
         if not num_consumed or self._matcher.is_error():

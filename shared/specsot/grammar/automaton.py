@@ -142,8 +142,8 @@ class TokenAutomaton:
         return self._tables.mask(state, *self._rooms(state, remaining), self._ends)
 
     def allows(self, state: State, token: int, remaining: int) -> bool:
-        """Return the entry of `mask` for one token. The mask is not computed. False for every token at the
-        end.
+        """Return True if one token may follow, as `mask` says for all tokens. The mask is not computed.
+        Return False for every token at the end.
 
         state: the state before the token.
         token: token id.
@@ -391,8 +391,8 @@ class PlanTables:
 
         start: number of the place where the exploration begins.
 
-        Yields nothing if all reachable places were explored before. The exploration may be stopped after any
-        place and continued by a later call only from places that were not visited.
+        Yields nothing if all reachable places were explored before. An exploration that is abandoned is not
+        resumed by a later call from the same place, which yields nothing.
         """
         waiting = deque([start])
         while waiting:

@@ -432,8 +432,8 @@ def may_stop(place: Place) -> bool:
 
 
 def planned(place: Place) -> bool:
-    """Return whether the output is certainly a plan. Lists always are; False after a direct answer, in it,
-    and as long as "[DIRECT]" may still be chosen.
+    """Return True if an output that has reached this place is certainly a plan. Return True for every
+    place of a list. Return False in and after a direct answer, and as long as "[DIRECT]" may still be chosen.
 
     place: any place of the automaton.
 

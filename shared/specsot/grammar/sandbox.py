@@ -106,14 +106,13 @@ def _cpu_seconds() -> float:
 
 
 def _lower_limit(kind: int, limit: int) -> None:
-    """Lower a resource limit of this process, if the system supports it. A lower limit that is set already
-    stays.
+    """Lower a resource limit of this process, if the system supports it. A lower hard limit stays.
 
     kind: the limit, such as `resource.RLIMIT_CPU`.
     limit: the limit to set, in the unit of its kind: seconds or bytes.
 
-    Both limits of the system are considered: the result is at most the hard limit. Does nothing if the limit
-    cannot be set.
+    The soft limit becomes `limit`, or the hard limit if that is lower; the hard limit does not change. Does
+    nothing if the limit cannot be set.
     """
     with suppress(ValueError, OSError):
         hard_limit = resource.getrlimit(kind)[1]

@@ -116,8 +116,8 @@ def _are_apart(first: Json, second: Json) -> bool:
     first: a schema.
     second: another schema.
 
-    Keywords other than types, constants, properties and required names are ignored. If both schemas have
-    constants, these alone decide.
+    Keywords other than types, constants, properties and required names are ignored. Types decide first: True
+    if they differ. Then, if both schemas list their values, these alone decide; otherwise the properties do.
     """
     types = _types(first)
     second_types = _types(second)

@@ -370,8 +370,8 @@ class SentenceEnds:
         state: the state before the token, which is not changed.
         token: token id.
 
-        The bytes of an incomplete character are kept for the next token. The same state is returned if
-        nothing changes.
+        The bytes of an incomplete character are kept for the next token. For a token that changes nothing,
+        `state` itself is returned.
         """
         if not (text := self._bytes_of(token)):
             return state

@@ -135,8 +135,8 @@ def prebuild(vocabulary: Vocabulary) -> Future[None]:
 
     vocabulary: the bytes of every token id.
 
-    Only tables without tools are computed. If the vocabulary cannot spell a skeleton, the future is done
-    without tables.
+    Only tables without tools are computed. If the vocabulary cannot spell a skeleton, the future is done all
+    the same.
     """
     tables = _tables(vocabulary, ())
     explored: Future[None] = Future()
@@ -235,8 +235,8 @@ def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], max
     ends: tokens that may end the answer.
     max_tokens: bounds the search, in tokens before the end token.
 
-    None also for a structural tag or a form whose shortest answer is not known, such as a regular expression.
-    KeyboardInterrupt and SystemExit are raised.
+    None also for a regular expression, whose endings are never known. Of a choice, the shortest text counts
+    whatever its length. KeyboardInterrupt and SystemExit are raised.
     """
     try:
         built = _compiling(vocabulary, form, ends, True).result()

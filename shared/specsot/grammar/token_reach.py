@@ -186,8 +186,7 @@ class Survey:
 
         place: the place where the ending begins.
 
-        The result is cached for each place on the way. It is a shortest way in bytes, as `language.edges`
-        orders edges.
+        The result is cached for each place on the way.
         """
         if isinstance(place, language.Done):
             return b""

@@ -123,7 +123,7 @@ class TableOption(click.Option):
         ctx: given by click, not needed.
 
         The flag is followed by " / --no-..." if the option has such a flag, otherwise by the placeholder or
-        the choices joined by "|", in brackets if a switch may be given without a value. A flag that takes no
+        the choices joined by "|", in brackets if the option is a switch. A flag that takes no
         value has neither.
         """
         entry = self.entry

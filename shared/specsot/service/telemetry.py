@@ -322,7 +322,7 @@ def read_gpus() -> list[Gpu]:
 
 @cache
 def _nvml_ready() -> bool:
-    """Return whether NVIDIA's library can be used. It is loaded at the first call, whose result is cached.
+    """Return True if NVIDIA's library can be used. It is loaded at the first call, whose result is cached.
 
     False if the library or the driver is missing, or if access is not permitted.
 

@@ -372,8 +372,8 @@ def _configuration(tls: Tls) -> Any:
 
 
 def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAIN) -> str:
-    """Return the health of a service: "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN" or "UNKNOWN" as the server
-    answered, or in words why there is no answer, such as "nobody answers" or "no answer in time".
+    """Return the health of a service: "SERVING", "NOT_SERVING", or another status that the server answered,
+    or in words why there is no answer, such as "nobody answers" or "no answer in time".
 
     address: the server's address, host:port or unix:path.
     service: full name of the service. Empty: the server as a whole.

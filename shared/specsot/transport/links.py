@@ -124,7 +124,7 @@ class SendQueue(Generic[T]):
 
         Raises what `write` raises.
 
-        A heartbeat is queued only if no message waits. Must be called at most once.
+        A heartbeat is queued only if no message waits.
         """
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()

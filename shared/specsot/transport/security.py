@@ -162,9 +162,8 @@ def context_of(tls: Tls) -> ssl.SSLContext:
     tls: the paths of the files. Without a certificate, the context has none.
 
     Peers are verified by the certificates of `ca` if there are any; whether they need a certificate is for
-    the caller to set. TLS 1.2 is the oldest version. Raises InvalidRequest with the field "tls_ca" or
-    "tls_cert" for a file that cannot be read or is no PEM, for a key that does not belong to the certificate,
-    and for a key that needs a password.
+    the caller to set. TLS 1.2 is the oldest version. Raises InvalidRequest for a file that cannot be read or
+    is no PEM, for a key that does not belong to the certificate, and for a key that needs a password.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -406,7 +405,7 @@ def _digest(token: str) -> bytes:
 
 
 def exposed(address: str) -> bool:
-    """Return whether other machines may reach an address. False for a unix socket, and for localhost and
+    """Return True if other machines may reach an address. False for a unix socket, and for localhost and
     other loopback addresses.
 
     Host names other than localhost count as reachable.

@@ -34,7 +34,8 @@ TURN_SECONDS: Final = 0.005
 
 
 def is_local_socket(address: str) -> bool:
-    """Return whether an address is a unix socket or an IP address of this machine.
+    """Return True if an address is a unix socket or an IP address of this machine. Return False for all other
+    IP addresses, and for host names.
 
     An IP address belongs to this machine if a socket can be bound to it. Returns False for host names.
 

@@ -381,7 +381,8 @@ def _unread_prefixes(header: Header) -> tuple[str, ...]:
 def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
     """Yield Transformers' name and the place of a stored tensor; of stacked experts, those of each expert.
 
-    Yields nothing if the family has no such tensor.
+    Yields nothing if the family has no such tensor, and for a name that is neither a tensor outside of layers
+    nor "blk.<layer>.<name>".
 
     stored: name of the tensor in the file.
     place: where the tensor is stored.
