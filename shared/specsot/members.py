@@ -309,7 +309,9 @@ class Configuration:
 
     @property
     def drafter_places(self) -> tuple[DrafterPlace, ...]:
-        """Every drafter of the ring. If a drafter's name is unknown, its address serves as its name."""
+        """Return the place of every drafter of the ring. If a drafter's name is unknown, its address serves
+        as its name.
+        """
         if self.drafters or self.drafter is None:
             return self.drafters
         return (DrafterPlace(self.drafter, self.drafter),)

@@ -333,7 +333,7 @@ class Pruning:
 
     @property
     def max_kept_rows(self) -> int | None:
-        """The largest number of rows that a pruning leaves, however long the sequence is.
+        """Return the largest number of rows that a pruning leaves, however long the sequence is.
 
         None if there is no bound, because some layers are skipped or all rows are kept. If a pruning leaves m
         rows, the next one leaves ceil(ratio * (m + every)) < ratio * (m + every) + 1, which is at most m from

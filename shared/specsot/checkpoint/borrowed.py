@@ -381,7 +381,7 @@ def _write(path: Path, begin: int, data: bytes) -> None:
 
 
 def _stored(path: Path, begin: int, size: int) -> bytes:
-    """Read up to `size` bytes at an offset of a file; fewer at its end, and none if the file is missing.
+    """Return up to `size` bytes at an offset of a file; fewer at its end, and b"" if the file is missing.
 
     path: the file.
     begin: the offset in bytes.

@@ -80,8 +80,8 @@ def require_quantizer(kind: str | None, device: str) -> None:
 
 
 def _describe_files(directory: Path) -> str:
-    """Describe a directory's files in a few words, so that a user recognizes a wrong folder: "it holds a, b,
-    ...", or "it is empty".
+    """Return a few words about a directory's files, by which a user recognizes a wrong folder: "it holds a,
+    b, ...", or "it is empty".
 
     directory: path of an existing directory.
 
@@ -193,7 +193,7 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read the config of a model directory.
+    """Return the shape of the model in a directory, as its config.json describes it.
 
     directory: the model directory. Its generation_config.json is used if it has one.
 
@@ -208,7 +208,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
-    """Make a config from the fields of config.json and generation_config.json.
+    """Return the shape of a model, from the fields of config.json and generation_config.json.
 
     values: the fields of config.json.
     generation: the fields of generation_config.json; empty if there is no such file.
@@ -256,7 +256,8 @@ def text_fields(values: Json, source: Path) -> Json:
 def _read(
     fields: Fields, family: Family, eos: tuple[int, ...], published: Published | None, text_of: str | None
 ) -> ModelConfig:
-    """Read all fields of a config; the family supplies what the config leaves out.
+    """Return the shape of a model, from the fields of its config; the family supplies what the config leaves
+    out.
 
     fields: the fields that describe the text model.
     family: defaults and tensor names of the model's family.
@@ -353,7 +354,7 @@ def _even(fields: Fields, name: str, value: int) -> int:
 
 
 def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
-    """Read the rotary settings.
+    """Return the rotary settings of the model's layers.
 
     fields: the fields of the config.
     family: the model's family.
@@ -379,7 +380,7 @@ def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
 
 
 def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
-    """Read how tokens go to experts.
+    """Return how the tokens of a layer go to experts.
 
     The number of experts is called num_experts in Qwen's published configs, num_local_experts in Mixtral's
     and in Qwen configs saved by Transformers 5, and n_routed_experts in GLM's.
@@ -487,7 +488,7 @@ def _activation(fields: Fields, family: Family) -> Activation:
 
 
 def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
-    """Read (limit, gain) of a clamped SwiGLU; None if the family has none.
+    """Return (limit, gain) of the clamped SwiGLU in the MLPs, or None if the family has no clamp.
 
     fields: the fields of the config.
     family: the model's family, which has the defaults.
@@ -502,7 +503,7 @@ def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
 
 
 def _delta(fields: Fields, defaults: Delta) -> Delta:
-    """Read the gated delta layers.
+    """Return which layers are gated delta layers, and their sizes.
 
     `layer_types` names them; without it, all layers but every `full_attention_interval`-th are gated delta
     layers.
@@ -540,7 +541,7 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
 
 
 def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
-    """Read the caps of attention scores and logits, as arguments of `ModelConfig`. A cap is None if the
+    """Return the caps of attention scores and logits, as arguments of `ModelConfig`. A cap is None if the
     config has null, and the family's default if the config does not have the field.
 
     Returns an empty dict for a family without caps.
@@ -660,7 +661,7 @@ def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
 
 
 def read_importance(directory: Path, config: ModelConfig) -> HeadImportance | None:
-    """Read the importance of every KV head from kv_heads.json.
+    """Return the importance of every KV head, from kv_heads.json.
 
     Returns None if it was not measured: there is no file, or the file is of an earlier version, which has
     windows alone.

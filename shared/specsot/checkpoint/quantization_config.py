@@ -231,8 +231,8 @@ def _awq(config: Mapping[str, Any]) -> Published:
 
 
 def _gptq(config: Mapping[str, Any]) -> Published:
-    """Read GPTQ. Raises ValueError for an unknown layout, for modules of other bits, and for other bits than
-    4 and 8.
+    """Return how a model is published in the format of GPTQ. Raises ValueError for an unknown layout, for
+    modules of other bits, and for other bits than 4 and 8.
 
     config: the fields of quantization_config.
 
@@ -247,7 +247,8 @@ def _gptq(config: Mapping[str, Any]) -> Published:
 
 
 def _grouped(config: Mapping[str, Any]) -> Numbers:
-    """Read the number format of AWQ and GPTQ. Raises ValueError for other bits than 4 and 8.
+    """Return the number format of the matrices of an AWQ or GPTQ model. Raises ValueError for other bits than
+    4 and 8.
 
     config: the fields of quantization_config.
 
@@ -315,7 +316,7 @@ def _compressed(config: Mapping[str, Any]) -> Published:
 
 
 def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
-    """Read the number format of one config group. Raises ValueError for an unsupported one.
+    """Return the number format of one config group. Raises ValueError for an unsupported one.
 
     weights: the `weights` of the group.
 

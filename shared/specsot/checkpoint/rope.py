@@ -54,7 +54,7 @@ class Rope:
 
 
 def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
-    """Read rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
+    """Return rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
 
     Without any of them, the family's defaults are returned.
 
@@ -92,7 +92,7 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
 
 
 def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float) -> Rope:
-    """Read the settings of one kind.
+    """Return the rotary settings for one kind of scaling.
 
     kind: one of `KINDS`.
     reader: the rotary settings.
@@ -148,7 +148,8 @@ def read_sliding_rope(fields: Fields, default_theta: float) -> Rope:
 
 
 def _longrope(reader: Fields, theta: float, share: float) -> Rope:
-    """Read longrope. If the model's context is longer than the original one, the long factors are used.
+    """Return the rotary settings of the kind longrope. If the model's context is longer than the original
+    one, the long factors are used.
 
     They are used for every sequence, short ones too: switching within a sequence would change the keys that
     are in the KV cache already.

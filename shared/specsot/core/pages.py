@@ -191,7 +191,8 @@ class PageTable:
         self._held[sequence] = _Held(policy, [])
 
     def fork(self, sequence: int, source: int, length: int) -> PageCopy | None:
-        """Open `sequence` with the first `length` rows and the policy of `source`.
+        """Open `sequence` with the first `length` rows and the policy of `source`, and return the copy that
+        the caller must make, or None.
 
         Full pages are shared. If `length` ends within a page, that page's rows go to a page of the fork's
         own: the copy that the caller must make is returned. None is returned if nothing has to be copied.
@@ -292,7 +293,8 @@ class PageTable:
         return self._release_pages(released)
 
     def trim(self, sequence: int, row: int) -> tuple[int, ...]:
-        """Release the pages that no row from `row` on attends to, according to the sequence's policy.
+        """Release the pages that no row from `row` on attends to, according to the sequence's policy, and
+        return those that became free.
 
         Returns the released pages that no sequence owns any more; the others are still shared. Returns an
         empty tuple if the sequence has no policy or no page can be released.
@@ -563,7 +565,9 @@ class PageTable:
         return tuple(freed)
 
     def _allocate_page(self) -> int:
-        """Allocate the free page with the lowest number. Raises Overloaded if there is none."""
+        """Allocate the free page with the lowest number, and return the number. Raises Overloaded if there is
+        none.
+        """
         if not self._free:
             raise Overloaded("no KV page free")
         page = heapq.heappop(self._free)

@@ -170,12 +170,13 @@ class PlanReader:
         return [] if self.finished else self._read("", last=True)
 
     def _read(self, text: str, last: bool) -> list[Point]:
-        """Take in a piece of text, decide the kind of the text if possible, and parse what is complete.
+        """Read a piece of text, decide the kind of the text if possible, and return the points that the piece
+        completes.
 
         text: the next characters.
         last: True if no text follows, so that an incomplete line counts as complete.
 
-        Returns the points that the piece completes. Raises PlanError if a plan ends without a valid line.
+        Raises PlanError if a plan ends without a valid line.
 
         Returns an empty list after the end, while the kind is not known, and for a direct answer, whose text
         is added to `direct_text`. PlanError holds the whole text.

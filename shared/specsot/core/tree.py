@@ -75,7 +75,8 @@ def shape_of(parents: tuple[int, ...]) -> Shape:
 
 
 def _shape(parents: tuple[int, ...]) -> Shape:
-    """Compute what `shape_of` returns. Raises WireError if a node's parent does not precede the node.
+    """Return the depth of each node, and the set of nodes that each node may attend. Raises WireError if a
+    node's parent does not precede the node.
 
     parents: by node, the node number of its parent; the root is its own parent.
 

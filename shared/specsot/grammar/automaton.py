@@ -443,8 +443,8 @@ class PlanTables:
             return self._reaches[place]
 
     def _draw(self, reach: TokenReach, key: MaskKey) -> Mask:
-        """Compute the mask of a key, and add it to the cache. If the cache is full, all other masks are
-        dropped.
+        """Compute the mask of a key, add it to the cache, and return it. If the cache is full, all other
+        masks are dropped.
 
         reach: the tokens that can follow the place.
         key: what the mask depends on, see `MaskKey`.

@@ -126,9 +126,10 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, guided: bool = True) ->
 
 @functools.lru_cache(maxsize=MAX_CACHED_TABLES)
 def prebuild(vocabulary: Vocabulary) -> Future[None]:
-    """Start computing what the grammars of most requests need, so that their first steps do not wait for it.
+    """Start computing what the grammars of most requests need, so that their first steps do not wait for it,
+    and return a future that is done at the end.
 
-    Returns a future that is done once everything is computed; the grammars can be used before. Further calls
+    The grammars can be used before the future is done. Further calls
     return the same future. It is never done if the process ends before. First come the tables, for all rules;
     then what the masks of lists of any length are made of. Of plans in markers, whose lines have more places,
     only the first line is computed: its titles serve all lines.

@@ -184,7 +184,8 @@ async def _wake_on_leave(leaving: asyncio.Event, inbox: Inbox) -> None:
 
 
 async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
-    """Handle messages until the master is lost or `leaving` is set.
+    """Handle messages until the master is lost or `leaving` is set, and return the number of the newest
+    epoch.
 
     After all waiting messages were handled, the member does what is due (`RingMember.settle`). Returns the
     number of the newest epoch that was received; 0 if there was none.

@@ -169,7 +169,7 @@ class ModelOptions:
 
     @property
     def base(self) -> Path:
-        """The model's directory. The text files of a model on the hub are fetched.
+        """Return the model's directory. The text files of a model on the hub are fetched.
 
         Raises ModelError if the model is invalid, InvalidRequest if none was given.
         """
@@ -224,7 +224,7 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def draft(self) -> Path:
-        """The draft model's directory. The text files of a model on the hub are fetched.
+        """Return the draft model's directory. The text files of a model on the hub are fetched.
 
         Raises ModelError if the draft model is invalid, InvalidRequest if none was given.
         """

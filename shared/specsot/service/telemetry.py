@@ -134,7 +134,7 @@ def gpu_families() -> Iterator[Metric]:
 
 
 def open_metrics_server(listen: str, registry: CollectorRegistry, tls: Tls = PLAIN) -> MetricsServer:
-    """Serve a registry at host:port, in a thread of its own.
+    """Serve a registry at host:port, in a thread of its own, and return the running server.
 
     listen: the address. With port 0, any free port is used.
     registry: the metrics.

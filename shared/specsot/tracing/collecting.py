@@ -55,7 +55,7 @@ class Collecting(Tracer):
     def begin(
         self, name: str, parent: str | None = None, linked: Iterable[str] = (), about: About | None = None
     ) -> Span:
-        """Start a span that is collected.
+        """Start a span that is collected, and return it.
 
         name: name of the span.
         parent: the context of the span within which this one runs. None starts a new trace.

@@ -23,7 +23,7 @@ from specsot.v1 import master_pb2, master_pb2_grpc
 async def connect(
     address: str, timeout_seconds: float = DIAL_SECONDS, tls: Tls = PLAIN, token: str | None = None
 ) -> MasterClient:
-    """Connect to a master.
+    """Connect to a master, and return a client for it.
 
     address: the master's address, host:port or unix:path.
     timeout_seconds: seconds to wait for the connection.

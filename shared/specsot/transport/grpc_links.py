@@ -113,7 +113,8 @@ class GrpcDialer:
         self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
-        """Open a link to a member over gRPC, or over a unix socket if the member offers one on this machine.
+        """Open a link to a member over gRPC, or over a unix socket if the member offers one on this machine,
+        and return its sending end.
 
         address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
@@ -233,7 +234,8 @@ class RingService(ring_pb2_grpc.RingServicer):
         request_iterator: AsyncIterator[ring_pb2.CarryRequest],
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
-        """Receive the messages of one link until the peer's goodbye or the stream's end.
+        """Receive the messages of one link until the peer's goodbye or the stream's end, then return an empty
+        response.
 
         request_iterator: the peer's messages, a hello first.
         context: context of the call.

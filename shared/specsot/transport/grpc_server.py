@@ -86,7 +86,7 @@ class GrpcServer:
 
 
 async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms = _TERMS) -> GrpcServer:
-    """Start a server at host:port or unix:path.
+    """Start a server at host:port or unix:path, and return it.
 
     listen: the address. With port 0, any free port is used.
     services: by the name of each service, the function that adds it to the server. Their health starts as
@@ -429,7 +429,8 @@ def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[
 
 
 def _guarded(behaviour: Behaviour, streams_requests: bool, held: HeldBytes) -> Behaviour:
-    """Wrap a handler's function in a coroutine or generator, whichever `behaviour` is.
+    """Return a handler's function wrapped in a coroutine function or asynchronous generator function,
+    whichever `behaviour` is.
 
     gRPC treats the two differently.
 

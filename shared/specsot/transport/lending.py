@@ -156,7 +156,9 @@ class Lenders:
     def __init__(
         self, name: str, master: str, tls: Tls = PLAIN, timeout_seconds: float = LENDER_TIMEOUT_SECONDS
     ) -> None:
-        """Must be created on the event loop that serves `read`, which is called on another thread.
+        """Create the fetching side, which asks no member yet.
+
+        Must be created on the event loop that serves `read`, which is called on another thread.
 
         name: name of this member.
         master: address of the master.

@@ -259,7 +259,8 @@ class SendingEnd:
         self._outbox.put(data, len(data))
 
     async def close(self) -> bool:
-        """Write the queue and a goodbye, and wait until the peer closes the connection. Never raises.
+        """Write the queue and a goodbye, wait until the peer closes the connection, and return whether the
+        peer has received everything. Never raises.
 
         Gives up if the queue does not get shorter within `farewell_seconds`.
 

@@ -460,7 +460,8 @@ class LocalDialer:
     fallback: Dialer | None = None
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """Open a link to a member of this process, or dial with `fallback` if no such member has the address.
+        """Return a new link to a member of this process, or dial with `fallback` if no such member has the
+        address.
 
         address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.

@@ -182,7 +182,7 @@ class Channel:
 
 
 def group_on(place: Path, end: End, device: torch.device, timeout: timedelta) -> Any:
-    """Create the process group of two ends: NCCL on a GPU, gloo over 127.0.0.1 on a CPU.
+    """Create and return the process group of two ends: NCCL on a GPU, gloo over 127.0.0.1 on a CPU.
 
     place: path of the file through which the two ends meet.
     end: which end this is.
@@ -377,7 +377,8 @@ class DirectHost:
         self._received_tensors_by_frame: dict[tuple[int, int], ReceivedTensors] = {}
 
     def expect(self, peer: Peer) -> Endpoint:
-        """Open an endpoint for one channel from this peer, instead of an earlier one of the same epoch.
+        """Open and return an endpoint for one channel from this peer, instead of an earlier one of the same
+        epoch.
 
         peer: the peer that will send tensors.
 
@@ -477,7 +478,7 @@ class DirectDialer:
         self._make = make
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """Open a link; to a worker, with a channel for the hidden states of frames.
+        """Return a new link; if it leads to a worker, it has a channel for the hidden states of frames.
 
         address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.

@@ -147,7 +147,7 @@ class Pems:
 
 
 def read_pems(tls: Tls) -> Pems:
-    """Read the TLS files. Raises InvalidRequest if a file is unreadable or invalid.
+    """Return the contents of the TLS files. Raises InvalidRequest if a file is unreadable or invalid.
 
     tls: the paths of the files.
     """

@@ -150,7 +150,7 @@ class UnixWire(Wire):
 
 
 async def reach_nearby(path: str) -> UnixWire | None:
-    """Connect to the socket at a path that a peer named.
+    """Return a connection to the socket at a path that a peer named, or None.
 
     Returns None if that fails, or if the path is not private to this user.
 

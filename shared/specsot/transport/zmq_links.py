@@ -170,7 +170,7 @@ class Sockets:
         self._authenticator = self._context = None
 
     def _new_socket(self, kind: int) -> Socket:
-        """Create a socket whose end sends heartbeats, and whose connection ends if the peer is silent.
+        """Return a new socket whose end sends heartbeats, and whose connection ends if the peer is silent.
 
         kind: the ZMQ socket type, zmq.PUSH or zmq.PULL.
 
@@ -339,7 +339,7 @@ class ZmqDialer:
         self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
-        """Open a link to a member over ZMQ, after negotiating it over gRPC.
+        """Open a link to a member over ZMQ, after negotiating it over gRPC, and return its sending end.
 
         address: the member's address, host:port or unix:path.
         epoch: number of the epoch to which the link belongs.
@@ -441,7 +441,7 @@ class ZmqHost:
         self._links: set[asyncio.Task[None]] = set()
 
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
-        """Open an endpoint for one link from this peer.
+        """Open and return an endpoint for one link from this peer.
 
         peer: the peer that will connect.
         key: the peer's public CURVE key. Empty over a unix socket.

@@ -84,7 +84,8 @@ def _key(parts: Sequence[Path]) -> str:
 
 
 def _joined(parts: Sequence[Path]) -> Header:
-    """Combine the headers of a file's parts: the first part has the metadata, every part its own tensors.
+    """Return one header for all of a file's parts: the first part has the metadata, every part its own
+    tensors.
 
     parts: paths of the file's parts, the first one first.
 

@@ -88,7 +88,7 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Read the header of a GGUF file. Raises ModelError if it is missing, broken, or no GGUF file.
+    """Return the header of a GGUF file. Raises ModelError if it is missing, broken, or no GGUF file.
 
     file: path of the file.
 
@@ -119,7 +119,7 @@ class _Cursor:
         self._at = len(MAGIC)
 
     def header(self) -> Header:
-        """Read the whole header, after the magic number.
+        """Read the whole header, after the magic number, and return it.
 
         Raises ModelError for an unsupported version, and struct.error, ValueError or KeyError if the header
         is broken.
@@ -138,13 +138,14 @@ class _Cursor:
         return Header(self._file, metadata, found)
 
     def _pair(self) -> tuple[str, Any]:
-        """Read one key of the metadata with its value."""
+        """Read one key of the metadata with its value, and return both."""
         name = self._string()
         (kind,) = self._read_numbers("I")
         return name, self._value(kind)
 
     def _value(self, kind: int) -> Any:
-        """Read a value: a scalar, a string, or an array of either. Raises KeyError for an unknown type.
+        """Read a value, and return it: a scalar, a string, or an array of either. Raises KeyError for an
+        unknown type.
 
         kind: GGUF's number of the value's type.
 
@@ -161,8 +162,8 @@ class _Cursor:
         return self._read_numbers(SCALARS[kind])[0]
 
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
-        """Read name, type, shape, and offset of a tensor. The shape has rows first; the offset is in bytes
-        from the beginning of all tensors.
+        """Read and return name, type, shape, and offset of a tensor. The shape has rows first; the offset is
+        in bytes from the beginning of all tensors.
 
         The type is ggml's number. Raises struct.error if the file ends before.
         """
@@ -173,8 +174,8 @@ class _Cursor:
         return name, kind, tuple(reversed(shape)), begin
 
     def _string(self) -> str:
-        """Read a string: its length in 8 bytes, then its bytes. Raises struct.error if the file ends
-        before.
+        """Read and return a string, which is stored as its length in 8 bytes, then its bytes. Raises
+        struct.error if the file ends before.
 
         Raises ValueError if the bytes are not UTF-8.
         """
@@ -186,7 +187,7 @@ class _Cursor:
         return self._data[begin : self._at].decode()
 
     def _read_numbers(self, form: str) -> tuple[Any, ...]:
-        """Read little-endian numbers. Raises struct.error if the file ends before.
+        """Read and return little-endian numbers. Raises struct.error if the file ends before.
 
         form: the `struct` format of the numbers, without byte order.
         """

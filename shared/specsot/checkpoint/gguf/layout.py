@@ -307,7 +307,8 @@ def _numbers(header: Header, name: str) -> NDArray[np.float32]:
 
 
 def _llama3_scaling(header: Header) -> dict[str, Any]:
-    """Recover the settings of Llama 3's rotary scaling from the frequency divisors that the file has.
+    """Return the settings of Llama 3's rotary scaling, recovered from the frequency divisors that the file
+    has.
 
     Llama 3.1 to 3.3 all use the same low and high factors and original context; only `factor` differs.
 

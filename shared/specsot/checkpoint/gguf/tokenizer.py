@@ -95,7 +95,8 @@ class StoredTokenizer:
             raise self._error(f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary")
 
     def build(self) -> Tokenizer:
-        """Build the tokenizer. Raises ModelError if merges, scores or splits are missing or unknown.
+        """Build the tokenizer, and return it. Raises ModelError if merges, scores or splits are missing or
+        unknown.
 
         Control tokens and user-defined tokens are recognized before text is split; user-defined tokens of
         spaces only are not added. The begin token is put in front of every text if the file asks for it or,
@@ -151,7 +152,7 @@ class StoredTokenizer:
         return self._get("pre", "default")
 
     def _byte_level(self) -> Tokenizer:
-        """Build a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen.
+        """Return a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen.
 
         Raises ModelError if the file's rule of splitting text is not known.
 
@@ -169,8 +170,8 @@ class StoredTokenizer:
         return tokenizer
 
     def _sentencepiece(self) -> Tokenizer:
-        """Build a sentencepiece BPE tokenizer, as in Llama 2 and Gemma. Without merges, those that the scores
-        imply are used.
+        """Return a sentencepiece BPE tokenizer, as in Llama 2 and Gemma. Without merges, those that the
+        scores imply are used.
 
         Raises ModelError if there are neither merges nor scores.
 

@@ -284,7 +284,7 @@ class Schema(Generic[T, TMessage]):
 
     @cached_property
     def _table(self) -> _Table:
-        """The codecs of the fields. Created at first use, when the codecs of nested messages are
+        """Return the codecs of the fields. Created at first use, when the codecs of nested messages are
         registered.
 
         The fields in `without` are left out.
