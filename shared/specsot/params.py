@@ -71,6 +71,8 @@ def brief(value: object) -> str:
     longer.
 
     value: what a client gave.
+
+    "..." follows a text that was cut.
     """
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
@@ -230,6 +232,8 @@ def _require_text(field: str, *texts: str) -> None:
 
     field: name of the field, for the error message.
     texts: the texts of the field.
+
+    Values that are no str raise InvalidRequest too. Returns None for valid texts, also if there are none.
     """
     try:
         "".join(texts).encode()
@@ -297,6 +301,9 @@ class Window:
     recent: int = 508
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, which names the field, unless `sinks` is an integer in [0, MAX_SINKS] and
+        `recent` an integer in [MIN_RECENT, MAX_TOKENS].
+        """
         _require_whole(0, MAX_SINKS, "sinks", self.sinks)
         _require_whole(MIN_RECENT, MAX_TOKENS, "recent", self.recent)
 
@@ -320,6 +327,9 @@ class Pruning:
     skip_layers: int = 2
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, which names the field, unless `keep_ratio` is in (0, 1], `prune_every` is an
+        integer in [MIN_PRUNE_EVERY, MAX_TOKENS], and `skip_layers` is an integer in [0, MAX_SKIPPED_LAYERS].
+        """
         _require_number(lambda ratio: 0 < ratio <= 1, "keep_ratio", "in (0, 1]", self.keep_ratio)
         _require_whole(MIN_PRUNE_EVERY, MAX_TOKENS, "prune_every", self.prune_every)
         _require_whole(0, MAX_SKIPPED_LAYERS, "skip_layers", self.skip_layers)
@@ -716,7 +726,8 @@ class Form:
 
 
 def _counts(kind: FormKind, texts: int) -> bool:
-    """Return whether a form of this kind may have `texts` texts.
+    """Return True if a form of this kind may have `texts` texts: none for "json_object", 1 to MAX_CHOICES for
+    "choice", exactly one for every other kind.
 
     kind: the kind of the form.
     texts: number of texts that the client gave.

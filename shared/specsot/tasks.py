@@ -67,7 +67,10 @@ class IdleTimer:
         self._alarm: asyncio.TimerHandle | None = None
 
     def restart(self) -> None:
-        """Begin the idle period anew. The first call starts the timer."""
+        """Begin the idle period anew. The first call starts the timer.
+
+        After `stop`, and after `on_idle` was called, the timer starts again.
+        """
         self._restarted = self._loop.time()
         if self._alarm is None:
             self._alarm = self._loop.call_at(self._restarted + self._idle_seconds, self._check)
@@ -126,7 +129,7 @@ class WaitLimit:
         self._waiting = False
 
     async def __aenter__(self) -> WaitLimit:
-        """Enter the context, which applies to the current task."""
+        """Enter the context, which applies to the current task, and return this object."""
         await self._limit.__aenter__()
         return self
 

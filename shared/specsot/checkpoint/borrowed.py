@@ -172,6 +172,8 @@ class BorrowedModel:
         has it already.
 
         name: name of the file. Raises ModelError if the header is broken or cannot be fetched.
+
+        Raises ModelError also if no member offers the file.
         """
         if name != POINTER:
             self._spans(name)
@@ -285,9 +287,12 @@ class BorrowedModel:
         return self.folder / "blocks" / name
 
     def _check_room(self, size: int) -> None:
-        """Raise ModelError if the disk has too little room.
+        """Raise ModelError if the disk of the model's folder has less free space than `size`; otherwise
+        return None.
 
         size: bytes that are about to be fetched.
+
+        Blocks that are in the sparse files already do not count as needed.
         """
         free = shutil.disk_usage(self.folder).free
         if size > free:
@@ -374,6 +379,9 @@ def _write(path: Path, begin: int, data: bytes) -> None:
     path: the file.
     begin: the offset in bytes.
     data: the bytes to write.
+
+    Bytes before `begin` that were never written read as zeros. Bytes of the file beyond the data stay as they
+    are.
     """
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.seek(begin)

@@ -57,7 +57,9 @@ def require_model_directory(directory: Path) -> Path:
 
 
 def require_torch() -> None:
-    """Raise ModelError if PyTorch or safetensors is not installed; import neither."""
+    """Return None if PyTorch and safetensors are installed. Raise ModelError, which names the missing
+    packages, if they are not. Neither is imported.
+    """
     missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
     if missing:
         raise ModelError(f"{' and '.join(missing)} not installed: pip install 'specsot[model]'")
@@ -739,6 +741,8 @@ def write_heads(
     layers: By layer and KV head, an object with `sinks`, `recent` (None: all positions) and `importance`, and
         whatever else a reader of the file should know.
     measured: How the heads were measured, for readers of the file.
+
+    Raises OSError if the file cannot be written.
     """
     lines = ",\n".join(f"    {json.dumps(list(heads))}" for heads in layers)
     path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
@@ -749,6 +753,8 @@ def _head_window(head: Mapping[str, Any]) -> tuple[int, int]:
     all positions.
 
     head: the object of one head.
+
+    Raises KeyError if the object lacks either field.
     """
     recent = head["recent"]
     return head["sinks"], MAX_TOKENS if recent is None else recent

@@ -63,14 +63,18 @@ class HubName:
     file: str | None = None
 
     def __str__(self) -> str:
-        """Return the name as `hub_name` parses it: owner/name@revision:FILE.gguf."""
+        """Return the name as `hub_name` parses it: owner/name@revision:FILE.gguf.
+
+        Without a revision or a file, the sign in front of it is left out as well.
+        """
         revision = self.revision
         file = self.file
         return self.repository + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
 
 
 def hub_name(name: str) -> HubName | None:
-    """Parse a name that looks like one on the hub, or return None. The hub is not asked.
+    """Return the parts of a name that looks like one on the hub, such as owner/name@revision, or None if the
+    text does not. The hub is not asked.
 
     name: the text of --model or --draft-model.
     """
@@ -98,7 +102,9 @@ class Snapshot:
 
     @property
     def stored(self) -> int:
-        """Bytes of the repository in the cache, unfinished files included. 0 if nothing was fetched yet."""
+        """Return the bytes of the repository in the cache, unfinished files included. 0 if nothing was
+        fetched yet.
+        """
         blobs = self.folder.parents[1] / "blobs"
         return sum(one.stat().st_size for one in blobs.iterdir()) if blobs.is_dir() else 0
 

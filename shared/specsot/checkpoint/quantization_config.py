@@ -142,14 +142,17 @@ class Published:
     zero_offset: int = 0
 
     def __str__(self) -> str:
-        """Return the method and the number formats in words."""
+        """Return the method and the number formats in words.
+
+        The method is left out if the number formats begin with its name.
+        """
         numbers = ", ".join(dict.fromkeys(str(one.numbers) for one in self.targets))
         return numbers if numbers.startswith(self.method) else f"{self.method} {numbers}"
 
     @property
     def form(self) -> Quantization | None:
-        """This project's form that can hold the codes of all matrices; see `Numbers.form`. None if there is
-        none, or if matrices have different forms.
+        """Return this project's form that can hold the codes of all matrices; see `Numbers.form`. None if
+        there is none, or if matrices have different forms.
         """
         forms: set[Quantization | None] = {one.numbers.form for one in self.targets}
         return forms.pop() if len(forms) == 1 else None
@@ -222,9 +225,12 @@ def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
 
 
 def _awq(config: Mapping[str, Any]) -> Published:
-    """Read AWQ. Raises ValueError for another version than gemm, and for other bits than 4 and 8.
+    """Return how a model is published in the format of AWQ. Raises ValueError for another version than gemm,
+    and for other bits than 4 and 8.
 
     config: the fields of quantization_config.
+
+    Raises KeyError if bits or group_size is missing. Without a version, gemm is assumed.
     """
     _expect(config.get("version", "gemm").lower(), "version", "gemm")
     return Published("awq", (Targets((), _grouped(config)),))
@@ -265,8 +271,8 @@ def _grouped(config: Mapping[str, Any]) -> Numbers:
 
 
 def _bitsandbytes(config: Mapping[str, Any]) -> Published:
-    """Read bitsandbytes: indices into a table of 16 numbers if the weights have 4 bits, otherwise 8-bit
-    integers.
+    """Return how a model is published in the format of bitsandbytes: indices into a table of 16 numbers if
+    the weights have 4 bits, otherwise 8-bit integers.
 
     config: the fields of quantization_config.
     """
@@ -275,7 +281,8 @@ def _bitsandbytes(config: Mapping[str, Any]) -> Published:
 
 
 def _fp8(config: Mapping[str, Any]) -> Published:
-    """Read FP8 with scales by block, or by tensor if the config names no block.
+    """Return how a model is published in 8-bit floats, with scales by block, or by tensor if the config names
+    no block.
 
     config: the fields of quantization_config.
 

@@ -96,6 +96,8 @@ def _gguf_of(directory: Path) -> Path:
     """Return the (first) GGUF file that a model directory was made of.
 
     directory: a model directory with a pointer file. Raises ModelError if that file is broken.
+
+    The first one is the one whose path is first in alphabetical order.
     """
     from specsot.checkpoint.gguf.directory import read_places
 

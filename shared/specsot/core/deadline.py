@@ -27,8 +27,10 @@ class Deadline:
     """
 
     def __init__(self, curve: Curve) -> None:
-        """curve: (rows, seconds) as measured before, by ascending rows. Its seconds may be too small, and it
-        may be empty; then only MIN_SECONDS and FIRST_RUN_SECONDS apply.
+        """Begin with the measured curve, no number of rows computed before, and no slowdown.
+
+        curve: (rows, seconds) as measured before, by ascending rows. Its seconds may be too small, and it may
+            be empty; then only MIN_SECONDS and FIRST_RUN_SECONDS apply.
         """
         self._curve = CostCurve(curve)
         # The largest recent ratio of measured to expected seconds, at least 1.

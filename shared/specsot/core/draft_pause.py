@@ -132,6 +132,8 @@ class DraftPause:
 
         trees: number of trees for which nothing will be drafted, over all sequences.
         sequences: number of drafted sequences that decode now. 0 counts as 1.
+
+        A pause that runs already is replaced.
         """
         started = DraftPause(self.state, trees, trees / max(sequences, 1))
         return started.on(PauseEvent.PAUSE_BEGAN)

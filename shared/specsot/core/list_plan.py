@@ -123,6 +123,8 @@ def title_of(line: str) -> str:
     'Buy the tickets'
     >>> title_of(" Wired vs.wireless")
     'Wired vs. wireless'
+
+    Control characters become spaces, and the title has at most MAX_TITLE_BYTES bytes.
     """
     visible = clean_title(line).strip(_MARKS + " ")
     title = _ENDS.split(visible, maxsplit=1)[0]

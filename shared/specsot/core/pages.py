@@ -287,6 +287,8 @@ class PageTable:
         sequence: id of the sequence. Raises NotFound if it is not open.
         pages: number of pages to release, at most as many as the sequence holds. With 0, nothing is released
             and the result is empty.
+
+        A page that is shared stays allocated for its other owners.
         """
         held = self._held_by(sequence).pages
         released, held[len(held) - pages :] = held[len(held) - pages :], []

@@ -107,6 +107,7 @@ class PlanRules:
     listed: bool = False
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, whose field is "max_points", unless `max_points` is in 1..99."""
         if not 1 <= self.max_points <= 99:
             raise InvalidRequest(f"max_points must be in 1..99, got {self.max_points}", field="max_points")
 
@@ -210,7 +211,9 @@ class PlanReader:
             self.kind = "direct"
 
     def _marker_may_come(self) -> bool:
-        """Return whether a marker may still follow: within the preamble, or started on the last line."""
+        """Return True if a marker may still follow: if the text so far is no longer than _PREAMBLE
+        characters, or no longer than _FARTHEST characters and its last line begins like a marker.
+        """
         line = self._rest.rfind("\n") + 1
         marker_started = line <= _PREAMBLE and _MARKER_BEGUN.fullmatch(self._rest, line) is not None
         return len(self._rest) <= (_FARTHEST if marker_started else _PREAMBLE)
@@ -302,6 +305,8 @@ class PlanReader:
         not offer.
 
         name: the text in the place of TOOL, without spaces around it.
+
+        Without rules, every other name is returned.
         """
         if name.casefold() in ("", "-", "none", "无"):
             return None
@@ -337,7 +342,8 @@ def _ends(line: str) -> bool:
 
 
 def _shortened(line: str) -> str:
-    """Drop the middle of a very long line, so that memory is bounded.
+    """Return a line without its middle if it is very long, so that memory is bounded; otherwise the line
+    unchanged.
 
     Its first _LONGEST_LINE characters, which are parsed, and its last four, which may begin "[END]", remain.
 

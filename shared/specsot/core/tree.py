@@ -37,6 +37,9 @@ class Tree:
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        """Raise WireError if the tuples have different lengths or are empty, or if a parent does not precede
+        its child.
+        """
         if len(self.tokens) != len(self.parents) or not self.tokens:
             raise WireError(f"tree has {len(self.tokens)} tokens and {len(self.parents)} parents")
         shape_of(self.parents)

@@ -188,7 +188,7 @@ def speller(config: Mapping[str, Any]) -> Speller | None:
 
 
 def _decoder_parts(decoder: dict[str, Any] | None) -> set[str]:
-    """Return the types of a decoder and of the decoders that it consists of; nothing for None.
+    """Return the types of a decoder and of the decoders that it consists of; an empty set for None.
 
     decoder: the "decoder" of a parsed tokenizer.json, such as {"type": "ByteLevel"}.
     """

@@ -542,6 +542,9 @@ class Matchers:
 
         If the next matcher is being compiled, this waits for it. If its compilation is still queued after
         that of other forms, compiling the matcher in this thread is faster.
+
+        Raises what compiling raises. The number of the batch is then one higher, and the next matcher is
+        being compiled.
         """
         self._original = self._compile() if self._next.cancel() else self._next.result()
         self._batch, self._next = self._batch + 1, self._executor.submit(self._compile)
@@ -635,7 +638,10 @@ class _Words:
     bos_token_id: None = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """vocabulary: the bytes of every token id."""
+        """Collect the bytes of all tokens, and add an end token after the last id.
+
+        vocabulary: the bytes of every token id.
+        """
         self.eos_token_id = len(vocabulary)
         self.special_token_ids = [self.eos_token_id]
         self.tokens: Sequence[bytes] = [*(text or b"" for text in vocabulary.bytes), b"<end>"]
@@ -735,7 +741,10 @@ class MatcherCursor:
     """
 
     def __init__(self, matchers: Matchers) -> None:
-        """matchers: copies of the compiled form, of which the cursor takes one."""
+        """Begin before the first token of an answer, with a matcher of its own.
+
+        matchers: copies of the compiled form, of which the cursor takes one.
+        """
         self._matchers = matchers
         self._batch, self._matcher = matchers.copy_matcher()
         self.root = self._current = MatcherNode(self)

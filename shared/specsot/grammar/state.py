@@ -256,7 +256,10 @@ class IsolatedGrammar:
     """
 
     def __init__(self, find_grammar: Callable[[], Grammar]) -> None:
-        """find_grammar: returns the grammar. An error that it raises is recorded as the failure."""
+        """Find the grammar.
+
+        find_grammar: returns the grammar. An error that it raises is recorded as the failure.
+        """
         self.failure: str | None = None
         self._grammar = self._ask(find_grammar, None)
 
@@ -276,6 +279,8 @@ class IsolatedGrammar:
         """Return a check for many paths from one state. After a failure, the check allows no path.
 
         state: the state before the first token of every path.
+
+        An error in the check becomes the failure, and the path is not allowed.
         """
         check = self._ask(lambda: self._known.path_check(state), lambda path: False)
         return lambda path: self._ask(lambda: check(path), False)
@@ -319,7 +324,7 @@ class IsolatedGrammar:
 
     @property
     def _known(self) -> Grammar:
-        """The grammar. Raises AssertionError if it was not found."""
+        """Return the grammar. Raises AssertionError if it was not found."""
         assert self._grammar is not None
         return self._grammar
 

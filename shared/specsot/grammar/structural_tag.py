@@ -229,6 +229,8 @@ def lark_of_tag(tag: StructuralTag, json_style: Mapping[str, Any]) -> str:
     json_style: the library's options of JSON values, such as their white space.
 
     Raises InvalidRequest if a schema is invalid.
+
+    The rules end without a line feed.
     """
     writer = _LarkWriter(json_style)
     start = writer.sequence(tag.parts)
@@ -243,7 +245,10 @@ class _LarkWriter:
     """
 
     def __init__(self, json_style: Mapping[str, Any]) -> None:
-        """json_style: the library's options of JSON values."""
+        """Begin with the rule ANY alone, which matches any text.
+
+        json_style: the library's options of JSON values.
+        """
         self.rules: list[str] = ["ANY: /(?s:.*)/"]
         self._style = json_style
         self._names: dict[FreeText, str] = {}
@@ -298,6 +303,8 @@ class _LarkWriter:
         schema: a JSON schema, or True for any value.
 
         Raises InvalidRequest if the schema is invalid.
+
+        True becomes a schema without restrictions.
         """
         closed = read_schema(json.dumps(schema))
         return json.dumps({**(closed if isinstance(closed, dict) else {}), "x-guidance": self._style})
@@ -394,6 +401,8 @@ def exits_of(tag: StructuralTag) -> Exits:
     """Return the exits of a structural tag, each text once.
 
     tag: the structural tag.
+
+    Texts are in the order from the answer's end to its beginning, as found first.
     """
     collector = _ExitCollector()
     collector.collect(tag.parts, "")

@@ -62,7 +62,9 @@ class _Exit:
     """
 
     def __init__(self, text: bytes, spelling: Spelling) -> None:
-        """text: the fixed text.
+        """Tokenize every rest of the text.
+
+        text: the fixed text.
         spelling: tokenizes the rests, by greedy longest match.
         """
         self.text = text

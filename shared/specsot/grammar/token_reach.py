@@ -48,6 +48,9 @@ class ReachPart:
     max_words: int = field(init=False)
 
     def __post_init__(self) -> None:
+        """Set `max_need` and `max_words` to the largest entries of `needs` and `words`; to 0 if there are
+        none.
+        """
         object.__setattr__(self, "max_need", int(self.needs.max(initial=0)))
         object.__setattr__(self, "max_words", int(self.words.max(initial=0)))
 
@@ -174,6 +177,8 @@ class Survey:
         Returns UNREACHABLE_TOKENS if the vocabulary cannot spell the ending.
 
         number: number of the place in the byte table.
+
+        The result is cached in `endings`.
         """
         if number not in self.endings:
             self.endings[number] = self._spelling.count(

@@ -68,7 +68,10 @@ class Typed(click.ParamType[Any, Any]):
     """
 
     def __init__(self, entry: Entry) -> None:
-        """entry: the option whose values are read."""
+        """Create the type of one option's values.
+
+        entry: the option whose values are read.
+        """
         self._entry = entry
         self.name = entry.kind.metavar or "|".join(entry.kind.choices)
 
@@ -109,7 +112,9 @@ class TableOption(click.Option):
     """A click option whose line of help shows its default, its variable, and its other names."""
 
     def __init__(self, entry: Entry, names: Sequence[str], **click_options: Any) -> None:
-        """entry: the option.
+        """Create the click option.
+
+        entry: the option.
         names: its flags, with dashes.
         click_options: further arguments of click's Option.
         """
@@ -140,7 +145,9 @@ class ForeignName(click.Option):
     """A hidden click option with another system's name and values, as Python calls accept them too."""
 
     def __init__(self, entry: Entry, keyword: str) -> None:
-        """entry: the option of this project.
+        """Create the hidden option, which takes a text.
+
+        entry: the option of this project.
         keyword: the other system's name of it.
         """
         super().__init__([f"--{with_dashes(keyword)}", f"spelled_{keyword}"], hidden=True, type=str)
@@ -148,7 +155,8 @@ class ForeignName(click.Option):
         self.keyword = keyword
 
     def meaning(self, foreign_value: str, ctx: click.Context) -> Any:
-        """Return this project's value for another system's value. Raises click.BadParameter.
+        """Return this project's value for another system's value. Raises click.BadParameter if the value has
+        no meaning here.
 
         foreign_value: the other system's value.
         ctx: the context of the call, for the error.
@@ -522,6 +530,8 @@ def help_option(count: int) -> click.Option:
     """Return the option `--help`, or `--help=all`.
 
     count: number of all options, if `--help` leaves some of them out; otherwise 0.
+
+    With a count, the help text says how to show all options, and `--help` accepts the value EVERYTHING.
     """
     more = f"--help={EVERYTHING} shows all {count} options, among them --{CONFIG} FILE." if count else ""
     return click.Option(
@@ -596,6 +606,9 @@ def source_of(ctx: click.Context, parameter: str | None) -> str | None:
 
     ctx: the context of the call.
     parameter: name of the parameter in click, or None, for which None is returned.
+
+    Raises KeyError if `ctx` has no sources of values. A source is the name of a variable, or a file's path
+    and key.
     """
     if parameter is None or ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT_MAP:
         return None
@@ -859,6 +872,8 @@ def _words(value: Any, source: str) -> tuple[str, ...]:
     source: where the value was found, for error messages.
 
     Raises InvalidRequest for a value of another type.
+
+    An empty list gives no words.
     """
     listed = cast("Sequence[Any]", value) if isinstance(value, list) else (value,)
     return tuple(_word(one, source) for one in listed)

@@ -276,7 +276,9 @@ class ComputeThread(Executor):
 def _run_calls(calls: SimpleQueue[Callable[[], object] | None]) -> None:
     """Run queued calls one after another, until None is taken from the queue.
 
-    calls: the queue.
+    calls: the queue, which may be filled from any thread.
+
+    Returns after None, without running later calls. A call must not raise; an error would end the thread.
     """
     while call := calls.get():
         call()
@@ -290,7 +292,10 @@ _live_threads = WeakSet[ComputeThread]()
 
 @atexit.register
 def _end_threads() -> None:
-    """End all compute threads when Python exits, and wait for the calls that are running."""
+    """End all compute threads when Python exits, and wait for the calls that are running.
+
+    Calls that are queued still run.
+    """
     for thread in list(_live_threads):
         thread.shutdown()
 

@@ -179,7 +179,8 @@ def _for_machines(service: str) -> list[Any]:
 
 
 def _for_people() -> list[Any]:
-    """Return the processors for text lines, with local time.
+    """Return the structlog processors that render a log line as text, in order: time of day in local time,
+    escapes for control characters, the text, which is colored only on a terminal.
 
     Tracebacks are written without the values of local variables, because these contain prompts.
     """

@@ -232,6 +232,8 @@ async def _wait(leaving: asyncio.Event, seconds: float) -> None:
 
     leaving: set once the member must leave.
     seconds: how long to wait.
+
+    Returns at once if `leaving` is set already. Raises nothing.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -355,6 +357,8 @@ async def _handle(member: RingMember, arrival: Arrival, uplink: Link) -> None:
     uplink: the link to the master.
 
     Raises Hung if the member's compute thread hangs.
+
+    Other errors are logged and reported to the master, and are not raised.
     """
     try:
         await member.handle(arrival)
@@ -420,6 +424,8 @@ async def _send_to_master(
 
     uplink: the link to the master.
     message: the message.
+
+    Only Unavailable is caught.
     """
     try:
         await uplink.send(message)

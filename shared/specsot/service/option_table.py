@@ -114,6 +114,8 @@ def option(default: T, description: Option | str, **option_fields: Any) -> T:
     option_fields: further fields of the `Option`, which replace those of `description`.
 
     A field without a default is annotated with its `Option` instead.
+
+    If the option is secret, its value is left out of the dataclass's `repr`.
     """
     described = (
         replace(description, **option_fields)
@@ -407,6 +409,8 @@ def _settings_class(hint: Any) -> type | None:
     """Return a field's type if it is a settings dataclass, otherwise None. The result is cached.
 
     hint: the type of the field, without "or None".
+
+    A settings dataclass has at least one option, its own or of a nested dataclass.
     """
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return None
@@ -516,6 +520,8 @@ def switch(words: tuple[str, str]) -> Kind[bool]:
     """Return the kind of a switch.
 
     words: how off and on are written.
+
+    Reading any other text raises ValueError.
     """
     word = choice_of((words[1], words[0]))
     return Kind("", lambda text: word.read(text) == words[1], lambda value: words[value], word.choices)
@@ -542,6 +548,8 @@ def is_word(chosen: str, *others: str) -> Kind[bool]:
 
     chosen: the word for True.
     others: the words for False; at least one.
+
+    Reading any other text raises ValueError.
     """
     word = choice_of((*others, chosen))
     return Kind(
@@ -655,6 +663,8 @@ def written_memory(amount: int) -> str:
     """Return a number of bytes as `memory` reads it, in the largest unit that divides it: 2**30 becomes "1G".
 
     amount: number of bytes.
+
+    An amount that no larger unit divides has no unit.
     """
     unit = next(unit for unit, size in reversed(UNITS.items()) if amount % size == 0)
     return f"{amount // UNITS[unit]}{unit}"

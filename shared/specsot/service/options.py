@@ -239,7 +239,7 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def drafter_quantization(self) -> Quantization | None:
-        """The quantization of the draft model. None if its weights are not quantized.
+        """Return the quantization of the draft model. None if its weights are not quantized.
 
         By default, the draft model is stored in 8 bits on a CPU if the base model is stored in 8 or 4 bits.
         Drafts do not change the output, and on a CPU their time is the time of reading weights.

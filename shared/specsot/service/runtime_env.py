@@ -80,6 +80,8 @@ def open_standard_files() -> None:
     """Open the standard files on /dev/null if the parent process closed them (`2>&-`).
 
     Otherwise a socket would get the number of a standard file, and libuv ends the process when it is closed.
+
+    Files that are open stay as they are.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -95,6 +97,8 @@ def escape_unencodable() -> None:
 
     Characters that the locale's encoding lacks are written as escapes, as Python does on stderr. Bytes of the
     input that are no characters are read as lone surrogates, which requests reject with a clear error.
+
+    A stream that is no text file, or that loses no bytes already, stays as it is.
     """
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
         if isinstance(stream, TextIOWrapper) and (stream.encoding, stream.errors) != LOSSLESS:
@@ -118,7 +122,10 @@ def keep_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system. Takes milliseconds, so it is called while there is no work."""
+    """Return freed memory to the system. Takes milliseconds, so it is called while there is no work.
+
+    Does nothing outside of Linux, and if the C library has no `malloc_trim`, such as musl.
+    """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -77,7 +77,9 @@ class MetricsServer:
     """
 
     def __init__(self, server: WSGIServer, thread: Thread) -> None:
-        """server: the listening server.
+        """Hold a server that runs in a thread.
+
+        server: the listening server.
         thread: the thread in which the server runs.
         """
         self._server = server
@@ -85,7 +87,10 @@ class MetricsServer:
         self.port = server.server_port
 
     def close(self) -> None:
-        """Stop the server, and wait for its thread."""
+        """Stop the server, and wait for its thread.
+
+        Requests that are running are not waited for.
+        """
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -119,6 +119,8 @@ def followed(context: str | None) -> str | None:
     on.
 
     context: the context in the format of `traceparent`, or None.
+
+    Text that is no valid context gives None.
     """
     match = _SHAPE.fullmatch(context or "")
     return context if match and int(match[2], 16) & 1 else None

@@ -356,6 +356,8 @@ def check_role(names: frozenset[str] | None, peer: str, *roles: Role) -> None:
     names: names in the certificate. None if no certificates are needed; then every role is allowed.
     peer: the peer's name, for the error message.
     roles: the roles of which the certificate must name one.
+
+    The certificate may have other names in addition to a role.
     """
     if names is not None and names.isdisjoint(roles):
         names_text = ", ".join(sorted(names)) or "no name"
@@ -366,6 +368,8 @@ def _configuration(tls: Tls) -> Any:
     """Return the server's certificates as they are in the files now.
 
     tls: the paths of the files.
+
+    Raises InvalidRequest if a file is invalid.
     """
     pems = read_pems(tls)
     return grpc.ssl_server_certificate_configuration([pems.pair] if pems.pair else [], pems.ca)
@@ -449,6 +453,8 @@ def _why(address: str, details: str) -> str:
 
     address: the address that was dialed.
     details: gRPC's description of the failure.
+
+    The result begins with a space, or is "" if gRPC's description only says that the peer is absent.
     """
     named = address.startswith("unix:") or address.rpartition(":")[2].isdecimal()
     return failure_in_words(details) if named else f" ({_NO_ADDRESS})"

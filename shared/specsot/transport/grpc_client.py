@@ -32,6 +32,8 @@ async def connect(
 
     Raises Unavailable if the master cannot be reached, InvalidRequest if TLS files are invalid or if a token
     would be sent without TLS.
+
+    The caller must close the client.
     """
     if token is not None and tls.ca is None and exposed(address):
         raise InvalidRequest(
@@ -46,7 +48,9 @@ class MasterClient:
     """Sends any number of requests over one channel. All methods raise the errors that the master raised."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str | None = None) -> None:
-        """channel: a connected channel, which `close` closes.
+        """Create a client on a channel.
+
+        channel: a connected channel, which `close` closes.
         token: the bearer token to send with every call, or None.
         """
         self._channel = channel
@@ -106,7 +110,10 @@ class MasterClient:
             return (await self._master.Cancel(message, metadata=self._metadata)).cancelled
 
     async def info(self) -> Info:
-        """Return the state of the master. Raises Unavailable if it cannot be reached."""
+        """Return the state of the master. Raises Unavailable if it cannot be reached.
+
+        Other errors of the master, such as for a missing token, are raised as they are.
+        """
         with peer_errors():
             response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._metadata)
         return decode_info(response)

@@ -79,7 +79,10 @@ class GrpcWire(Wire):
             await self._call.done_writing()
 
     async def wait_closed(self) -> None:
-        """Wait until the stream has ended and its last write has returned."""
+        """Wait until the stream has ended and its last write has returned.
+
+        Never raises because of the stream's end, however it ended.
+        """
         await self._over.wait()
         # gRPC may report the result of the last write only after the stream's end, so wait for that write
         # too.

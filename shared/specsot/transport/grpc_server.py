@@ -59,7 +59,9 @@ class GrpcServer:
     """
 
     def __init__(self, server: grpc.aio.Server, port: int, state: Any) -> None:
-        """server: the started server.
+        """Hold a server that accepts calls.
+
+        server: the started server.
         port: the port on which it listens; 0 for a unix socket.
         state: the servicer that reports the health of the services.
         """
@@ -233,6 +235,8 @@ def reason(error: OSError) -> str:
     """Return the reason of an operating system error in words, such as "address already in use".
 
     error: the error.
+
+    Errors without a positive number give their own text.
     """
     if error.errno and error.errno > 0:
         return os.strerror(error.errno).lower()
@@ -292,7 +296,10 @@ class HeldBytes:
     """The bytes of one call's messages, which count toward the budget of all calls."""
 
     def __init__(self, guard: CallGuard) -> None:
-        """guard: the guard of the server, whose budget all calls share."""
+        """Begin with no bytes.
+
+        guard: the guard of the server, whose budget all calls share.
+        """
         self._guard = guard
         self._bytes = 0
 
@@ -311,7 +318,10 @@ class HeldBytes:
         return fits
 
     def release(self) -> None:
-        """Return the bytes of all messages of this call to the budget."""
+        """Return the bytes of all messages of this call to the budget.
+
+        The call then holds no bytes. Without a budget, only the count is cleared.
+        """
         if self._guard.left is not None:
             self._guard.left += self._bytes
         self._bytes = 0
@@ -325,7 +335,9 @@ class CallGuard(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, max_held_bytes: int | None = None, tokens: Tokens | None = None) -> None:
-        """max_held_bytes: bytes that messages of running calls may take together. None: no limit.
+        """Begin with the whole budget.
+
+        max_held_bytes: bytes that messages of running calls may take together. None: no limit.
         tokens: the tokens of which every call must send one, or None if none is needed.
         """
         self.left = max_held_bytes
@@ -479,6 +491,8 @@ def _checked(request: Any) -> Any:
     """Return a request unchanged, or raise the error that the deserializer returned instead.
 
     request: the result of the deserializer.
+
+    Only an object that is a SpecsotError counts as an error.
     """
     if isinstance(request, SpecsotError):
         raise request
@@ -490,6 +504,8 @@ async def _checked_stream(requests: AsyncIterator[Any], held: HeldBytes) -> Asyn
 
     requests: the results of the deserializer.
     held: counts the bytes of this call's messages.
+
+    Raises the error that the deserializer returned in the place of a request, and ends.
     """
     async for request in requests:
         yield _checked(request)

@@ -116,9 +116,12 @@ def error_of(failure: AioRpcError) -> errors.SpecsotError:
 
 @contextlib.contextmanager
 def peer_errors() -> Generator[None]:
-    """A context for a gRPC call, in which the error that the peer raised is raised as such. Yields None.
+    """Return a context manager for a gRPC call, in which the error that the peer raised is raised as this
+    project's error class. It yields None.
 
     Failures of the network become Unavailable.
+
+    Exceptions that are not of gRPC pass unchanged.
     """
     try:
         yield

@@ -41,6 +41,8 @@ class Heartbeat:
     def check(self) -> None:
         """Raise InvalidRequest if `silence` is so short that a single late heartbeat would count as a
         loss.
+
+        The silence must be at least twice the interval of heartbeats.
         """
         if self.silence < 2 * self.every:
             raise InvalidRequest(

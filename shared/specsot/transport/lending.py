@@ -142,7 +142,10 @@ class LendingService(models_pb2_grpc.ModelsServicer):
             )
 
     async def _list_directory(self) -> None:
-        """Read the directory anew, because files may have been fetched since."""
+        """Read the directory anew, because files may have been fetched since.
+
+        Must be called after `open`. Raises ModelError if an index or pointer file is broken.
+        """
         assert self._directory is not None
         self._files = await asyncio.to_thread(borrowed.lendable, self._directory)
 

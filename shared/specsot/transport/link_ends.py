@@ -160,6 +160,8 @@ class Receiver:
         """Put `Lost` into the inbox unless the peer has sent its goodbye.
 
         kind, error, trace: the error that ended the context, or None.
+
+        An error that ended the context is not suppressed.
         """
         if not self.over:
             lost = Lost(self._peer.name, _reason(error), self._peer.epoch)

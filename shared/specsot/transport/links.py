@@ -290,7 +290,9 @@ class Dialers:
     """Dials with the transport that the epoch's configuration names."""
 
     def __init__(self, dialers: Mapping[Transport, Dialer]) -> None:
-        """dialers: the dialer of each transport. Until `turn_to` is called, "grpc" is used."""
+        """dialers: the dialer of each transport; "grpc" must be among them. Until `turn_to` is called, "grpc"
+        is used.
+        """
         self._dialers = dialers
         self._current = dialers["grpc"]
 
@@ -388,6 +390,8 @@ class LocalLink:
         """Put a message into the receiver's inbox from any thread. Raises Unavailable after `close`.
 
         message: the value, which the receiver gets without a copy.
+
+        Does nothing if the event loop is closed. Raises what `prepare` raises.
         """
         prepared = self._prepared(message)
         # The event loop is closed if the process ends; then no message is read any more.

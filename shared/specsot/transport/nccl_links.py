@@ -317,6 +317,8 @@ class ReceivedTensors:
 
         Uses a stream of its own, so as not to wait for computations on the tensors. Raises Unavailable if the
         channel broke or the bytes belong to another frame.
+
+        Raises Unavailable also before `open` was called.
         """
         expected = stamp_of(self._number, torch.device("cpu"))
         if self._channel.lost or self.stamp is None or not torch.equal(self._read(self.stamp), expected):
@@ -342,7 +344,9 @@ class ArrivingRows(PendingRows):
     """One tensor of a frame that a channel delivers, see `ReceivedTensors`."""
 
     def __init__(self, received: ReceivedTensors, index: int, announced: SeparateTensor) -> None:
-        """received: the tensors of the frame.
+        """Describe one tensor, which is received when it is needed.
+
+        received: the tensors of the frame.
         index: which of these tensors this one is.
         announced: its type and shape.
         """
@@ -506,7 +510,9 @@ class DirectLink:
     """The sending end of a link with a channel: headers travel by the link, hidden states by the channel."""
 
     def __init__(self, link: RingLink, channel: Channel, host: DirectHost) -> None:
-        """link: carries headers and all other messages.
+        """Combine an open link and a channel, both to the same member.
+
+        link: carries headers and all other messages.
         channel: carries the hidden states.
         host: the receiving ends of this member, which know the stamps that arrived.
         """

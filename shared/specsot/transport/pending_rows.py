@@ -65,7 +65,10 @@ class TransferringRows(PendingRows):
     """
 
     def __init__(self, rows: Tensor) -> None:
-        """rows: [num_tokens, width] tensor on the other GPU."""
+        """Mark the present end of the work on the other GPU, after which the tensor is complete.
+
+        rows: [num_tokens, width] tensor on the other GPU.
+        """
         super().__init__(rows.shape)
         self._rows = rows
         self._computed = torch.cuda.current_stream(rows.device).record_event()
@@ -101,6 +104,8 @@ def let_rows_transfer(message: Any) -> Any:
     itself, and no step waits for that copy.
 
     message: the message to send.
+
+    A frame without hidden states gets None in their place.
     """
     if not isinstance(message, Frame):
         return message

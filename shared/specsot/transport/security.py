@@ -115,6 +115,7 @@ class Tls:
     )
 
     def __post_init__(self) -> None:
+        """Raise InvalidRequest, whose field is "tls", if only one of `cert` and `key` is given."""
         if (self.cert is None) != (self.key is None):
             given, missing = ("--tls-cert", "--tls-key") if self.cert else ("--tls-key", "--tls-cert")
             raise InvalidRequest(f"{given} needs {missing}", field="tls")
@@ -150,6 +151,9 @@ def read_pems(tls: Tls) -> Pems:
     """Return the contents of the TLS files. Raises InvalidRequest if a file is unreadable or invalid.
 
     tls: the paths of the files.
+
+    Contents of files that are not given are None. The certificates and the key are checked before they are
+    returned.
     """
     context_of(tls)
     pair = (_read(tls.key), _read(tls.cert)) if tls.cert and tls.key else None
@@ -382,6 +386,8 @@ def first_token(file: Path) -> str:
     token.
 
     file: a text file in UTF-8 with one token per line.
+
+    An administrator's mark is left out of the token.
     """
     read_digests(file)
     return next(token_of(line.strip()) for line in file.read_text("utf-8").splitlines() if line.strip())

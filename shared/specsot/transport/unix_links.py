@@ -115,6 +115,8 @@ class UnixWire(Wire):
     async def wait_closed(self) -> None:
         """Wait until the peer has closed the connection. The peer never writes to this socket, so anything
         read is its end.
+
+        Returns also if the connection broke.
         """
         with suppress(OSError), self._using():
             await self._loop.sock_recv(self._socket, 1)
@@ -243,6 +245,8 @@ class _Incoming(asyncio.Protocol):
         """End `attend`, because no more messages follow.
 
         exc: the error that ended the connection, or None.
+
+        Complete messages that have arrived are passed on first.
         """
         if self._link_receiver:
             self._pass_on_messages(self._link_receiver, math.inf)
@@ -292,6 +296,8 @@ class _Incoming(asyncio.Protocol):
         """Read from the socket again, and pass on the messages that are left.
 
         receiver: gets the messages.
+
+        Does nothing if the link has ended meanwhile.
         """
         if not self._over.done():
             self._transport.resume_reading()

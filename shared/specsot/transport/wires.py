@@ -120,7 +120,10 @@ class Places:
                 self._folder = None
 
     def close(self) -> None:
-        """Delete the folder and everything in it. Does nothing if there is no folder."""
+        """Delete the folder and everything in it. Does nothing if there is no folder.
+
+        Files that cannot be deleted are left without an error.
+        """
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 

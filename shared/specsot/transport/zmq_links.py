@@ -234,6 +234,8 @@ class SocketEvents:
         already.
 
         descriptor: the connection's file descriptor, as ZMQ names it in messages and events.
+
+        `up` does not change.
         """
         self._ours = descriptor
         if descriptor in self._ended:
@@ -292,7 +294,9 @@ class ZmqWire(Wire):
     """The sending socket of one link as a `Wire`."""
 
     def __init__(self, socket: Socket, events: SocketEvents) -> None:
-        """socket: the connected sending socket.
+        """Wrap a connected socket.
+
+        socket: the connected sending socket.
         events: the events of the same socket; closing them closes the socket.
         """
         self._socket = socket
@@ -592,6 +596,8 @@ async def _drain(socket: Socket, events: SocketEvents) -> None:
 
     socket: the bound socket.
     events: the events of the socket.
+
+    Messages that arrive later are not waited for. The messages are read by another task.
     """
     await events.down.wait()
     while await socket.poll(0):  # noqa: ASYNC110 - ZMQ has no event for an empty queue

@@ -58,6 +58,8 @@ def stem_of(first: Path) -> str:
     """Return a GGUF file's name without suffix and part number.
 
     first: path of the file, or of its first part.
+
+    "m-00001-of-00002.gguf" and "m.gguf" both give "m".
     """
     split = PART.fullmatch(first.name)
     return split[1] if split else first.stem

@@ -111,7 +111,9 @@ class _Cursor:
     """Reads the values of a GGUF header one after another, from a mapped file."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
-        """file: path of the file, for error messages.
+        """Begin to read a header.
+
+        file: path of the file, for error messages.
         data: the mapped file. Reading begins after the magic number.
         """
         self._file = file
@@ -138,7 +140,10 @@ class _Cursor:
         return Header(self._file, metadata, found)
 
     def _pair(self) -> tuple[str, Any]:
-        """Read one key of the metadata with its value, and return both."""
+        """Read one key of the metadata with its value, and return both.
+
+        Raises struct.error if the file ends before, and KeyError for a value of an unknown type.
+        """
         name = self._string()
         (kind,) = self._read_numbers("I")
         return name, self._value(kind)
@@ -190,6 +195,8 @@ class _Cursor:
         """Read and return little-endian numbers. Raises struct.error if the file ends before.
 
         form: the `struct` format of the numbers, without byte order.
+
+        The next call reads the bytes that follow these numbers.
         """
         found = struct.unpack_from(f"<{form}", self._data, self._at)
         self._at += struct.calcsize(f"<{form}")

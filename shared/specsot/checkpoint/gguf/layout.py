@@ -253,8 +253,8 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
 
 
 def _longrope(header: Header) -> dict[str, Any]:
-    """Return longrope's settings; the factors are tensors of the file. The original context is left out if
-    the file does not name it.
+    """Return the fields of a config's `rope_scaling` for the kind longrope; the factors are tensors of the
+    file. The original context is left out if the file does not name it.
 
     header: the header of the GGUF file.
     """
@@ -433,6 +433,8 @@ def _bare(names: Names) -> dict[str, str]:
     """Return the names of tensors that have no suffix in Transformers, by their GGUF names.
 
     names: the family's names of tensors. An empty name means that the family has no such tensor.
+
+    The values are full names within a layer, or "".
     """
     sinks = names.sinks and f"{names.attention}.{names.sinks}"
     return {"attn_sinks": sinks, "exp_probs_b": names.correction}

@@ -115,6 +115,8 @@ class StoredTokenizer:
     def config(self) -> dict[str, Any]:
         """Return the fields of tokenizer_config.json. Special tokens that the file does not name are left
         out.
+
+        Raises ModelError if a special id is outside of the vocabulary.
         """
         names = {field: self._name(stored) for field, stored in SPECIAL.items()}
         return {
@@ -232,7 +234,10 @@ class StoredTokenizer:
         return self._types[id] == UNUSED and self._tokens[id] == f"[PAD{id}]"
 
     def _special(self) -> list[str]:
-        """Return the special tokens: all control tokens, and those that have a special id."""
+        """Return the special tokens: all control tokens, and those that have a special id.
+
+        Each token is named once. Raises ModelError if a special id is outside of the vocabulary.
+        """
         named = [name for one in SPECIAL.values() if (name := self._name(one)) is not None]
         return list(dict.fromkeys([*self._of_type(CONTROL), *named]))
 

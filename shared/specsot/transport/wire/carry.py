@@ -140,6 +140,8 @@ class CarryReader:
 
         message: the protobuf message with tensors.
         reader: the pieces of its tensors so far.
+
+        Raises WireError if the complete message is invalid.
         """
         self._incomplete = (message, reader) if reader.missing_bytes else None
         return None if self._incomplete else _decode(message, reader.pieces)

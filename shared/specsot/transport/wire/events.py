@@ -159,6 +159,8 @@ def resumes(request: master_pb2.GenerateRequest) -> bool:
     request: the message as the client sent it.
 
     Raises InvalidRequest if `resume_from` is set without a `request_id`.
+
+    A message resumes if it has an id, and either a `resume_from` above 0 or no prompt.
     """
     if request.resume_from and not request.request_id:
         raise InvalidRequest("resume_from needs a request_id", field="request_id")

@@ -83,6 +83,8 @@ def check_duration(seconds: float, name: str) -> float:
 
     seconds: the number.
     name: what the number is, for the error, such as "a stage's time".
+
+    NaN raises WireError too.
     """
     if not 0 <= seconds < math.inf:
         raise WireError(f"{name} must be seconds >= 0, got {seconds}")
@@ -145,6 +147,9 @@ def repeated(codec: Codec, plural: str) -> FieldCodec:
 
     codec: encodes and decodes each value.
     plural: the values' name in an error.
+
+    Encoding does not check the number of values. Decoding returns a tuple, and raises WireError for more than
+    MAX_PARTS values.
     """
     encode = codec.encode
     decode = codec.decode

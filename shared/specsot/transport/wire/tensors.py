@@ -213,7 +213,12 @@ class PieceReader:
     """
 
     def __init__(self, tensors: Mapping[str, values_pb2.Tensor]) -> None:
-        """tensors: the tensor fields of the message, by name, in the order in which they are written."""
+        """Compute how many bytes each tensor of the message lacks.
+
+        tensors: the tensor fields of the message, by name, in the order in which they are written.
+
+        Raises WireError if a tensor exceeds the limits on dimensions and bytes.
+        """
         self.pieces: dict[str, list[bytes]] = {name: [] for name in tensors}
         self._missing_bytes = {
             name: max(announced_size(tensor) - len(tensor.data), 0) for name, tensor in tensors.items()

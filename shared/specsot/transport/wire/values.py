@@ -300,6 +300,9 @@ def decode_tree(message: values_pb2.Tree) -> Tree:
     """Return the tree of a message. Raises WireError if it is invalid or has more than MAX_NODES nodes.
 
     message: tokens and parents of the nodes.
+
+    A tree is invalid if it has no nodes, if its lists have different lengths, or if a parent does not precede
+    its child.
     """
     if (nodes := max(len(message.tokens), len(message.parents))) > MAX_NODES:
         raise WireError(f"tree has {nodes} nodes, {MAX_NODES} are allowed")
