@@ -90,8 +90,8 @@ class DraftOptions:
     def __post_init__(self) -> None:
         """Raise InvalidRequest, whose field is named as in a request, if a value is out of its range.
 
-        `mode` and `tuner` must be among the known names, `depth` at most MAX_DEPTH, `breadth` at most
-        MAX_BREADTH, `nodes` at most MAX_NODES, `past` at most MAX_PAST, and `threshold` at least 0 and below
+        `mode` and `tuner` must be among the known names, `depth` in 1..MAX_DEPTH, `breadth` in
+        1..MAX_BREADTH, `nodes` in 1..MAX_NODES, `past` in 0..MAX_PAST, and `threshold` at least 0 and below
         1. None is allowed where it is the default.
         """
         modes = ", ".join(DRAFT_MODES)

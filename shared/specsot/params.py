@@ -184,7 +184,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest, which names the field, if a value is out of its range: `temperature` is
-        finite and at least 0, `top_p` and `min_p` are in [0, 1], `top_k` is an integer of at least 0,
+        finite and at least 0, `top_p` and `min_p` are in [0, 1], `top_k` is an integer in [0, 2**31),
         `repetition_penalty` is in [0.01, 100], the other penalties are in [-2, 2], and the biases are as
         `_require_bias` says.
 

@@ -140,8 +140,9 @@ def advance_panel(
     panel: the panel before the event.
     event: the event of the panel's own branch.
 
-    The panel itself is not changed. `BranchStarted` sets its budget, `BranchText` adds its tokens and one
-    step, and `BranchFinished` sets the reason and the final number of tokens.
+    The panel itself is not changed. `BranchStarted` sets its budget and marks the panel as started, as
+    `BranchFinished` does; `BranchText` adds its tokens and one step, and `BranchFinished` sets the reason and
+    the final number of tokens.
     """
     match event:
         case events.BranchStarted():

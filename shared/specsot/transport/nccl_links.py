@@ -212,7 +212,7 @@ def group_on(place: Path, end: End, device: torch.device, timeout: timedelta) ->
 
 
 def _check_devices(store: Any, end: End, device: torch.device) -> None:
-    """Exchange the devices of the two ends through the store.
+    """Exchange the devices of the two ends through the store, and return None if the two can be connected.
 
     store: the store that both ends share.
     end: which end this is.

@@ -54,7 +54,8 @@ def read_places(pointer: Path) -> dict[str, Place]:
 
     Raises ModelError if the pointer file is missing or no JSON object.
 
-    Otherwise the stored path is used, whether or not the file exists.
+    Otherwise the stored path is used, whether or not the file exists. An entry with missing or unknown fields
+    raises KeyError or TypeError.
     """
     places: dict[str, Place] = {}
     for name, stored in read_json(pointer).items():
