@@ -454,6 +454,8 @@ class AnswerAutomaton:
         regular expressions, and if the automaton is not guided.
 
         max_tokens: bounds the search, in tokens. Of a choice, the shortest text counts whatever its length.
+
+        Of a choice, a text that the vocabulary cannot spell counts with one token more than it has bytes.
         """
         if self._choices:
             return self._choices.min_tokens() + 1

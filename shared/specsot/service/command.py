@@ -384,6 +384,9 @@ class TableCommand(click.Command, Generic[T]):
 
         ctx: given by click, not needed.
         formatter: collects the lines of the help.
+
+        Each example is its purpose, followed by its command line on a line of its own. Without examples,
+        nothing is written.
         """
         if self.examples:
             with formatter.section("Examples"):

@@ -445,6 +445,9 @@ def choice_of(choices: tuple[str, ...]) -> Kind[str]:
     """Return the kind of an option with a fixed set of texts.
 
     choices: the possible texts.
+
+    Reading any other text raises ValueError, which lists the choices. `--help` shows the choices in the place
+    of a placeholder.
     """
 
     def read(text: str) -> str:

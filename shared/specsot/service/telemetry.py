@@ -174,6 +174,8 @@ def _page(registry: CollectorRegistry) -> WSGIApplication:
     for UTF-8, such as Prometheus 2.
 
     registry: the metrics.
+
+    Every path and every method gets the status 200 and the same page.
     """
 
     def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -193,6 +195,8 @@ def _server_at(host: str) -> type[ThreadingWSGIServer]:
     IPv4.
 
     host: a host name or an IP address.
+
+    A host name counts as IPv4. The class handles each connection in a thread of its own.
     """
 
     class Server(ThreadingWSGIServer):

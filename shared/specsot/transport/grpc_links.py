@@ -313,6 +313,8 @@ async def _read_hello(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb
     message.
 
     requests: the peer's messages.
+
+    The hello is removed from `requests`. Waits without limit for a message.
     """
     request = await anext(requests, None)
     if request is None or not request.HasField("hello"):
@@ -377,6 +379,8 @@ def _endpoint(response: ring_pb2.MeetResponse) -> Endpoint:
     """Return the endpoint that a response names. Raises WireError if it names none.
 
     response: the peer's response.
+
+    An endpoint with a port has the peer's key, which may be empty; one with a path has none.
     """
     match response.WhichOneof("place"):
         case "port":

@@ -139,6 +139,9 @@ def reflect(server: grpc.aio.Server, names: list[str]) -> None:
 
     server: the server, which was not started yet.
     names: full names of the services to list.
+
+    Descriptors of v1 are added to the process's default descriptor pool. A service that is not named is not
+    listed.
     """
     describe_v1()
     servicer = reflection.aio.ReflectionServicer(service_names=names, pool=SymbolPool())
@@ -384,6 +387,8 @@ def _refusal(error: Exception) -> Any:
     """Return a handler that raises an error for a call of any kind, also if the method does not exist.
 
     error: the error to raise.
+
+    The handler sends no response.
     """
 
     async def refuse(request: object, context: object) -> NoReturn:

@@ -133,6 +133,8 @@ def _rich(failure: AioRpcError) -> status_pb2.Status:
     """Return the status in the trailing metadata; an empty one if there is none or it cannot be parsed.
 
     failure: the error that grpc raised for a call.
+
+    If several entries can be parsed, the first one is returned.
     """
     for key, value in failure.trailing_metadata():
         if key == TRAILER and isinstance(value, bytes):

@@ -291,6 +291,8 @@ class SendingEnd:
         """Wait until the peer closes the connection, or for `farewell_seconds` without progress.
 
         Large messages may take long on a slow network.
+
+        Progress means that the number of bytes in the queue has changed. Raises nothing.
         """
         previous_bytes = None
         while previous_bytes != self._outbox.waiting and not self._ending.done():

@@ -141,6 +141,9 @@ class Channel:
 
         Raises Unavailable if the other end does not connect in time, or if the two devices cannot be
         connected.
+
+        May be called by several threads; only one connects. If the channel is closed meanwhile, the new
+        connection is closed too.
         """
         use_device(str(device))
         greeting = torch.zeros(1, device=device)

@@ -404,6 +404,8 @@ class OneOf(Generic[T, TMessage]):
     def _schemas(self) -> Iterator[tuple[str, Schema[Any, Any]]]:
         """Yield the name and the registered schema of each field of the oneof; fields without a schema are
         left out.
+
+        The order is that of the fields in the protobuf file.
         """
         for each in self._message.DESCRIPTOR.oneofs_by_name[self._oneof].fields:
             schema = _REGISTERED.get(cast(Any, each.message_type).full_name)
