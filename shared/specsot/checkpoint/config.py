@@ -516,8 +516,8 @@ def _delta(fields: Fields, defaults: Delta) -> Delta:
     Raises ModelError if `layer_types` does not fit the number of layers, or if value heads do not divide into
     key heads.
 
-    Without `layer_types` and interval, every fourth layer attends. Raises ModelError also for sizes that are
-    no integers above 0.
+    Without `layer_types` and interval, every fourth layer attends; a null or empty `layer_types` counts as
+    absent. Raises ModelError also for sizes that are no integers above 0.
     """
     count = fields.count("num_hidden_layers")
     interval = fields.count("full_attention_interval", 4)

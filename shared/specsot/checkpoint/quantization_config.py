@@ -200,7 +200,7 @@ class Published:
 
 
 def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
-    """Read how a model's weights are quantized, or return None if they are not.
+    """Return how a model's weights are published quantized, or None if they are not.
 
     values: The fields of config.json.
     source: The file, for messages.
@@ -208,7 +208,8 @@ def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
     Raises ModelError, in one line, for a method or a variant that is not supported.
 
     `quantization_config` has precedence over `compression_config`. A null in the former counts as not
-    quantized.
+    quantized. Raises ModelError also if the value is no object, or if a field that the method needs is
+    missing.
     """
     found = values.get("quantization_config", values.get("compression_config"))
     if found is None:
