@@ -145,7 +145,7 @@ class GrpcDialer:
         """Connect to the peer's unix socket. Return the connection and the peer's name.
 
         Returns None if the peer offers no socket to this member, or the socket cannot be reached or does not
-        exist on this machine; no error is raised. if the peer rejects the member, the stream that is opened
+        exist on this machine; no error is raised. If the peer rejects the member, the stream that is opened
         next reports why.
 
         channel: a connected channel to the peer.

@@ -178,8 +178,10 @@ def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
     kind: the model_type, gemma2 or gemma3_text.
     header: the header of the GGUF file.
 
-    Values that the file does not have are those of the published models. Raises ModelError if a number that
-    has no such default is missing, and KeyError for an architecture that is not in LARGEST_GEMMAS.
+    Values that the file does not have are those of the published models. Scores are divided by the square
+    root of hidden size / heads in the largest model of each generation, and of the head's length in the
+    others. Raises ModelError if a number that has no such default is missing, and KeyError for an
+    architecture that is not in LARGEST_GEMMAS.
     """
     heads = header.count("attention.head_count")
     caps = (50.0, 30.0) if kind == "gemma2" else (None, None)
