@@ -135,6 +135,8 @@ class DraftPause:
 
         trees: number of trees for which nothing will be drafted, over all sequences.
         sequences: number of drafted sequences that decode now. 0 counts as 1.
+
+        A pause that runs already is replaced.
         """
         started = DraftPause(self.state, trees, trees / max(sequences, 1))
         return started.on(PauseEvent.PAUSE_BEGAN)
@@ -147,6 +149,9 @@ class DraftPause:
 
         trees: number of trees that this step verified without drafts.
         sequences: number of drafted sequences that decode now.
+
+        The counts of trees and steps that are left fall, and `passed_trees` rises by `trees`. When the pause
+        ends, the state becomes CATCHING_UP, with 0 trees and steps left.
         """
         if not self.paused:
             return self

@@ -110,6 +110,9 @@ def max_held_pages(policy: Policy | None, rows: int, page_rows: int) -> int | No
 
     >>> max_held_pages(Window(sinks=4, recent=508), rows=24, page_rows=256)  # 1 + 3 + 1
     5
+
+    For a window, the bound follows from its sinks and recent rows; for a pruning, from the rows that it keeps
+    at most and `prune_every`.
     """
     if policy is None or isinstance(policy, HeadWindows):
         return None
@@ -151,7 +154,9 @@ class PageTable:
     """
 
     def __init__(self, count: int, page_rows: int) -> None:
-        """count: number of KV pages in all, the same on every stage and on the drafter.
+        """Create a table in which all pages are free and no sequence is open.
+
+        count: number of KV pages in all, the same on every stage and on the drafter.
         page_rows: number of rows (positions) of a page.
         """
         self.count = count
@@ -187,7 +192,8 @@ class PageTable:
         self._held[sequence] = _Held(policy, [])
 
     def fork(self, sequence: int, source: int, length: int) -> PageCopy | None:
-        """Open `sequence` with the first `length` rows and the policy of `source`.
+        """Open `sequence` with the first `length` rows and the policy of `source`, and return the copy that
+        the caller must make, or None.
 
         Full pages are shared. If `length` ends within a page, that page's rows go to a page of the fork's
         own: the copy that the caller must make is returned. None is returned if nothing has to be copied.
@@ -198,6 +204,9 @@ class PageTable:
 
         Raises NotFound if the source is not open, if its heads keep different rows (pruning or head windows),
         or if it no longer holds a row that the fork would attend to. Raises Overloaded if no page is free.
+
+        Raises NotFound also if the source has fewer than `length` rows' pages. After an error, the new
+        sequence is not open.
         """
         origin = self._held_by(source)
         if isinstance(origin.policy, Pruning | HeadWindows):
@@ -223,6 +232,8 @@ class PageTable:
 
         sequence: id of the sequence.
         rows: number of rows that need pages, returned ones included.
+
+        Pages that were returned count as present, so that they are not allocated again.
         """
         num_missing = self.missing_pages(sequence, rows)
         pages = self._held_by(sequence).pages
@@ -242,6 +253,9 @@ class PageTable:
         stop: the row after the last one.
 
         Raises NotFound if the sequence is not open, and Overloaded if too few pages are free.
+
+        The slots are a range if all rows lie on one page, otherwise a list. After Overloaded, no page is
+        allocated.
         """
         pages = self.reserve_pages(sequence, stop)
         held = self._held[sequence]
@@ -257,6 +271,8 @@ class PageTable:
         stop: the row after the last one that needs a page.
 
         Raises NotFound if the sequence is not open, and Overloaded if too few pages are free.
+
+        Returned pages are not part of the result either. After Overloaded, no page is allocated.
         """
         held = self._held_by(sequence)
         size = self.page_rows
@@ -271,19 +287,25 @@ class PageTable:
         sequence: id of the sequence. Raises NotFound if it is not open.
         pages: number of pages to release, at most as many as the sequence holds. With 0, nothing is released
             and the result is empty.
+
+        A page that is shared stays allocated for its other owners.
         """
         held = self._held_by(sequence).pages
         released, held[len(held) - pages :] = held[len(held) - pages :], []
         return self._release_pages(released)
 
     def trim(self, sequence: int, row: int) -> tuple[int, ...]:
-        """Release the pages that no row from `row` on attends to, according to the sequence's policy.
+        """Release the pages that no row from `row` on attends to, according to the sequence's policy, and
+        return those that became free.
 
         Returns the released pages that no sequence owns any more; the others are still shared. Returns an
         empty tuple if the sequence has no policy or no page can be released.
 
         sequence: id of the sequence. Raises NotFound if it is not open.
         row: the next row to be fed.
+
+        A page that is still shared is released by this sequence all the same. Pages of sinks, of rows that
+        pruning left, and of recent rows are kept, and so is the page of `row`.
         """
         held = self._held_by(sequence)
         if held.policy is None:
@@ -319,6 +341,11 @@ class PageTable:
 
         sequence: id of the sequence. Raises NotFound if it is not open.
         row: number of committed rows, which is the next row to be fed.
+
+        Returns None also for a sequence without a policy or with a window. The table then counts the kept
+        rows as its first columns and all rows before `row` as pruned, before the caller has moved anything;
+        pages are returned only by `trim`. If heads keep different numbers of rows, `heads` of the result says
+        how many.
         """
         held = self._held_by(sequence)
         policy = held.policy
@@ -368,6 +395,8 @@ class PageTable:
 
         sequence: id of the sequence. Raises NotFound if it is not open.
         row: the next row to be fed.
+
+        Nothing is trimmed or allocated.
         """
         held = self._held_by(sequence)
         unneeded = held.pages[self._unneeded_pages(held, row)] if held.policy else ()
@@ -429,6 +458,9 @@ class PageTable:
         held: the pages of the sequence.
         first: the first column.
         end: the column after the last one.
+
+        An empty list is returned if `end` is not greater than `first`. Raises IndexError for columns without
+        pages.
         """
         size = self.page_rows
         pages = held.pages
@@ -500,6 +532,8 @@ class PageTable:
 
         held: the pages of the sequence.
         row: the next row to be fed.
+
+        The slice is empty also with head windows and with a pruning that skips layers.
         """
         match held.policy:
             case None:
@@ -520,6 +554,9 @@ class PageTable:
 
         held: the pages of the sequence.
         row: the next row to be fed.
+
+        True for every policy but a window, and for a window of which no page was returned. Otherwise True if
+        the first recent row that such rows attend to lies after the returned pages.
         """
         if not isinstance(held.policy, Window) or not held.absent:
             return True
@@ -530,6 +567,8 @@ class PageTable:
         """Drop one reference to each page; return the pages that are free now, in the order of `pages`.
 
         pages: page numbers, each owned by at least one sequence.
+
+        Pages that another sequence still owns are not part of the result.
         """
         freed: list[int] = []
         for page in pages:
@@ -540,7 +579,9 @@ class PageTable:
         return tuple(freed)
 
     def _allocate_page(self) -> int:
-        """Allocate the free page with the lowest number. Raises Overloaded if there is none."""
+        """Allocate the free page with the lowest number, and return the number. Raises Overloaded if there is
+        none.
+        """
         if not self._free:
             raise Overloaded("no KV page free")
         page = heapq.heappop(self._free)

@@ -69,6 +69,9 @@ def reason_in(error: str) -> str:
     """Return what is wrong with a form, on one line; "" for no error, or for an error without a message.
 
     error: the library's error, which may have several lines.
+
+    A known error gives a message for clients, of at most _MAX_REASON characters and "..."; any other error
+    gives UNKNOWN.
     """
     sentence = _EXCERPT.split(error)[0].replace(_NO_MESSAGE, "")
     if not sentence.strip():

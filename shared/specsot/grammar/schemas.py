@@ -42,6 +42,9 @@ def read_schema(text: str) -> Json | bool:
 
     Raises InvalidRequest if the text is no JSON or nested too deeply, if it is no schema, or if the schema
     allows nothing.
+
+    Keywords that a grammar cannot enforce (uniqueItems, unknown formats) are removed, also from nested
+    schemas. `false` allows nothing and raises InvalidRequest. NaN and Infinity are no JSON.
     """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
@@ -63,6 +66,9 @@ def warnings_of(schema: Json) -> tuple[str, ...]:
     """Return one sentence for each keyword of a schema that is not enforced. Empty if all of them are.
 
     schema: the schema as the client sent it.
+
+    Each sentence is returned once. The sentences are UNIQUE_ITEMS, for a `uniqueItems` of true, and ONE_OF,
+    for a `oneOf` whose schemas do not certainly exclude each other.
     """
     found: list[str] = []
     for one in _every(schema):
@@ -80,6 +86,8 @@ def _relax(schema: Json) -> None:
     `oneOf` stays, because an option makes the compiler treat it as `anyOf`.
 
     schema: the parsed schema.
+
+    A format that is no text is removed as well.
     """
     for one in _every(schema):
         one.pop("uniqueItems", None)
@@ -107,6 +115,9 @@ def _are_apart(first: Json, second: Json) -> bool:
 
     first: a schema.
     second: another schema.
+
+    Keywords other than types, constants, properties and required names are ignored. Types decide first: True
+    if they differ. Then, if both schemas list their values, these alone decide; otherwise the properties do.
     """
     types = _types(first)
     second_types = _types(second)
@@ -157,6 +168,9 @@ def _resolved(schema: Any, root: Json) -> Json:
 
     schema: the schema, as the client sent it.
     root: the whole schema, in which the reference is resolved.
+
+    A reference is followed once; a schema that it names may have a reference again. A reference to another
+    document names nothing in this one, which gives {}.
     """
     target: Any = schema
     if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
@@ -183,6 +197,8 @@ def _close(schema: Json) -> None:
     not closed either.
 
     schema: the parsed schema.
+
+    Objects that mention additionalProperties, patternProperties or unevaluatedProperties stay open.
     """
     found = list(_every(schema))
     if any(map(_is_composed, found)):
@@ -213,6 +229,8 @@ def _every(schema: Json) -> Iterator[Json]:
     """Yield a schema and all schemas in it, without recursion, because clients may nest them deeply.
 
     schema: the parsed schema. `true` and `false` in it are not yielded.
+
+    Parts of a wrong type are skipped. The order is not that of the text.
     """
     waiting: list[Any] = [schema]
     while waiting:

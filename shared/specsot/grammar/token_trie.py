@@ -54,6 +54,8 @@ def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
     trie without tokens has no levels.
 
     vocabulary: the bytes of every token id. Tokens without text are left out.
+
+    Several tokens with the same bytes end at the same node, by ascending id.
     """
     texts = sorted((text, token) for token, text in enumerate(vocabulary.bytes) if text)
     within = [entry for entry in texts if b"\n" not in entry[0]]
@@ -65,6 +67,8 @@ def _build(texts: list[tuple[bytes, int]]) -> Trie:
     """Return the trie of some tokens. Without tokens, the result has no levels.
 
     texts: (bytes of a token, token id), sorted.
+
+    The number of levels is that of the longest token's bytes.
     """
     sizes = np.array([len(text) for text, _ in texts], dtype=np.int32)
     tokens = np.array([token for _, token in texts], dtype=np.int32)
@@ -109,6 +113,8 @@ def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
 
     matrix: [rows, width], the bytes of one token per row, sorted, with zeros after each token.
     sizes: [rows], number of bytes of each token.
+
+    A row that equals the row before it shares all of its bytes. Without rows, the result is empty.
     """
     shared = np.zeros(len(sizes), dtype=np.int32)
     if len(sizes) > 1:
