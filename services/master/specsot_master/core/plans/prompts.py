@@ -46,6 +46,7 @@ class Conversation(Protocol):
     told: the instructions that ask for a plan in a list, without the question; None for plans in other forms.
     asked: tokens of the prompt that a direct answer to the same messages has.
     behind: characters that must be tokenised for each branch, in addition to the branch's own words.
+    unwanted: tokens that no branch may write, because they announce a list where prose is asked for.
     """
 
     prefix: tuple[int, ...]
@@ -54,6 +55,7 @@ class Conversation(Protocol):
     told: tuple[str, ...] | None
     asked: int
     behind: int
+    unwanted: tuple[int, ...]
 
     def branch(
         self,
