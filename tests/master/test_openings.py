@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot.core.frames import End
+from specsot.core.frames import End, Opening
 from specsot.events import BranchStarted, BranchText, MergedText, Reason
 from specsot_master.core.commands import CloseSequence, OpenBranch
 from specsot_master.core.plans.openings import MAX_REWRITES, opening_of
@@ -150,6 +150,12 @@ def test_what_waited_is_shown_when_the_branch_fails_or_the_request_is_cancelled(
     assert merged == play.finished.text
 
 
+def num_excluded(opening: Opening, theatre: Stage) -> int:
+    """How many first tokens an opening excludes, besides those that announce a list."""
+    announcing = set(theatre.text.announcing_tokens)
+    return len({token for token, _ in opening.sampling.logit_bias} - announcing)
+
+
 def stage(seed: int = 0, **changes: object) -> Stage:
     """Branches 1, 3 and 4 begin alike, unless the first token of a beginning is excluded."""
     theatre = Stage(SAYS, seed=seed, style="list", **changes)  # type: ignore[arg-type]
@@ -224,7 +230,17 @@ def test_branches_that_write_nothing_are_not_opened_again() -> None:
     assert len(play.of(OpenBranch)) == 3
 
 
-@pytest.mark.parametrize("text", ["- **Use it**: now. ", "* Use it now, please. ", "### Use\nIt is so. "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- **Use it**: now. ",
+        "* Use it now, please. ",
+        "### Use\nIt is so. ",
+        "**Use**: It is so. ",
+        "1. Use it now, please. ",
+        "1. **Use**: It is so. ",
+    ],
+)
 def test_a_branch_that_begins_with_a_list_or_a_heading_is_opened_again(text: str) -> None:
     play = begin()
     step(play, {3: text})

@@ -9,17 +9,18 @@ from typing import Final
 
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
-from specsot_master.core.limits import BudgetShares, hard_limit, soft_limit
+from specsot_master.core.limits import SENTENCE_TOKENS, BudgetShares, hard_limit, soft_limit
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
 from specsot_master.core.plans.openings import MAX_REWRITES, BranchOpening
-from specsot_master.core.plans.sentences import NextHeading, SentenceBuffer, ends_sentence
+from specsot_master.core.plans.sentences import NextHeading, SentenceBuffer, ends_sentence, open_fence
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
 CUT_MARK = "…"  # Ends the text of a branch that a limit cut within a sentence.
 # Fraction of a branch's budget. Text after it is shown in whole sentences and lines, so that a sentence which
-# the limit interrupts can be left out. Untuned: few sentences of a branch are longer than half of its budget.
+# the limit interrupts can be left out. Untuned: few sentences of a long branch are longer than half of its
+# budget.
 SENTENCES_FROM: Final = 0.5
 # Reasons after which the text of a branch can be used by the branches that need it.
 _COMPLETE = (Reason.STOP, Reason.LENGTH)
@@ -106,7 +107,8 @@ class PlanBranch:
 
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order. A sentence that continues in the later part of
-        the budget is held back until it is complete. Pieces from the next point's heading on are dropped.
+        the budget, where it may be interrupted, is held back until it is complete, unless it is the first
+        one. Pieces from the next point's heading on are dropped.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -119,8 +121,9 @@ class PlanBranch:
             if self.holds_sentences and self.next_heading.begins_with(piece):
                 break
             self._received += 1
-            late = self.holds_sentences and self._received > SENTENCES_FROM * self.budget
-            shown += self._buffer.add(piece, late)
+            first = min(SENTENCES_FROM * self.budget, self.budget - 2 * SENTENCE_TOKENS)
+            late = self.holds_sentences and self._received > first
+            shown += self._buffer.add(piece, late and self._buffer.begun)
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
@@ -163,10 +166,12 @@ class PlanBranch:
 
     @property
     def mark(self) -> str:
-        """The mark that follows the text in the merged answer if a limit ended the branch within a shown
-        sentence, else "".
+        """What follows the text in the merged answer: the end of a code block that the branch has not
+        closed, or a mark if a limit ended the branch within a shown sentence, else "".
         """
         text = self.answer.text
+        if fence := open_fence(text):
+            return fence if text.endswith("\n") else f"\n{fence}"
         interrupted = self.reason is Reason.LENGTH and not self.left_out
         return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 

@@ -809,7 +809,7 @@ class RequestPlan:
                 told += self._branch_events(id, text, 0, over=True)
                 commands += [CloseSequence(id), *told, self._finished_branch_event(id)]
             for point in branches.points:
-                commands += self._merged_events(branches.merge.finish(point.id))
+                commands += self._merged_events(branches.merge.finish(point.id, branches[point.id].mark))
         return [*commands, *self._finish(reason, now)]
 
     def _give_up(self, error: PlanError) -> list[Command]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,6 +11,8 @@ from specsot_master.core.plans.text_pieces import TextPiece
 ENDS: Final = (".", "!", "?", "。", "！", "？", "\n")
 # Characters. The end of a text that tells whether the text ends a sentence.
 TAIL_CHARACTERS: Final = 16
+_ITEM: Final = re.compile(r"\s*(?:[-*+•]\s|\d{1,3}(?:[.)]\s|[、．]))")
+_FENCES: Final = ("```", "~~~")
 
 
 def ends_sentence(text: str) -> bool:
@@ -26,16 +29,46 @@ def ends_sentence(text: str) -> bool:
     return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))
 
 
+def is_lone_item(text: str) -> bool:
+    """Return True if the text announces a list, of which it has no more than one item.
+
+    "Use these:\\n- Light\\n" -> True;   "Use these:\\n- Light\\n- Water\\n" -> False;   "- Light\\n" -> False
+    """
+    lines = [line for line in text.split("\n") if line.strip()]
+    items = sum(_ITEM.match(line) is not None for line in lines)
+    announced = [line for line in lines if line.rstrip(" *_").endswith((":", "："))]
+    return bool(announced) and items == 1
+
+
+def open_fence(text: str) -> str:
+    """Return the fence of the code block that is open at the end of the text, or "" if none is.
+
+    "Run this:\\n```sh\\nls" -> "```"
+    """
+    fence = ""
+    for line in text.split("\n"):
+        bare = line.strip()
+        if not fence and bare.startswith(_FENCES):
+            fence = bare[:3]
+        elif fence and bare.startswith(fence) and not bare.strip(fence[0]):
+            fence = ""
+    return fence
+
+
 @dataclass(slots=True)
 class SentenceBuffer:
-    """Holds the pieces of one text back until they complete a sentence or a line.
+    """Holds the pieces of one text back until they complete a sentence or a line. A line that announces a
+    list is held until two of the list's items are complete, so that no list is shown of which a limit leaves
+    only the first item.
 
     held: the pieces of the unfinished sentence.
     whole: True while the text that was released ends with a whole sentence or line.
+    begun: True once a sentence or a line was whole.
     """
 
     held: list[TextPiece] = field(default_factory=list[TextPiece])
     whole: bool = False
+    begun: bool = False
     # The last TAIL_CHARACTERS characters that were added.
     _tail: str = ""
 
@@ -47,9 +80,10 @@ class SentenceBuffer:
         self.held.append(piece)
         self._tail = (self._tail + piece.text)[-TAIL_CHARACTERS:]
         ended = ends_sentence(self._tail)
-        if holds and not ended:
+        if holds and not (ended and not is_lone_item("".join(one.text for one in self.held))):
             return []
         self.whole = ended
+        self.begun = self.begun or ended
         return self.take()
 
     def take(self) -> list[TextPiece]:
@@ -85,5 +119,5 @@ class NextHeading:
         self._begun = True
         *lines, self._line = (self._line + piece.text).split("\n")
         for line in lines:
-            self.fenced ^= line.lstrip().startswith(("```", "~~~"))
+            self.fenced ^= line.lstrip().startswith(_FENCES)
         return False
