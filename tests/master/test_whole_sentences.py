@@ -13,7 +13,7 @@ from specsot.core.skeleton import Point
 from specsot.events import Reason
 from specsot_master.core.limits import BudgetShares
 from specsot_master.core.plans.branches import PlanBranches
-from specsot_master.core.plans.sentences import SentenceBuffer, ends_sentence
+from specsot_master.core.plans.sentences import SentenceBuffer, ends_sentence, open_fence
 from specsot_master.core.plans.text_pieces import TextPiece
 
 POINT = Point(1, 100, "Light")
@@ -64,6 +64,52 @@ def test_a_line_ends_as_a_sentence_does() -> None:
     made = branches(6)
     assert write(made, ["- red", "\n", "- green", "\n", "- bl", "ue-"], Reason.LENGTH) == "- red\n- green"
     assert made[1].mark == ""
+
+
+ANNOUNCED = ["Light", " is", " fast", ".", " It", " is", ":", "\n", "-", " red", "\n", "-", " green", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (7, "Light is fast."),
+        (9, "Light is fast."),
+        (11, "Light is fast."),
+        (13, "Light is fast."),
+        (14, "Light is fast. It is:\n- red\n- green"),
+    ],
+)
+@pytest.mark.parametrize("together", [1, 3, 100])
+def test_a_limit_leaves_out_a_list_that_it_interrupts_within_the_first_two_items(
+    size: int, text: str, together: int
+) -> None:
+    made = branches(size)
+    assert write(made, ANNOUNCED[:size], Reason.LENGTH, together) == text
+    assert made[1].mark == ""
+
+
+def test_a_list_of_one_item_that_the_branch_ends_by_itself_is_shown() -> None:
+    assert write(branches(40), ANNOUNCED[:10], Reason.STOP) == "Light is fast. It is:\n- red"
+
+
+@pytest.mark.parametrize(
+    ("text", "fence"),
+    [
+        ("Run this:\n```sh\nls", "```"),
+        ("Run this:\n~~~\nls\n```\n", "~~~"),
+        ("Run this:\n```sh\nls\n```\nSo it is.", ""),
+        ("Run `ls`.", ""),
+    ],
+)
+def test_the_open_fence_of_a_text_is_the_one_that_no_line_closes(text: str, fence: str) -> None:
+    assert open_fence(text) == fence
+
+
+@pytest.mark.parametrize("reason", [Reason.LENGTH, Reason.STOP, Reason.CANCELLED])
+def test_a_code_block_that_a_branch_leaves_open_is_closed_in_the_merged_answer(reason: Reason) -> None:
+    made = branches(40)
+    text = write(made, ["Run", " it", ".", "\n", "```", "\n", "ls", "\n", "cd", "\n"], reason)
+    assert text + made[1].mark == "Run it.\n```\nls\ncd\n```"
 
 
 def test_without_it_every_token_is_shown_at_once() -> None:

@@ -172,7 +172,7 @@ class PlanBranch:
         text = self.answer.text
         if fence := open_fence(text):
             return fence if text.endswith("\n") else f"\n{fence}"
-        interrupted = self.reason is Reason.LENGTH and not self.left_out
+        interrupted = self.reason is Reason.LENGTH and not (self.left_out or self._buffer.whole)
         return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:

@@ -1,0 +1,77 @@
+"""Whether a direct answer is short is known from its first tokens, and depends on nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from specsot_master.core.plans.short_answers import MAX_PARAGRAPH_TOKENS, ONE_LINER_TOKENS, ShortAnswer
+from specsot_master.core.plans.text_pieces import TextPiece
+
+RIVERS = "Europe has many long rivers. Here are some of them:"
+LONG = "the Danube, which rises in the Black Forest and has its mouth at the coast of the Black Sea."
+
+
+def pieces_of(text: str) -> list[TextPiece]:
+    """Words with the space before them, line ends and other characters, as tokenizers roughly cut."""
+    return [TextPiece(number, one) for number, one in enumerate(re.findall(r" ?\w+|\n+|\s|.", text))]
+
+
+def read(text: str) -> tuple[bool | None, int]:
+    """Whether the answer is short, as far as its tokens tell, and how many tokens were needed."""
+    answer = ShortAnswer()
+    for number, piece in enumerate(pieces_of(text), 1):
+        answer.read(piece)
+        if answer.short is not None:
+            return answer.short, number
+    return answer.short, len(pieces_of(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        (f"{RIVERS}\n\n1. Danube\n2. Rhine\n3. E", True),
+        (f"{RIVERS}\n- Danube\n- Rhine\n", True),
+        (f"{RIVERS}\n\n1. Danube\n\n2. Rhine\n\n3", True),
+        ("以下是一些河流：\n\n1、多瑙河\n2、莱茵河\n", True),
+        ("word " * MAX_PARAGRAPH_TOKENS, True),
+        (f"{RIVERS}\n\n1. {LONG}", False),
+        (f"{RIVERS}\n\n1. Danube\n2. {LONG}", False),
+        # A line that announces items of its own is no one-liner.
+        (f"{RIVERS}\n\n1. Danube:\n", False),
+        (f"{RIVERS}\n\n1. **Danube:**\n", False),
+        (f"{RIVERS}\n\n## The Danube", False),
+        (f"{RIVERS}\n\n**The Danube**", False),
+        (f"{RIVERS}\n\nThe Danube", False),
+        (f"{RIVERS}\n\n1. Danube\n", None),
+        (f"{RIVERS}\n\n1", None),
+        (RIVERS, None),
+    ],
+)
+def test_an_answer_is_short_if_it_is_one_paragraph_or_a_list_of_one_liners(
+    text: str, short: bool | None
+) -> None:
+    assert read(text)[0] is short
+
+
+@pytest.mark.parametrize("text", ["Yes.", RIVERS, f"{RIVERS}\n\n1. Danube", f"{RIVERS}\n\n1. Danube\n2. R"])
+def test_an_answer_that_ended_before_it_was_decided_is_short(text: str) -> None:
+    answer = ShortAnswer()
+    for piece in pieces_of(text):
+        answer.read(piece)
+    answer.end()
+    assert answer.short
+
+
+def test_the_end_changes_nothing_once_the_answer_is_known_to_be_long() -> None:
+    answer = ShortAnswer()
+    for piece in pieces_of(f"{RIVERS}\n\n1. {LONG}"):
+        answer.read(piece)
+    answer.end()
+    assert answer.short is False
+
+
+def test_a_long_item_is_known_at_its_first_tokens_so_that_no_plan_waits_for_its_end() -> None:
+    _, needed = read(f"{RIVERS}\n\n1. {LONG}")
+    assert needed <= len(pieces_of(f"{RIVERS}\n\n")) + ONE_LINER_TOKENS
