@@ -68,7 +68,7 @@ def ends_of(tokens: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_text_may_end_after_its_sentences_items_and_blocks(name: str) -> None:
+def test_a_text_may_end_after_its_sentences_lists_and_blocks(name: str) -> None:
     *parts, last = TEXTS[name].split("¦")
     tokens: list[int] = []
     expected: list[int] = []

@@ -1,4 +1,4 @@
-"""Finds where sentences, items of lists and blocks of Markdown end, from the bytes of tokens.
+"""Finds where sentences, lists and blocks of Markdown end, from the bytes of tokens.
 
 A sequence with a soft end ends there (`specsot.core.soft_end`). Whether a sentence has ended is often clear
 only from what follows: "3." may continue with "5", and "Dr." with " Smith". So the question is asked about

@@ -51,7 +51,7 @@ class OpenBranch:
     budget: the most tokens that the branch may decode.
     introduction: the text before the first point, which all branches read; "" if there is none.
     excluded: tokens that the branch must not write, as its text would begin like an earlier branch's.
-    soft_limit: the tokens from which on the branch ends after a sentence, an item or a block; None if only
+    soft_limit: the tokens from which on the branch ends after a sentence, a list or a block; None if only
         an end token or the budget ends it.
     """
 

@@ -53,7 +53,7 @@ SENTENCE_TOKENS: Final = 40
 
 
 def soft_limit(limit: int, aim: int | None = None) -> int:
-    """Return the number of tokens from which on a branch ends after a sentence, an item or a block.
+    """Return the number of tokens from which on a branch ends after a sentence, a list or a block.
 
     A sentence has room between the soft and the hard limit, unless that leaves less than half of the branch:
 
