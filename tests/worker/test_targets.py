@@ -103,7 +103,8 @@ def test_biases_that_only_lower_tokens_leave_a_sequence_greedy():
     wrong = []
     found = find_targets(logits, [asked], meanwhile=lambda _: None, astray=wrong.append)
     assert (found, wrong) == ([[2, 3]], [1])
-    assert state.greedy and not opened([0], Sampling(logit_bias=((1, 1.0),)), 1).greedy
+    assert state.greedy
+    assert not opened([0], Sampling(logit_bias=((1, 1.0),)), 1).greedy
     assert not opened([0], Sampling(0.5, logit_bias=((1, -1.0),)), 1).lowered
 
 
