@@ -26,8 +26,8 @@ POINT_TOKENS = 64
 USUAL_POINTS = 6
 # Tokens. The most tokens of such a plan. Given by the aim of the feature.
 USUAL_PLAN_TOKENS: Final = 45
-# Tokens. What each of the points that the client asks for may take of such a plan. Untuned: titles of six words
-# have 8 to 11 tokens with their number.
+# Tokens. What each of the points that the client asks for may take of such a plan. Untuned: titles of six
+# words have 8 to 11 tokens with their number.
 LINE_TOKENS: Final = 12
 # Tokens. The fewest and the most that a point of such a plan aims at. Untuned.
 MIN_AIM, MAX_AIM = 32, 80
@@ -44,8 +44,8 @@ MIN_BRANCH_TOKENS = 24
 # Fraction of a long branch's limit, or of its aim, from which on the branch ends after a sentence. Given by
 # the aim of the feature; untuned.
 SOFT_END_FROM: Final = 0.85
-# Fraction of a branch's aim that the branch has at most, unless its last sentence needs more. Given by the aim
-# of the feature.
+# Fraction of a branch's aim that the branch has at most, unless its last sentence needs more. Given by the
+# aim of the feature.
 LONGEST_BRANCH: Final = 1.5
 # Tokens. Room for a sentence that was begun before the soft limit. The longest sentence of 46 branches by
 # Qwen2.5-Coder-1.5B, in four languages, has 35 tokens.
