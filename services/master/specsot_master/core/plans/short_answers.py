@@ -13,8 +13,8 @@ from typing import Final
 from specsot_master.core.limits import MIN_AIM
 from specsot_master.core.plans.text_pieces import TextPiece
 
-# Tokens. A first paragraph of so many tokens is taken for the whole answer. Chosen by measurement: in 58 direct
-# answers of Qwen2.5-Coder-1.5B-Instruct, the longest first paragraph that others follow has 101 tokens.
+# Tokens. A first paragraph of so many tokens is taken for the whole answer. Chosen by measurement: in 58
+# direct answers of Qwen2.5-Coder-1.5B-Instruct, the longest first paragraph that others follow has 101.
 MAX_PARAGRAPH_TOKENS: Final = 112
 # Tokens. An item of a list with fewer is a one-liner. A point of a plan would have at least twice as many.
 ONE_LINER_TOKENS: Final = MIN_AIM // 2
