@@ -83,9 +83,8 @@ class ShortAnswer:
         if self.short is not None:
             return
         if not self._broken:
-            if self._tokens >= MAX_PARAGRAPH_TOKENS:
-                self.short = True
-        elif not (_ITEM.match(self._line) or _MAY_BECOME_ITEM.match(self._line)):
-            self.short = False
-        elif self._line_tokens >= ONE_LINER_TOKENS:
+            self.short = True if self._tokens >= MAX_PARAGRAPH_TOKENS else None
+            return
+        may_be_item = _ITEM.match(self._line) or _MAY_BECOME_ITEM.match(self._line)
+        if not may_be_item or self._line_tokens >= ONE_LINER_TOKENS:
             self.short = False
