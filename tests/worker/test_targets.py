@@ -96,7 +96,7 @@ def test_law_1_any_tree_in_any_company_writes_what_plain_decoding_writes(seed):
 
 
 def test_biases_that_only_lower_tokens_leave_a_sequence_greedy():
-    """The argmax is known before the host waits for it; only where a bias lowers it, another one is chosen."""
+    """The argmax suffices; only where a bias lowers it, another one is chosen."""
     logits = torch.tensor([[0.0, 3.0, 2.0, 1.0], [0.0, 1.0, 2.0, 3.0]])
     state = opened([0], Sampling(logit_bias=((1, -100.0),)), 1)
     asked = question(state, 0, Tree((0, 2), (0, 0)), 1)

@@ -28,8 +28,8 @@ SHORT_ANSWER: Final = "the direct answer is short"
 # The reason if the plan has fewer points than the question or the introduction asks for, or if its limit left
 # fewer than MIN_CUT_POINTS.
 TOO_FEW_POINTS: Final = "the plan has too few points"
-# Points. A plan that its limit has cut has at least so many. Chosen by reading: answers of two points that the
-# limit left end where the subject has just begun.
+# Points. A plan that its limit has cut has at least so many. Chosen by reading: answers of two points that
+# the limit left end where the subject has just begun.
 MIN_CUT_POINTS: Final = 3
 # The reason if the ring had no room for a plan beside the direct answer when the request was admitted.
 NO_ROOM: Final = "the ring had no room for a plan"
