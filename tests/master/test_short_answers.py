@@ -13,6 +13,9 @@ RIVERS = "Europe has many long rivers. Here are some of them:"
 LONG = "the Danube, which rises in the Black Forest and has its mouth at the coast of the Black Sea."
 
 
+LONG_PLAN = 1000  # Tokens, more than any answer has here.
+
+
 def pieces_of(text: str) -> list[TextPiece]:
     """Words with the space before them, line ends and other characters, as tokenizers roughly cut."""
     return [TextPiece(number, one) for number, one in enumerate(re.findall(r" ?\w+|\n+|\s|.", text))]
@@ -23,9 +26,9 @@ def read(text: str) -> tuple[bool | None, int]:
     answer = ShortAnswer()
     for number, piece in enumerate(pieces_of(text), 1):
         answer.read(piece)
-        if answer.short is not None:
-            return answer.short, number
-    return answer.short, len(pieces_of(text))
+        if (short := answer.is_short(LONG_PLAN, plan_complete=False)) is not None:
+            return short, number
+    return None, len(pieces_of(text))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_an_answer_that_ended_before_it_was_decided_is_short(text: str) -> None:
     for piece in pieces_of(text):
         answer.read(piece)
     answer.end()
-    assert answer.short
+    assert answer.is_short(LONG_PLAN, plan_complete=False)
 
 
 def test_the_end_changes_nothing_once_the_answer_is_known_to_be_long() -> None:
@@ -69,9 +72,28 @@ def test_the_end_changes_nothing_once_the_answer_is_known_to_be_long() -> None:
     for piece in pieces_of(f"{RIVERS}\n\n1. {LONG}"):
         answer.read(piece)
     answer.end()
-    assert answer.short is False
+    assert answer.is_short(LONG_PLAN, plan_complete=False) is False
 
 
 def test_a_long_item_is_known_at_its_first_tokens_so_that_no_plan_waits_for_its_end() -> None:
     _, needed = read(f"{RIVERS}\n\n1. {LONG}")
     assert needed <= len(pieces_of(f"{RIVERS}\n\n")) + ONE_LINER_TOKENS
+
+
+@pytest.mark.parametrize("plan_tokens", range(10, 40))
+def test_one_liners_count_within_as_many_tokens_as_the_plan_has_whichever_is_decoded_first(
+    plan_tokens: int,
+) -> None:
+    pieces = pieces_of(f"{RIVERS}\n\n1. Danube\n2. Rhine\n3. Elbe\n" + "4. More of them\n" * 9)
+    results = set[bool]()
+    for ahead in range(-30, 30):
+        answer = ShortAnswer()
+        for number, piece in enumerate(pieces, 1):
+            answer.read(piece)
+            written = max(min(number + ahead, plan_tokens), 0)
+            short = answer.is_short(written, plan_complete=written == plan_tokens)
+            if short is not None:
+                results.add(short)
+                break
+    needed = read(f"{RIVERS}\n\n1. Danube\n2. Rhine\n")[1]
+    assert results == {needed <= plan_tokens}

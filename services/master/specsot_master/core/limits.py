@@ -44,8 +44,7 @@ MIN_BRANCH_TOKENS = 24
 # Fraction of a long branch's limit, or of its aim, from which on the branch ends after a sentence. Given by
 # the aim of the feature; untuned.
 SOFT_END_FROM: Final = 0.85
-# Fraction of a branch's aim that the branch has at most, unless its last sentence needs more. Given by the
-# aim of the feature.
+# Fraction of a branch's aim that the branch has at most. Given by the aim of the feature.
 LONGEST_BRANCH: Final = 1.5
 # Tokens. Room for a sentence that was begun before the soft limit. The longest sentence of 46 branches by
 # Qwen2.5-Coder-1.5B, in four languages, has 35 tokens.
@@ -70,17 +69,12 @@ def soft_limit(limit: int, aim: int | None = None) -> int:
 def hard_limit(limit: int, aim: int | None) -> int:
     """Return the most tokens that a branch may decode.
 
-    A sentence that was begun before the soft limit has room in any case.
-
-        limit 400 -> 400    limit 400, aim 80 -> 120    limit 400, aim 40 -> 74 (34 + 40)    limit 70, aim 80
-        -> 70
+        limit 400 -> 400    limit 400, aim 60 -> 90    limit 70, aim 60 -> 70
 
     limit: the most tokens that the client's limit leaves to the branch.
     aim: how many tokens the branch should have, about; None for as many as the model writes.
     """
-    if aim is None:
-        return limit
-    return min(limit, max(int(LONGEST_BRANCH * aim), soft_limit(limit, aim) + SENTENCE_TOKENS))
+    return limit if aim is None else min(limit, int(LONGEST_BRANCH * aim))
 
 
 def prompt_characters(ask: Ask) -> int:

@@ -13,7 +13,7 @@ from specsot_master.core.limits import SENTENCE_TOKENS, BudgetShares, hard_limit
 from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
-from specsot_master.core.plans.openings import MAX_REWRITES, BranchOpening
+from specsot_master.core.plans.openings import BranchOpening
 from specsot_master.core.plans.sentences import NextHeading, SentenceBuffer, ends_sentence, open_fence
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
@@ -339,7 +339,7 @@ class PlanBranches:
             words = self._words.get(id) if opening.settled else opening.words
             if opening.settled or (branch.reason and not opening.waiting):
                 taken.update([words] if words else [])
-            elif (opening.is_markup or (words and words in taken)) and opening.rewrites < MAX_REWRITES:
+            elif opening.may_rewrite(alike=bool(words) and words in taken):
                 branch.discarded += opening.discard()
                 branch.opened = passing = False
                 again.append(id)

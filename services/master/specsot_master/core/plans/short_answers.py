@@ -29,16 +29,16 @@ class ShortAnswer:
     """Reads a direct answer token by token until it is known whether the answer is short.
 
     An answer is short if it is a single paragraph, or if the first two lines after its first paragraph are
-    one-liners of a list.
+    one-liners of a list. One-liners count only within the answer's first tokens, as many as the plan has, so
+    that a plan which is complete does not wait for them.
 
-    short: True or False once that is known, None before.
-
-        "Rivers are long.\\n\\n1. Danube\\n2. Rhine\\n3." -> True, as soon as the second item is complete
-        "Rivers are long.\\n\\n1. The Danube, which rises in the Black Forest and has" -> False
+        "Rivers are long.\\n\\n1. Danube\\n2. Rhine\\n3." -> short, as soon as the second item is complete
+        "Rivers are long.\\n\\n1. The Danube, which rises in the Black Forest and has" -> not short
     """
 
-    short: bool | None = None
-    # Tokens of the whole text, and of the current line.
+    # True or False once the tokens tell, None before.
+    _short: bool | None = None
+    # Tokens of the text up to those that told, and of the current line.
     _tokens: int = 0
     _line_tokens: int = 0
     _line: str = ""
@@ -49,7 +49,7 @@ class ShortAnswer:
 
     def read(self, piece: TextPiece) -> None:
         """Add the next piece. Nothing happens once the result is known."""
-        if self.short is not None:
+        if self._short is not None:
             return
         self._tokens += piece.token is not None
         self._line_tokens += piece.token is not None
@@ -61,30 +61,42 @@ class ShortAnswer:
 
     def end(self) -> None:
         """Record that the direct answer has ended: what was undecided is short."""
-        if self.short is None:
-            self.short = True
+        if self._short is None:
+            self._short = True
+
+    def is_short(self, plan_tokens: int, plan_complete: bool) -> bool | None:
+        """Return whether the answer is short, or None if that is not known yet. A result never changes,
+        whichever of answer and plan is decoded first.
+
+        plan_tokens: how many tokens the plan has so far.
+        plan_complete: True if the plan has no further tokens.
+        """
+        if self._short and (not self._broken or self._tokens <= plan_tokens):
+            return True
+        late = self._broken and plan_complete and self._tokens >= plan_tokens
+        return False if late or self._short is False else None
 
     def _end_line(self, line: str) -> None:
         """Read a complete line. Blank lines count as nothing."""
         self._line_tokens = 0
-        if self.short is not None or not line.strip():
+        if self._short is not None or not line.strip():
             return
         if not self._broken:
             self._broken = True
         elif not _ITEM.match(line) or line.rstrip(" *_").endswith((":", "：")):
-            self.short = False
+            self._short = False
         else:
             self._one_liners += 1
             if self._one_liners == _ITEMS_READ:
-                self.short = True
+                self._short = True
 
     def _judge_line(self) -> None:
         """Decide by the incomplete last line, if it suffices."""
-        if self.short is not None:
+        if self._short is not None:
             return
         if not self._broken:
-            self.short = True if self._tokens >= MAX_PARAGRAPH_TOKENS else None
+            self._short = True if self._tokens >= MAX_PARAGRAPH_TOKENS else None
             return
         may_be_item = _ITEM.match(self._line) or _MAY_BECOME_ITEM.match(self._line)
         if not may_be_item or self._line_tokens >= ONE_LINER_TOKENS:
-            self.short = False
+            self._short = False

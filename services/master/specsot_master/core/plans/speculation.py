@@ -100,11 +100,16 @@ class Speculation:
         if it is short.
         """
         known = self.introduction
-        if self.points == () or (known.complete and not known.usable) or self._length.short:
+        if self.points == () or (known.complete and not known.usable) or self._is_short:
             return Verdict.DIRECT
-        if self.points is None or not known.complete or self._length.short is None:
+        if self.points is None or not known.complete or self._is_short is None:
             return Verdict.OPEN
         return Verdict.DIRECT if self._lacks_points else Verdict.PLAN
+
+    @property
+    def _is_short(self) -> bool | None:
+        """Whether the direct answer is short, or None if that is not known yet."""
+        return self._length.is_short(self.skeleton.written, self.points is not None)
 
     @property
     def _lacks_points(self) -> bool:
@@ -120,7 +125,7 @@ class Speculation:
         """Why the direct answer is used although the plan may be a good one; None if the plan is not."""
         if self.introduction.complete and not self.introduction.usable:
             return NO_BEGINNING
-        if self._length.short:
+        if self._is_short:
             return SHORT_ANSWER
         return TOO_FEW_POINTS if self.points and self._lacks_points else None
 
