@@ -242,6 +242,20 @@ def test_everything_that_is_delivered_stays_within_the_limit() -> None:
     assert 350 < play.finished.statistics.completion_tokens <= 400
 
 
+def test_a_cancelled_answer_closes_its_code_and_marks_a_cut_branch_once() -> None:
+    play = begin()
+    play.write(0, DIRECT)
+    write_plan(play)
+    play.open_ready()
+    play.write(1, "Run it.\n```\nls")
+    play.write(2, "It is so and so")
+    play.end(2, End.LENGTH)
+    play.said += play.plan.cancel(now=4.0)
+    assert play.finished.text == (
+        f"{INTRODUCTION}\n\n## 1. Alpha\nRun it.\n```\nls\n```\n\n## 2. Beta\nIt is so and so…"
+    )
+
+
 @pytest.mark.parametrize("phase", ["introduction", "withheld", "waiting for the introduction", "branches"])
 def test_cancelled_in_any_phase_the_text_so_far_is_the_answer(phase: str) -> None:
     play = begin()
