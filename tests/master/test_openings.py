@@ -9,9 +9,11 @@ import pytest
 
 from specsot.core.frames import End, Opening
 from specsot.events import BranchStarted, BranchText, MergedText, Reason
+from specsot.params import Sampling
 from specsot_master.core.commands import CloseSequence, OpenBranch
 from specsot_master.core.plans.openings import MAX_REWRITES, opening_of
 from specsot_master.core.plans.speculation import PLAN_ORDINAL
+from specsot_master.core.request import LEAST_BIAS
 from specsot_master.engine import Caller, RequestJournal
 from specsot_master.journal import open_journal
 from tests.conftest import seeds
@@ -249,3 +251,22 @@ def test_a_branch_that_begins_with_a_list_or_a_heading_is_opened_again(text: str
     assert play.of(OpenBranch)[-1].excluded == (ord(text[0]),)
     step(play, {1: "Alpha comes first now. ", 2: "Beta comes second. ", 3: "3. is a number here. "})
     assert shown(play)[3].startswith("3. is")
+
+
+async def test_branches_announce_no_list_and_plans_and_answers_may() -> None:
+    theatre = Stage(SAYS, style="list")
+    await theatre.answer(ASK)
+    for one in openings(theatre):
+        if one.decodes:
+            announcing = theatre.text.announcing_tokens if 0 < one.ordinal < PLAN_ORDINAL else ()
+            assert dict(one.sampling.logit_bias) == dict.fromkeys(announcing, LEAST_BIAS)
+
+
+async def test_a_bias_of_the_client_wins_over_that_of_a_token_that_announces_a_list() -> None:
+    theatre = Stage(SAYS, style="list")
+    token, *others = theatre.text.announcing_tokens
+    await theatre.answer(replace(ASK, sampling=Sampling(logit_bias=((token, 5.0),))))
+    branches = [one for one in openings(theatre) if one.decodes and 0 < one.ordinal < PLAN_ORDINAL]
+    assert branches
+    for one in branches:
+        assert dict(one.sampling.logit_bias) == {token: 5.0} | dict.fromkeys(others, LEAST_BIAS)
