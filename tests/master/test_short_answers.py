@@ -58,7 +58,18 @@ def test_an_answer_is_short_if_it_is_one_paragraph_or_a_list_of_one_liners(
     assert read(text)[0] is short
 
 
-@pytest.mark.parametrize("text", ["Yes.", RIVERS, f"{RIVERS}\n\n1. Danube", f"{RIVERS}\n\n1. Danube\n2. R"])
+# What Qwen2.5-Coder-1.5B-Instruct answered to "What should a good README contain?", in 60 tokens.
+README = (
+    "A good README should provide a clear and concise overview of the project, including its purpose, "
+    "features, installation instructions, usage, and any important information that users need to know. It "
+    "should also include a table of contents, a list of contributors, and a link to the project's GitHub "
+    "repository."
+)
+
+
+@pytest.mark.parametrize(
+    "text", ["Yes.", README, RIVERS, f"{RIVERS}\n\n1. Danube", f"{RIVERS}\n\n1. Danube\n2. R"]
+)
 def test_an_answer_that_ended_before_it_was_decided_is_short(text: str) -> None:
     answer = ShortAnswer()
     for piece in pieces_of(text):
