@@ -88,6 +88,17 @@ def test_a_limit_leaves_out_a_list_that_it_interrupts_within_the_first_two_items
     assert made[1].mark == ""
 
 
+def test_a_branch_that_ends_by_itself_after_an_announcement_leaves_the_announcement_out() -> None:
+    made = branches(40)
+    assert write(made, ANNOUNCED[:8], Reason.STOP) == "Light is fast."
+    assert (made[1].reason, made.written) == (Reason.STOP, 8)
+
+
+def test_a_list_without_announcement_is_not_cut_after_its_first_item_either() -> None:
+    words = ["Light", " is", " fast", ".", "\n", "-", " red", "\n", "-", " gr"]
+    assert write(branches(10), words, Reason.LENGTH) == "Light is fast."
+
+
 def test_a_list_of_one_item_that_the_branch_ends_by_itself_is_shown() -> None:
     assert write(branches(40), ANNOUNCED[:10], Reason.STOP) == "Light is fast. It is:\n- red"
 

@@ -14,7 +14,13 @@ from specsot_master.core.plans.answer import END, AnswerText
 from specsot_master.core.plans.cuts import LoopRule
 from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
 from specsot_master.core.plans.openings import BranchOpening
-from specsot_master.core.plans.sentences import NextHeading, SentenceBuffer, ends_sentence, open_fence
+from specsot_master.core.plans.sentences import (
+    NextHeading,
+    SentenceBuffer,
+    ends_announcing,
+    ends_sentence,
+    open_fence,
+)
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
 CUT_MARK = "…"  # Ends the text of a branch that a limit cut within a sentence.
@@ -72,7 +78,7 @@ class PlanBranch:
     least: how many first tokens are not searched for stop strings.
     holds_sentences: True if the later part of the text is shown in whole sentences and lines only; see
         `hold`.
-    left_out: the tokens of the sentence that the limit interrupted, which is not shown.
+    left_out: the tokens of an interrupted sentence or of an announcement at the end, which are not shown.
     soft_limit: the tokens from which on the branch ends after a sentence. The last stage ends it.
     shortened: True if the budget is less than what the client's limit leaves to the branch.
     next_heading: finds where the branch begins the heading of the next point, before which it ends.
@@ -127,13 +133,15 @@ class PlanBranch:
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
-        """Return the pieces that are still held when the branch ends. If the token limit interrupts a
-        sentence that follows a complete one, return none: that sentence is left out.
+        """Return the pieces that are still held when the branch ends. Return none if they follow a complete
+        sentence, and if the token limit has interrupted them or they announce what does not follow: they are
+        left out.
 
         reason: why the branch ends.
         """
         held = self._buffer.take()
-        if reason is Reason.LENGTH and held and self._buffer.whole:
+        unfinished = reason is Reason.LENGTH or ends_announcing("".join(piece.text for piece in held))
+        if unfinished and held and self._buffer.whole:
             self.left_out = len(held)
             return []
         return held

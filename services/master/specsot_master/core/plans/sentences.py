@@ -29,15 +29,9 @@ def ends_sentence(text: str) -> bool:
     return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))
 
 
-def is_lone_item(text: str) -> bool:
-    """Return True if the text announces a list, of which it has no more than one item.
-
-    "Use these:\\n- Light\\n" -> True;   "Use these:\\n- Light\\n- Water\\n" -> False;   "- Light\\n" -> False
-    """
-    lines = [line for line in text.split("\n") if line.strip()]
-    items = sum(_ITEM.match(line) is not None for line in lines)
-    announced = [line for line in lines if line.rstrip(" *_").endswith((":", "："))]
-    return bool(announced) and items == 1
+def ends_announcing(text: str) -> bool:
+    """Return True if the text ends with a line that announces what follows: "Use these:"."""
+    return text.rstrip(" *_\n").endswith((":", "："))
 
 
 def open_fence(text: str) -> str:
@@ -57,9 +51,9 @@ def open_fence(text: str) -> str:
 
 @dataclass(slots=True)
 class SentenceBuffer:
-    """Holds the pieces of one text back until they complete a sentence or a line. A line that announces a
-    list is held until two of the list's items are complete, so that no list is shown of which a limit leaves
-    only the first item.
+    """Holds the pieces of one text back until they complete a sentence or a line. The first item of a list is
+    held, with the line that announces the list, until the second item is complete, so that no list is shown
+    of which a limit leaves only the first item.
 
     held: the pieces of the unfinished sentence.
     whole: True while the text that was released ends with a whole sentence or line.
@@ -71,6 +65,9 @@ class SentenceBuffer:
     begun: bool = False
     # The last TAIL_CHARACTERS characters that were added.
     _tail: str = ""
+    # The current line, and how many items of a list precede it.
+    _line: str = ""
+    _items: int = 0
 
     def add(self, piece: TextPiece, holds: bool = True) -> list[TextPiece]:
         """Add one piece, and return the pieces that may be shown now. With `holds` unset, all of them may.
@@ -80,11 +77,28 @@ class SentenceBuffer:
         self.held.append(piece)
         self._tail = (self._tail + piece.text)[-TAIL_CHARACTERS:]
         ended = ends_sentence(self._tail)
-        if holds and not (ended and not is_lone_item("".join(one.text for one in self.held))):
+        self._count_items(piece.text)
+        if holds and (not ended or self._is_lone_item):
             return []
         self.whole = ended
         self.begun = self.begun or ended
         return self.take()
+
+    def _count_items(self, text: str) -> None:
+        """Count the items of the list that the text continues. Blank lines may separate them."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if _ITEM.match(line):
+                self._items += 1
+            elif line.strip():
+                self._items = 0
+
+    @property
+    def _is_lone_item(self) -> bool:
+        """True if the text ends with a list of one item, which may be incomplete."""
+        if not self._line.strip():
+            return self._items == 1
+        return self._items == 0 and _ITEM.match(self._line) is not None
 
     def take(self) -> list[TextPiece]:
         """Return the pieces that are held, and hold them no longer."""
