@@ -11,7 +11,13 @@ from specsot.core.frames import Close, End
 from specsot.events import BranchFinished, BranchStarted, MergedText, Planned, Reason, SkeletonText
 from specsot.params import Ask, Limits
 from specsot_master.core.commands import OpenAnswer, OpenBranch, OpenSkeleton
-from specsot_master.core.plans.speculation import NO_BEGINNING, NO_ROOM, PLAN_ORDINAL
+from specsot_master.core.plans.speculation import (
+    NO_BEGINNING,
+    NO_ROOM,
+    PLAN_ORDINAL,
+    SHORT_ANSWER,
+    TOO_FEW_POINTS,
+)
 from specsot_master.engine import Caller, EngineConfig, RequestJournal
 from specsot_master.journal import open_journal
 from tests.conftest import seeds
@@ -23,7 +29,9 @@ from tests.master.test_resuming import CONFIG, kept_in, reading, revived, text_o
 
 TOLD = ("Answer with a short numbered list.",)
 INTRODUCTION = "Letters are signs that stand for sounds."
-DIRECT = f"{INTRODUCTION} Here are some of them:\n\n1. Alpha is the first.\n2. Beta is the second."
+# The first item is no one-liner in tokens of any test, so that the answer is not short.
+ITEM = "Alpha is the first of them, and it stands for an open vowel in most of the words that begin with it."
+DIRECT = f"{INTRODUCTION} Here are some of them:\n\n1. {ITEM}\n2. Beta is the second."
 LIST = " Alpha\n2. Beta\n3. Gamma\n4. Delta"
 PLANNED = (
     f"{INTRODUCTION}\n\n## 1. Alpha\nIt is first.\n\n## 2. Beta\nIt is second.\n\n## 3. Gamma\nIt is third."
@@ -150,9 +158,10 @@ def test_a_plan_that_does_not_stand_releases_the_direct_answer(plan_first: bool)
 @pytest.mark.parametrize(
     ("answer", "plan", "reason"),
     [
-        ("The main one is Alpha.", LIST, NO_BEGINNING),
+        ("The main one is Alpha. It is the first.", LIST, SHORT_ANSWER),
+        ("They are signs.\n\n- Alpha\n- Beta\n- Gamma", LIST, SHORT_ANSWER),
         ("1. Alpha\n2. Beta", LIST, NO_BEGINNING),
-        ("Here are seven letters:\n\n1. Alpha", LIST, "the plan had no two points to write"),
+        (f"Here are seven letters:\n\n1. {ITEM}", LIST, TOO_FEW_POINTS),
     ],
 )
 def test_an_answer_without_introduction_or_with_more_points_is_not_replaced(
@@ -173,7 +182,7 @@ def test_an_answer_without_introduction_or_with_more_points_is_not_replaced(
 
 def test_a_plan_has_no_more_points_than_its_introduction_promises() -> None:
     play = begin()
-    play.write(0, "Here are three letters:\n\n1. Alpha", step=3)
+    play.write(0, f"Here are three letters:\n\n1. {ITEM}", step=3)
     write_plan(play)
     assert len(play.of(Planned)[0].points) == 3
     assert play.open_ready() == [1, 2, 3], "a plan of three points has no closing"
@@ -231,6 +240,20 @@ def test_everything_that_is_delivered_stays_within_the_limit() -> None:
         play.write(order.point.id, "x" * order.budget)
         play.end(order.point.id, End.LENGTH)
     assert 350 < play.finished.statistics.completion_tokens <= 400
+
+
+def test_a_cancelled_answer_closes_its_code_and_marks_a_cut_branch_once() -> None:
+    play = begin()
+    play.write(0, DIRECT)
+    write_plan(play)
+    play.open_ready()
+    play.write(1, "Run it.\n```\nls")
+    play.write(2, "It is so and so")
+    play.end(2, End.LENGTH)
+    play.said += play.plan.cancel(now=4.0)
+    assert play.finished.text == (
+        f"{INTRODUCTION}\n\n## 1. Alpha\nRun it.\n```\nls\n```\n\n## 2. Beta\nIt is so and so…"
+    )
 
 
 @pytest.mark.parametrize("phase", ["introduction", "withheld", "waiting for the introduction", "branches"])

@@ -226,6 +226,7 @@ class ListConversation:
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(self._messages)))
         self.asked = len(self.answer.tokens)
         self.behind = len(probe) - (len(self._shared_head) if self._slots else 0)
+        self.unwanted: tuple[int, ...] = text.announcing_tokens
 
     def branch(
         self,
@@ -357,6 +358,7 @@ class MarkersConversation(ListConversation):
         """
         super().__init__(text, messages, rules, Wording(form="question"))
         self.told = None
+        self.unwanted = ()
 
     def branch(
         self,
@@ -596,6 +598,7 @@ class PartsConversation:
         self.skeleton: PromptTurn = self._turn(parts.skeleton_turn)
         asked = len(self._ask(parts.skeleton_turn))
         self.behind = asked - (len(self._opening) if self._slots else 0)
+        self.unwanted: tuple[int, ...] = ()
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(messages)))
         self.asked = len(self.answer.tokens)
 

@@ -269,12 +269,12 @@ class TargetQuery(NamedTuple):
 
     @property
     def unmasked(self) -> bool:
-        """True if every token is allowed after every node: no grammar mask excludes any, and `min_tokens`
-        forbids no stop token.
+        """True if every token is allowed after every node: no grammar mask excludes any, `min_tokens` forbids
+        no stop token, and no bias lowers a token of a greedy sequence.
         """
         if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
             return False
-        return not self.state.must_go_on()
+        return not (self.state.must_go_on() or self.state.lowered)
 
     def allows(self, node: int, token: int | None) -> bool:
         """Return whether the node's mask allows a token: False if the mask excludes it, True where there is
@@ -395,12 +395,14 @@ class _PathWalk:
         self.targets = [None] * len(tree)
 
     def follow_argmax(self) -> None:
-        """Walk on as long as the argmax of the unmasked row is allowed, which needs no logits. Nothing
-        happens if no argmax is known, or if the walk has ended.
+        """Walk on as long as the argmax of the unmasked row is allowed and not lowered by a bias, which needs
+        no logits. Nothing happens if no argmax is known, or if the walk has ended.
         """
         while self.node is not None and self.best is not None:
             target = self.best[self.query.row + self.node]
             if not self.query.allows(self.node, target) or target in self._barred():
+                return
+            if target in self.query.state.lowered:
                 return
             self.step(target)
 

@@ -1,4 +1,4 @@
-"""Finds where sentences, items of lists and blocks of Markdown end, from the bytes of tokens.
+"""Finds where sentences, lists and blocks of Markdown end, from the bytes of tokens.
 
 A sequence with a soft end ends there (`specsot.core.soft_end`). Whether a sentence has ended is often clear
 only from what follows: "3." may continue with "5", and "Dr." with " Smith". So the question is asked about
@@ -7,8 +7,8 @@ the next token, which the model has chosen already: `SentenceEnds.ends_before(st
 alone, so it is the same for every drafter, tree and batch. If in doubt, it is no: then the sequence continues
 to the next sentence.
 
-* Never within code, a table, a heading, or an item of a list, and never within brackets, quotes or emphasis.
-* After an item of a list, if the next token begins a new line.
+* Never within code, a table, a heading, or a list, and never within brackets, quotes or emphasis.
+* After the last item of a list: at the beginning of the next line that is no item.
 * After a closed block of code or a table, if a new line was begun after it.
 * In a paragraph, after ".", "!" or "?" and closing marks, if the next token begins a new line, or a space
   with a capital letter or an opening mark. Not after abbreviations, initials, and numbers of one or two
@@ -103,6 +103,7 @@ class Prose:
     tick: True if inline code is open.
     fence: the mark that opened the current block of code, or "".
     closed: True if the text may end at the beginning of the current line.
+    listed: True if the preceding visible line was an item of a list, which the current line may continue.
     table: True if the preceding line was a row of a table, which an empty line would close.
     partial: the bytes of an incomplete character.
     """
@@ -122,6 +123,7 @@ class Prose:
     tick: bool = False
     fence: str = ""
     closed: bool = False
+    listed: bool = False
     table: bool = False
     partial: bytes = b""
 
@@ -156,6 +158,7 @@ class Prose:
             self.table = False
         else:
             self.closed = _may_end_at_line(self)
+            self.listed = self.line == _ITEM
             self.table = self.line == _TABLE
         if self.line == _FENCE:
             self.fence = self.margin[:3]
@@ -397,13 +400,14 @@ class SentenceEnds:
         text = self._bytes_of(token)
         if not text or state.partial or state.fence:
             return False
-        if state.line == _MARGIN:
-            return state.closed and not state.margin
         following, _ = split_characters(text)
         visible = following.lstrip()
+        if state.line == _MARGIN:
+            ends = state.closed and not state.margin
+            return ends and not (state.listed and _may_continue_list(visible))
         blank = following[: len(following) - len(visible)]
         if "\n" in blank:
-            return _may_end_at_line(state)
+            return state.line != _ITEM and _may_end_at_line(state)
         if state.line != _PARAGRAPH or _is_open(state):
             return False
         first = visible[:1]
@@ -450,6 +454,13 @@ def _begins_sentence(character: str) -> bool:
     character: a single character.
     """
     return character in _BEGINNERS or (character.isalpha() and not character.islower())
+
+
+def _may_continue_list(visible: str) -> bool:
+    """Return whether a line that begins with these visible characters may be a further item of a list. A
+    blank line may precede a further item, so "" may continue the list, too.
+    """
+    return not visible or visible[0].isdigit() or visible[0] in "-*+•"
 
 
 def _may_end_at_line(state: Prose) -> bool:

@@ -54,7 +54,7 @@ class OpenBranch:
     introduction: the text before the first point, which all branches read; "" if there is none.
     excluded: ids of tokens that the branch must not write, as its text would begin like an earlier branch's;
         empty for none.
-    soft_limit: the tokens from which on the branch ends after a sentence, an item or a block; None if only
+    soft_limit: the tokens from which on the branch ends after a sentence, a list or a block; None if only
         an end token or the budget ends it.
     """
 

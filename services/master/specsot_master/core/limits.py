@@ -25,9 +25,11 @@ POINT_TOKENS = 64
 # Points. The most points of a plan that aims at the length of a direct answer, unless the client asks for
 # more. Chosen by reading answers of Qwen2.5-Coder-1.5B-Instruct.
 USUAL_POINTS = 6
-# Tokens. The most tokens of such a plan with USUAL_POINTS points, and of each further point. Given by the aim
-# of the feature; untuned.
-USUAL_PLAN_TOKENS, LINE_TOKENS = 45, 8
+# Tokens. The most tokens of such a plan. Given by the aim of the feature.
+USUAL_PLAN_TOKENS: Final = 45
+# Tokens. What each of the points that the client asks for may take of such a plan. Untuned: titles of six
+# words have 8 to 11 tokens with their number.
+LINE_TOKENS: Final = 12
 # Tokens. The fewest and the most that a point of such a plan aims at. Untuned.
 MIN_AIM, MAX_AIM = 32, 80
 # Tokens. What the closing of such a plan aims at, about one or two sentences. Untuned.
@@ -51,7 +53,7 @@ SENTENCE_TOKENS: Final = 40
 
 
 def soft_limit(limit: int, aim: int | None = None) -> int:
-    """Return the number of tokens from which on a branch ends after a sentence, an item or a block.
+    """Return the number of tokens from which on a branch ends after a sentence, a list or a block.
 
     A sentence has room between the soft and the hard limit, unless that leaves less than half of the branch:
 
@@ -264,8 +266,9 @@ def skeleton_limit(ask: Ask, listed: bool = False, speculates: bool = False) -> 
     speculates: True if the plan aims at the length of a direct answer, so that it is short.
     """
     if speculates:
-        more = max(rules_of(ask, listed, speculates=True).max_points - USUAL_POINTS, 0)
-        return min(plan_limit(ask), USUAL_PLAN_TOKENS + LINE_TOKENS * more)
+        asked = points_asked(question_of(ask)) or 0
+        lines = min(asked, rules_of(ask, listed, speculates=True).max_points)
+        return min(plan_limit(ask), max(USUAL_PLAN_TOKENS, LINE_TOKENS * lines))
     plans = listed or (ask.mode == "sot" and ask.constraint)
     return plan_limit(ask) if plans else ask.limits.new_tokens
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from specsot.core.frames import Fork, Outcome
 from specsot.errors import Cancelled, InvalidRequest, SpecsotError, TooLarge, Unavailable
 from specsot.events import Numbered
-from specsot.params import Ask
+from specsot.params import MAX_BIASES, Ask
 from specsot.tracing import trace_of
 from specsot_master.core import commands, records
 from specsot_master.core.plans.forecast import Workload
@@ -71,7 +71,7 @@ class Clock(Protocol):
 # Events. Bounds how many events of a resumable request stay buffered after they were read: enough for more
 # than 5,000 tokens of text, which take some megabytes. Untuned.
 MAX_BUFFERED_EVENTS = 16_384
-# Logits. The bias of a token that a branch must not begin with. Precedent: OpenAI's range of logit_bias.
+# Logits. The bias of a token that a branch must not write. Precedent: OpenAI's range of logit_bias.
 LEAST_BIAS: Final = -100.0
 
 
@@ -545,15 +545,31 @@ class RequestState:
             return scoring(self.ask)
         if isinstance(command, commands.OpenSkeleton):
             return replace(self.ask, min_tokens=0)
-        if isinstance(command, commands.OpenBranch) and command.excluded:
+        if isinstance(command, commands.OpenBranch) and (excluded := self._excluded(command)):
             sampling = self.ask.sampling
-            biases = dict(sampling.logit_bias) | dict.fromkeys(command.excluded, LEAST_BIAS)
-            return replace(self.ask, sampling=replace(sampling, logit_bias=tuple(sorted(biases.items()))))
+            return replace(self.ask, sampling=replace(sampling, logit_bias=tuple(sorted(excluded.items()))))
         if self.prompt.tags is None:
             return self.ask
         threads = isinstance(command, commands.OpenBranch)
         tag = self.prompt.tags.thread_end if threads else self.prompt.tags.outlines_end
         return replace(self.ask, stop_token_ids=(tag,))
+
+    def _excluded(self, order: commands.OpenBranch) -> dict[int, float] | None:
+        """Return the biases of a branch by token: the client's, and those of tokens that the branch must not
+        write. Return None if the client's biases suffice.
+
+        A bias of the client is kept where the conversation alone excludes the token.
+
+        order: the command that opens the branch.
+        """
+        turns = self.prompt.conversation
+        unwanted = turns.unwanted if turns else ()
+        if not unwanted and not order.excluded:
+            return None
+        biases = dict.fromkeys(unwanted, LEAST_BIAS) | dict(self.ask.sampling.logit_bias)
+        if len(biases) + len(order.excluded) > MAX_BIASES:
+            biases = dict(self.ask.sampling.logit_bias)
+        return biases | dict.fromkeys(order.excluded, LEAST_BIAS)
 
     def shares(self, turn: PromptTurn) -> int:
         """Return how many first tokens of a prompt are forked from the request's prefix; 0 if the request has

@@ -114,7 +114,10 @@ class DecodeState:
     retried: True if the logits of the newest token were not finite and the token is being fed once more.
     soft_end: Ends the sequence after a sentence, once it is nearly long enough. None if it has no soft end.
     processed: True if penalties or biases change the logits before a token is chosen.
-    greedy: True if the target tokens are the argmax of unchanged logits.
+    greedy: True if the target tokens are the argmax of unchanged logits, except where that is one of the
+        `lowered` tokens.
+    lowered: The biased tokens of a greedy sequence, whose biases are all negative. An argmax that is none of
+        them is also the argmax with the biases. Empty for other sequences.
     place: The sequence's place among the trees of a frame, if its next tree is always the drafter's tree for
         its newest token. None if it has no drafter, or if it has a grammar and is not greedy.
     """
@@ -129,15 +132,19 @@ class DecodeState:
     soft_end: SoftEndRule | None = None
     processed: bool = field(init=False)
     greedy: bool = field(init=False)
+    lowered: frozenset[int] = field(init=False)
     place: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive `processed`, `greedy` and `place` from the opening, and start the grammar if there is
-        one.
+        """Derive `processed`, `greedy`, `lowered` and `place` from the opening, and start the grammar if
+        there is one.
         """
         sampling = self.opening.sampling
-        self.processed = sampling.penalises or bool(sampling.logit_bias)
-        self.greedy = sampling.temperature <= 0 and not self.processed
+        biases = sampling.logit_bias
+        self.processed = sampling.penalises or bool(biases)
+        only_lowers = not sampling.penalises and all(bias <= 0 for _, bias in biases)
+        self.greedy = sampling.temperature <= 0 and only_lowers
+        self.lowered = frozenset(token for token, _ in biases) if self.greedy else frozenset()
         self.place = place_of(self.opening) if self.opening.drafted else None
         if self.grammar:
             self.set_grammar(self.grammar)

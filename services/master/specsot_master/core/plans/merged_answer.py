@@ -82,9 +82,11 @@ class MergedAnswer:
         later branches; "" if earlier branches are not finished.
 
         id: the point's id.
-        mark: what follows the branch's text, such as "…" for an interrupted sentence; "" for nothing.
+        mark: what follows the branch's text, such as "…" for an interrupted sentence; "" for nothing. Left
+            out if the branch was finished before.
         """
-        self._waiting[id].append(mark)
+        if id not in self._done:
+            self._waiting[id].append(mark)
         self._done.add(id)
         return self._advance()
 

@@ -57,7 +57,14 @@ from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.plans.guards import plan_of, question_of
 from specsot_master.core.plans.introduction import MAX_INTRODUCTION_TOKENS
 from specsot_master.core.plans.merged_answer import heading_of
-from specsot_master.core.plans.router import ASKED_FOR, Decision, ScorePrompt, ends_loops, judge_by
+from specsot_master.core.plans.router import (
+    ASKED_FOR,
+    Decision,
+    ScorePrompt,
+    ends_loops,
+    judge_by,
+    points_asked,
+)
 from specsot_master.core.plans.speculation import NO_ROOM, PLAN_ORDINAL, Speculation, Verdict
 from specsot_master.core.plans.text_pieces import TextPiece
 from specsot_master.core.plans.time_limit import TimeLimit
@@ -329,7 +336,7 @@ class RequestPlan:
         limit = min(skeleton_limit(self._ask, self._listed, self._speculates), rest)
         if not self._speculates:
             return [OpenSkeleton(limit, self._rules, self._ask.constraint)]
-        self._speculation = Speculation(self._solo)
+        self._speculation = Speculation(self._solo, points_asked(question_of(self._ask)))
         self._solo = self._begin_text(rest, loops=DIRECT_LOOPS if ends_loops(self._ask) else None)
         self._solo.visible = 0
         return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
@@ -870,7 +877,7 @@ class RequestPlan:
                 told += self._branch_events(id, text, 0, over=True)
                 commands += [CloseSequence(id), *told, self._finished_branch_event(id)]
             for point in branches.points:
-                commands += self._merged_events(branches.merge.finish(point.id))
+                commands += self._merged_events(branches.merge.finish(point.id, branches[point.id].mark))
         return [*commands, *self._finish(reason, now)]
 
     def _give_up(self, error: PlanError) -> list[Command]:

@@ -47,6 +47,7 @@ class Conversation(Protocol):
     asked: number of tokens of the prompt that a direct answer to the same messages has.
     behind: number of characters that must be tokenised for each branch, in addition to the branch's own
         words.
+    unwanted: ids of tokens that no branch may write, because they announce a list where prose is asked for.
     """
 
     prefix: tuple[int, ...]
@@ -55,6 +56,7 @@ class Conversation(Protocol):
     told: tuple[str, ...] | None
     asked: int
     behind: int
+    unwanted: tuple[int, ...]
 
     def branch(
         self,
