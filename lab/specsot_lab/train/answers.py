@@ -211,7 +211,9 @@ def _branches(turn: Conversation, question: str, plan: str) -> list[tuple[int, .
 
     turn: the conversation that asked for the plan. question: plain text. plan: as the base wrote it.
     """
-    points = _listed_points(plan, question, turn.told) if turn.told is not None else _points(plan)
+    points = (
+        _listed_points(plan, question, turn.instructions) if turn.instructions is not None else _points(plan)
+    )
     return [turn.branch(point, points, [], point.length).tokens for point in points if not point.needs]
 
 

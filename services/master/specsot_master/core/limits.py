@@ -45,7 +45,7 @@ MIN_BRANCH_TOKENS = 24
 SOFT_END_FROM: Final = 0.85
 # Fraction of a branch's aim that the branch has at most. Given by the aim of the feature.
 LONGEST_BRANCH: Final = 1.5
-# Tokens. Room for a sentence that was begun before the soft limit. The longest sentence of 46 branches by
+# Tokens. Room for a sentence that started before the soft limit. The longest sentence of 46 branches by
 # Qwen2.5-Coder-1.5B, in four languages, has 35 tokens.
 SENTENCE_TOKENS: Final = 40
 

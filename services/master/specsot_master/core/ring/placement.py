@@ -401,7 +401,7 @@ def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
     words += ", for KV pages take all: --kv-memory sets less" if 0.0 in rooms else ""
     return (
         f"layers 0:{config.model_layers} need {memory_in_words(need)}, "
-        f"workers offer {offers} beside their KV pages; {words}"
+        f"workers offer {offers} in addition to their KV pages; {words}"
     )
 
 

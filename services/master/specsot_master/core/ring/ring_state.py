@@ -51,7 +51,8 @@ class Caller:
     client: the client's name, by which places are shared fairly between clients; "" for a caller without a
         name.
     timeout: seconds that the request may take, waiting included; None for no limit.
-    owner: the only caller that may resume and cancel the request; "" for anybody who knows the request's id.
+    owner: the only caller that may resume and cancel the request; "" if every caller that knows the
+        request's id may.
     """
 
     request: str | None = None
@@ -61,7 +62,7 @@ class Caller:
 
 
 # A caller without a name, a time limit or an owner.
-ANYBODY = Caller()
+ANONYMOUS = Caller()
 
 
 class Ring(Protocol):
@@ -239,8 +240,8 @@ class RingOptions:
     )
     rows: int = option(
         512,
-        "Maximum number of rows in one frame. While nobody writes, prompts may take frames of 2,048 rows "
-        "where one GPU runs all layers, unless this is below 512.",
+        "Maximum number of rows in one frame. While no sequence decodes, prompts may take frames of 2,048 "
+        "rows where one GPU runs all layers, unless this is below 512.",
         kind=POSITIVE,
     )
     max_in_flight: int | None = option(
