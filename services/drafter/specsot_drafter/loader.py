@@ -38,7 +38,7 @@ from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
 from specsot_drafter.heads.decoder import DecoderHead
-from specsot_drafter.heads.dflash import MASK, MOST_BLOCK, BlockHead, block_plan, depth_of
+from specsot_drafter.heads.dflash import MASK, MAX_BLOCK_ROWS, BlockHead, block_plan, depth_of
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.fused import fuse_head, graph_head
 from specsot_drafter.heads.loading import load_head
@@ -614,7 +614,7 @@ def _blocks(head: DraftHead, trees: int) -> Grow:
     trees: Number of sequences.
     """
     shape = TreeShape(head.block.drafts - 1) if isinstance(head, BlockHead) else TreeShape()
-    page_rows = CONTEXT_ROWS + MOST_BLOCK
+    page_rows = CONTEXT_ROWS + MAX_BLOCK_ROWS
     proposer = propose_with(head, shape, trees, page_rows)
     sequences = [DraftSequence(Opening(number, CONTEXT_ROWS, limit=page_rows)) for number in range(trees)]
     for sequence in sequences:

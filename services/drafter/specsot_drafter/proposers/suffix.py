@@ -24,14 +24,14 @@ class SuffixShape:
     levels: Most levels of a tree.
     nodes: Most nodes of a tree, without its root.
     places: Number of earlier occurrences that are used, see `grow_suffixes`.
-    least_match: Number of tokens that must match, see `grow_suffixes`.
+    min_match: Number of tokens that must match, see `grow_suffixes`.
     past: Number of tokens of past requests that are kept; 0: none.
     """
 
     levels: int
     nodes: int
     places: int = 1
-    least_match: int = 2
+    min_match: int = 2
     past: int = 0
 
 
@@ -142,7 +142,7 @@ class SuffixProposer(Proposer):
             return SuffixTree()
         shape = self._shape
         token_arrays = [followed.update().tokens, self._past.tokens]
-        tree = grow_suffixes(token_arrays, levels, shape.nodes, shape.places, shape.least_match)
+        tree = grow_suffixes(token_arrays, levels, shape.nodes, shape.places, shape.min_match)
         if tree.tokens:
             tree.trust(self._trust(tree).by_depth())
             followed.suggested = (len(sequence.tokens), tree)
