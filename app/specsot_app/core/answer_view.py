@@ -23,7 +23,7 @@ from specsot.events import NO_PLAN, Finished, Forecast, Reason, Started, Statist
 # Columns. Minimum width of a panel, since narrower prose is hard to read. Untuned.
 PANEL_WIDTH = 38
 # Lines. Minimum number of text lines in a panel. Untuned.
-LEAST_LINES = 3
+MIN_LINES = 3
 # A console that only measures text and is never written to.
 SCREEN = Console(width=PANEL_WIDTH)
 
@@ -73,7 +73,7 @@ def draw(view: View, size: Size) -> RenderableType:
     """
     if not view.planned:
         texts = [(name, text) for name, text in (("answer", view.merged), ("plan", view.titles)) if text]
-        if len(texts) * (LEAST_LINES + 2) > size.height - 2:
+        if len(texts) * (MIN_LINES + 2) > size.height - 2:
             texts = texts[:1]
         each = Size(size.width, size.height // max(len(texts), 1))
         return Group(heading(view), *(text_frame(name, text, each) for name, text in texts))
@@ -142,7 +142,7 @@ def text_frame(title: str, text: str, size: Size) -> Frame:
     title: written into the frame's upper border. text: the whole text so far. size: the terminal's size,
         which bounds the number of lines.
     """
-    lines = max(LEAST_LINES, size.height - 4)
+    lines = max(MIN_LINES, size.height - 4)
     body = last_lines(text, size.width - 4, lines)
     return Frame(body, title=title, title_align="left", border_style="cyan", box=box.ROUNDED)
 
@@ -158,7 +158,7 @@ def panels(branches: tuple[Panel, ...], size: Size) -> list[RenderableType]:
     """
     busy = tuple(panel for panel in branches if panel.writing)
     idle = tuple(panel for panel in branches if not panel.writing)
-    if lines_each(len(branches), size) >= LEAST_LINES:
+    if lines_each(len(branches), size) >= MIN_LINES:
         return [grid(branches, lines_each(len(branches), size), size)]
     remaining = Size(size.width, size.height - len(idle))
     if busy and lines_each(len(busy), remaining) >= 1:
