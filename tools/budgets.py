@@ -1,4 +1,4 @@
-"""How much code a room has, and how much it may have: the counting and the file of `tools/house.py budgets`.
+"""Counts the statements of each room, and reads and writes their budgets, for `tools/house.py budgets`.
 
 Statements are counted, and of an assignment the names that it assigns: `a, b = x, y` counts as much as
 `a = x` and `b = y`. Docstrings and comments are free. The values of a TOML table count one each, so that code
@@ -16,6 +16,7 @@ from typing import Any
 
 # Part of its count by which a budget may exceed it, so that a line more or less needs no new budget. Untuned.
 MARGIN = 0.02
+# First lines of the file of budgets.
 HEAD = """\
 # How many statements each room may have, and why it was given more. `python tools/house.py gate` fails if a
 # room has more. Written by `python tools/house.py budgets --write --reason "..."`: a room that has become
@@ -25,24 +26,35 @@ HEAD = """\
 
 @dataclass(frozen=True)
 class Budget:
-    """What a room may have, and one line for each time that it was given more."""
+    """The budget of a room.
+
+    statements: Maximum number of statements.
+    reasons: One line for each time that the maximum was raised, oldest first.
+    """
 
     statements: int
     reasons: tuple[str, ...] = ()
 
 
 def python_size(text: str) -> int:
-    """Return the size of a Python file: its statements, assignments by the names that they assign."""
+    """Return the size of a Python file: the number of its statements, where an assignment counts as many as
+    the names that it assigns.
+
+    text: Source of the file.
+    """
     return sum(map(_size_of, ast.walk(ast.parse(text))))
 
 
 def _size_of(node: ast.AST) -> int:
-    """Return what one node of the syntax tree counts: statements 1, assignments the number of names,
+    """Return the count of one node of the syntax tree: statements 1, assignments the number of names,
     docstrings and expressions 0.
+
+    node: The node, without the nodes within it.
     """
     match node:
+        # A docstring.
         case ast.Expr(value=ast.Constant(value=str())):
-            return 0  # a docstring
+            return 0
         case ast.Assign(targets=targets) | ast.Delete(targets=targets):
             return sum(map(_names_in, targets))
         case ast.With(items=items) | ast.AsyncWith(items=items):
@@ -54,7 +66,10 @@ def _size_of(node: ast.AST) -> int:
 
 
 def _names_in(target: ast.expr) -> int:
-    """Return how many names an assignment's target has: `a, (b, c)` -> 3."""
+    """Return how many names an assignment's target has: `a, (b, c)` -> 3.
+
+    target: A target of the assignment.
+    """
     match target:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             return sum(map(_names_in, parts))
@@ -63,7 +78,10 @@ def _names_in(target: ast.expr) -> int:
 
 
 def table_size(value: Any) -> int:
-    """Return the number of values in a TOML table, those of inner tables and arrays included."""
+    """Return the number of values in a TOML table, those of inner tables and arrays included.
+
+    value: A table, an array, or a single value, which counts 1.
+    """
     match value:
         case dict():
             return sum(map(table_size, value.values()))
@@ -76,28 +94,34 @@ def table_size(value: Any) -> int:
 def over_budget(sizes: Mapping[str, int], budgets: Mapping[str, Budget]) -> list[str]:
     """Return a line for each room that has more than its budget or none at all; no lines if all is well.
 
-    sizes: statements by room. budgets: by room.
+    sizes: Statements by room.
+    budgets: Budgets by room.
     """
     lines: list[str] = []
-    how = 'raise it in this commit: python tools/house.py budgets --write --reason "..."'
+    remedy = 'raise it in this commit: python tools/house.py budgets --write --reason "..."'
     for room, size in sorted(sizes.items()):
         if room not in budgets:
-            lines.append(f"{room} has {size:,} statements and no budget: {how}")
+            lines.append(f"{room} has {size:,} statements and no budget: {remedy}")
         elif size > (allowed := budgets[room].statements):
-            over = size - allowed
-            lines.append(f"{room} has {size:,} statements, {over:,} above its budget of {allowed:,}: {how}")
+            excess = size - allowed
+            lines.append(
+                f"{room} has {size:,} statements, {excess:,} above its budget of {allowed:,}: {remedy}"
+            )
     return lines
 
 
 def renewed(sizes: Mapping[str, int], budgets: Mapping[str, Budget], reason: str | None) -> dict[str, Budget]:
     """Return the budgets for these sizes; a room that shrank gets less.
 
-    sizes: statements by room. budgets: the present ones. reason: why rooms need more; None: none may.
+    sizes: Statements by room.
+    budgets: The present budgets by room.
+    reason: Reason for which rooms need more; None: no room may have more.
     Raises ValueError if a room needs more and no reason is given.
     """
     new_budgets: dict[str, Budget] = {}
     for room, size in sizes.items():
-        old, with_margin = budgets.get(room, Budget(0)), Budget(int(size * (1 + MARGIN)))
+        old = budgets.get(room, Budget(0))
+        with_margin = Budget(int(size * (1 + MARGIN)))
         if size <= old.statements:
             new_budgets[room] = Budget(min(old.statements, with_margin.statements), old.reasons)
         elif reason:
@@ -109,13 +133,19 @@ def renewed(sizes: Mapping[str, int], budgets: Mapping[str, Budget], reason: str
 
 
 def parse_budgets(text: str) -> dict[str, Budget]:
-    """Return the budgets in the text of a TOML file, by room."""
-    read = tomllib.loads(text)
-    return {room: Budget(table["statements"], tuple(table["reasons"])) for room, table in read.items()}
+    """Return the budgets in a TOML file, by room.
+
+    text: Text of the file.
+    """
+    tables = tomllib.loads(text)
+    return {room: Budget(table["statements"], tuple(table["reasons"])) for room, table in tables.items()}
 
 
 def written_budgets(budgets: Mapping[str, Budget]) -> str:
-    """Return the text of the TOML file with these budgets, sorted by room."""
+    """Return the text of a TOML file, sorted by room.
+
+    budgets: Budgets by room.
+    """
     tables: list[str] = []
     for room, budget in sorted(budgets.items()):
         reasons = "".join(f"    {json.dumps(reason, ensure_ascii=False)},\n" for reason in budget.reasons)

@@ -25,6 +25,7 @@ DIALECT: Mapping[str, str] = {
     "bury": "bury|buried|strand|stranded|doubted",
     "least, most": "least|most",
 }
+# Compiled patterns of the words, which also match parts of snake_case names.
 _PATTERNS = {
     name: re.compile(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", re.IGNORECASE)
     for name, words in DIALECT.items()
@@ -32,17 +33,21 @@ _PATTERNS = {
 
 
 def dialect_in(text: str) -> Counter[str]:
-    """Return how often each group of words occurs in a text, parts of names included (`told_rows`)."""
+    """Return how often each group of words occurs in a text, parts of names included (`told_rows`).
+
+    text: Source of a file.
+    """
     return Counter({name: len(pattern.findall(text)) for name, pattern in _PATTERNS.items()})
 
 
 def dialect_report(texts: Mapping[str, list[str]]) -> str:
     """Return a line for each room that has such words, most first, then a line for each group of words.
 
-    texts: the files' texts by room.
+    texts: Sources of the files of each room, by room.
     """
     rooms = {
-        room: sum((dialect_in(text) for text in listed), Counter[str]()) for room, listed in texts.items()
+        room: sum((dialect_in(text) for text in room_texts), Counter[str]())
+        for room, room_texts in texts.items()
     }
     total = sum(rooms.values(), Counter[str]())
     lines = [f"{'room':44} {'words':>6}  most of them"]

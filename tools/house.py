@@ -1,4 +1,4 @@
-"""How large the source tree is, room by room, and whether its imports go in circles.
+"""Reports how large the source tree is, room by room, and whether its imports form circles.
 
 python tools/house.py sizes
 python tools/house.py features    # lines by feature, as docs/results/house.toml says which files make one
@@ -33,19 +33,24 @@ from budgets import (
 )
 from dialect import dialect_report
 
+# Import roots of the product and the lab.
 ROOTS = ("shared", "app", "lab", "services/master", "services/worker", "services/drafter")
+# Folder of generated files, which are left out.
 GENERATED = "shared/specsot/v1/"
+# Matches an import statement at the beginning of a line, lazy ones too.
 IMPORT = re.compile(r"^[ \t]*((?:from [\w.]+ )?import (?:\([^)]*\)|.+))", re.MULTILINE)
-MOST_LINES = 500  # Lines of a file of the product or the lab. The gate warns of more. Untuned.
-CORE_LINES = 9000  # Lines of the core path in docs/walk.md. The gate warns of more. Untuned.
+MAX_LINES = 500  # Lines of a file of the product or the lab. The gate warns of more. Untuned.
+MAX_CORE_LINES = 9000  # Lines of the core path in docs/walk.md. The gate warns of more. Untuned.
+# Page that lists the core path, and file of the budgets.
 WALK, BUDGETS = "docs/walk.md", "tools/house.toml"
 
 
 @dataclass(frozen=True)
 class House:
-    """Every Python file of the work tree that git does not ignore and nothing generates: path -> text.
+    """The files of the work tree that git does not ignore and nothing generates.
 
-    tables: the same of the TOML files of the product and the lab.
+    files: Sources of the Python files, by path.
+    tables: Texts of the TOML files of the product and the lab, by path.
     """
 
     files: dict[str, str]
@@ -53,7 +58,10 @@ class House:
 
     @staticmethod
     def read(root: Path) -> House:
-        """Return the files of a work tree. root: of the repository."""
+        """Return the files of a work tree.
+
+        root: Root folder of the repository.
+        """
         command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z", "*.py", "*.toml"]
         listed_paths = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
         paths = [path for path in listed_paths if (root / path).is_file() and not path.startswith(GENERATED)]
@@ -72,7 +80,10 @@ class House:
 
 
 def module_of(path: str) -> str | None:
-    """Return the dotted name of a file below an import root; None for any other file."""
+    """Return the dotted name of a file below an import root; None for any other file.
+
+    path: Path of the file in the repository.
+    """
     for root in ROOTS:
         if path.startswith(root + "/"):
             below = path.removeprefix(root + "/")
@@ -84,7 +95,10 @@ def module_of(path: str) -> str | None:
 
 
 def edges_of(house: House) -> dict[str, set[str]]:
-    """Return for each module which modules it imports, lazily or for types too."""
+    """Return for each module which modules it imports, lazily or for types too.
+
+    house: Files of the work tree.
+    """
     modules = house.modules
     edges: dict[str, set[str]] = {}
     for module, path in modules.items():
@@ -96,15 +110,23 @@ def edges_of(house: House) -> dict[str, set[str]]:
 def imports_of(text: str) -> list[ast.stmt]:
     """Return a file's import statements, lazy ones too. Only they are parsed, since the whole tree takes two
     seconds.
+
+    text: Source of the file.
     """
     try:
-        return [node for found in IMPORT.findall(text) for node in ast.parse(found).body]
-    except SyntaxError:  # words of a docstring
+        return [node for statement in IMPORT.findall(text) for node in ast.parse(statement).body]
+    # Lines of a docstring may begin with the word "import".
+    except SyntaxError:
         return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
 
 
 def targets(node: ast.AST, modules: dict[str, str]) -> Iterator[str]:
-    """Yield the modules of the house that a statement imports; none for other statements."""
+    """Yield the modules that a statement imports; none for other statements, and for modules that are not in
+    the work tree.
+
+    node: The statement.
+    modules: Paths of the modules by dotted name.
+    """
     match node:
         case ast.ImportFrom(module=str(module)):
             for alias in node.names:
@@ -117,39 +139,46 @@ def targets(node: ast.AST, modules: dict[str, str]) -> Iterator[str]:
 
 
 def circles(house: House) -> list[list[str]]:
-    """Return the strongly connected sets of more than one module (Tarjan), largest first; none if imports go
-    in no circle.
+    """Return the strongly connected sets of more than one module (Tarjan), largest first; none if no imports
+    form a circle.
+
+    house: Files of the work tree.
     """
     edges = edges_of(house)
     number: dict[str, int] = {}
-    low: dict[str, int] = {}
+    lowest_reached: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    components: list[list[str]] = []
 
     def visit(module: str) -> None:
-        """Number a module and all that it reaches, and record the sets that are complete."""
-        number[module] = low[module] = len(number)
+        """Number a module and all modules that it reaches, and record the sets that are complete.
+
+        module: Dotted name of the module.
+        """
+        number[module] = lowest_reached[module] = len(number)
         stack.append(module)
         for target in sorted(edges.get(module, ())):
             if target not in number:
                 visit(target)
-                low[module] = min(low[module], low[target])
+                lowest_reached[module] = min(lowest_reached[module], lowest_reached[target])
             elif target in stack:
-                low[module] = min(low[module], number[target])
-        if low[module] == number[module]:
+                lowest_reached[module] = min(lowest_reached[module], number[target])
+        if lowest_reached[module] == number[module]:
             start = stack.index(module)
-            found.append(stack[start:])
+            components.append(stack[start:])
             del stack[start:]
 
     for module in sorted(edges):
         if module not in number:
             visit(module)
-    return sorted((sorted(ring) for ring in found if len(ring) > 1), key=len, reverse=True)
+    return sorted((sorted(ring) for ring in components if len(ring) > 1), key=len, reverse=True)
 
 
-def way_round(house: House, ring: list[str]) -> list[str]:
-    """Return one shortest way round a circle, first module last again. ring: a set as `circles`
-    returns it.
+def shortest_circle(house: House, ring: list[str]) -> list[str]:
+    """Return one shortest way round a circle, with the first module also at the end.
+
+    house: Files of the work tree.
+    ring: Set of modules as `circles` returns it.
     """
     edges = edges_of(house)
     start = ring[0]
@@ -170,6 +199,8 @@ def way_round(house: House, ring: list[str]) -> list[str]:
 def room_of(path: str) -> str:
     """Return the room of a file: folders one below the package are rooms. `shared/specsot/core/tree.py` ->
     `shared/specsot/core`.
+
+    path: Path of the file in the repository.
     """
     parts = path.split("/")
     depth = 3 if parts[0] == "services" else 2
@@ -179,6 +210,8 @@ def room_of(path: str) -> str:
 def sizes(house: House) -> str:
     """Return a table of files, lines, median, p90 and longest file, and classes: per room, for product, lab
     and tests; then the import circles.
+
+    house: Files of the work tree.
     """
     product = {p: t for p, t in house.files.items() if p.startswith(ROOTS) and not p.startswith("lab/")}
     lab = {path: text for path, text in house.files.items() if path.startswith("lab/")}
@@ -188,23 +221,27 @@ def sizes(house: House) -> str:
         for room in rooms
     ]
     tops = sorted({room.rpartition("/")[0] if room.count("/") > 1 else room for room in rooms})
-    whole = [
+    product_rows = [
         row(f"all of {top}", {p: t for p, t in (product | lab).items() if p.startswith(top + "/")})
         for top in tops
     ]
     tests = {path: text for path, text in house.files.items() if path.startswith("tests/")}
-    rows += ["", *whole, "", row("PRODUCT", product), row("LAB", lab), row("tests", tests)]
+    rows += ["", *product_rows, "", row("PRODUCT", product), row("LAB", lab), row("tests", tests)]
     rings = circles(house)
     rows += [
         "",
         f"{len(rings)} import circles (lazy imports counted)",
-        *(" -> ".join(way_round(house, ring)) for ring in rings),
+        *(" -> ".join(shortest_circle(house, ring)) for ring in rings),
     ]
     return "\n".join([f"{'room':44} {'files':>5} {'lines':>6} {'median/p90/max':>15} {'classes':>7}", *rows])
 
 
 def row(name: str, texts: dict[str, str]) -> str:
-    """Return one line of that table. name: of the room. texts: of its files, by path."""
+    """Return one line of that table.
+
+    name: Name of the room.
+    texts: Sources of its files by path; empty: only the name is written.
+    """
     lines = [text.count("\n") for text in texts.values()]
     classes = sum(
         isinstance(node, ast.ClassDef) for text in texts.values() for node in ast.walk(ast.parse(text))
@@ -212,32 +249,42 @@ def row(name: str, texts: dict[str, str]) -> str:
     if not lines:
         return f"{name:44} {0:5}"
     p90 = quantiles(lines, n=10)[-1] if len(lines) > 1 else lines[0]
-    spread = f"{median(lines):.0f}/{p90:.0f}/{max(lines)}"
-    return f"{name:44} {len(lines):5} {sum(lines):6} {spread:>15} {classes:7}"
+    line_figures = f"{median(lines):.0f}/{p90:.0f}/{max(lines)}"
+    return f"{name:44} {len(lines):5} {sum(lines):6} {line_figures:>15} {classes:7}"
 
 
 # Budgets --------------------
 
 
 def room_sizes(house: House) -> dict[str, int]:
-    """Return the statements by room: of the product, the lab and the tools; tests have no budget."""
-    found: dict[str, int] = {}
+    """Return the statements by room: of the product, the lab and the tools; tests have no budget.
+
+    house: Files of the work tree.
+    """
+    size_by_room: dict[str, int] = {}
     for path, text in (house.files | house.tables).items():
         if not path.startswith("tests/"):
             size = python_size(text) if path.endswith(".py") else table_size(tomllib.loads(text))
             room = room_of(path) or "."
-            found[room] = found.get(room, 0) + size
-    return found
+            size_by_room[room] = size_by_room.get(room, 0) + size
+    return size_by_room
 
 
 def read_budgets(root: Path) -> dict[str, Budget] | None:
-    """Return the budgets by room; None if the tree has no file of budgets. root: of the repository."""
+    """Return the budgets by room; None if the tree has no file of budgets.
+
+    root: Root folder of the repository.
+    """
     page = root / BUDGETS
     return parse_budgets(page.read_text(encoding="utf-8")) if page.is_file() else None
 
 
 def budget_report(sizes: dict[str, int], budgets: dict[str, Budget]) -> str:
-    """Return a table of each room's statements and budget; a room without budget has 0."""
+    """Return a table of each room's statements and budget; a room without budget has 0.
+
+    sizes: Number of statements by room.
+    budgets: Budgets by room.
+    """
     rows = [f"{'room':44} {'now':>6} {'budget':>6}"]
     for room, size in sorted(sizes.items()):
         allowed = budgets[room].statements if room in budgets else 0
@@ -249,7 +296,9 @@ def write_budgets(root: Path, sizes: dict[str, int], reason: str | None) -> int:
     """Write the budgets that are needed now; return 2, after a line, if a reason is needed and missing, else
     0.
 
-    root: of the repository. sizes: statements by room. reason: why rooms need more, or None.
+    root: Root folder of the repository.
+    sizes: Number of statements by room.
+    reason: Reason for which rooms need more; None: no reason was given.
     """
     try:
         budgets = renewed(sizes, read_budgets(root) or {}, reason)
@@ -262,7 +311,10 @@ def write_budgets(root: Path, sizes: dict[str, int], reason: str | None) -> int:
 
 
 def words(house: House) -> str:
-    """Return the report of the dialect's words by room, of the product alone."""
+    """Return the report of the dialect's words by room, of the product alone.
+
+    house: Files of the work tree.
+    """
     rooms: dict[str, list[str]] = {}
     for path, text in house.files.items():
         if path.startswith(ROOTS) and not path.startswith("lab/"):
@@ -271,12 +323,13 @@ def words(house: House) -> str:
 
 
 def features(house: House, page_text: str) -> str:
-    """Return a row for each feature, largest first; then the files that belong to none.
+    """Return a row for each feature, largest first; then a line for each file that belongs to no feature.
 
-    page_text: text of a page like docs/results/house.toml.
+    house: Files of the work tree.
+    page_text: Text of a page like docs/results/house.toml.
     """
     feature_tables = tomllib.loads(page_text)["feature"]
-    found: dict[str, list[str]] = {feature["name"]: [] for feature in feature_tables}
+    paths_of: dict[str, list[str]] = {feature["name"]: [] for feature in feature_tables}
     homeless = list[str]()
     for path in house.modules.values():
         root = next(root for root in ROOTS if path.startswith(root + "/"))
@@ -286,11 +339,11 @@ def features(house: House, page_text: str) -> str:
             for feature in feature_tables
             if any(fnmatchcase(below, pattern) for pattern in feature["files"])
         )
-        found.get(next(matching, ""), homeless).append(path)
-    lines = {name: sum(house.files[path].count("\n") for path in paths) for name, paths in found.items()}
+        paths_of.get(next(matching, ""), homeless).append(path)
+    lines = {name: sum(house.files[path].count("\n") for path in paths) for name, paths in paths_of.items()}
     sorted_features = sorted(feature_tables, key=lambda feature: -lines[feature["name"]])
     rows = [
-        f"| {name} | {len(found[name])} | {lines[name]:,} | {feature['asked']} | {feature['without']} |"
+        f"| {name} | {len(paths_of[name])} | {lines[name]:,} | {feature['asked']} | {feature['without']} |"
         for feature in sorted_features
         for name in [feature["name"]]
     ]
@@ -301,7 +354,8 @@ def features(house: House, page_text: str) -> str:
 def main(arguments: list[str] | None = None, root: Path | None = None) -> int:
     """Run the command; return the exit status.
 
-    arguments: of the command line; None: those of this process. root: of the repository; None: this one.
+    arguments: Words of the command line; None: those of this process.
+    root: Root folder of the repository; None: this repository.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -330,21 +384,30 @@ def main(arguments: list[str] | None = None, root: Path | None = None) -> int:
 
 
 def gate(house: House, root: Path) -> int:
-    """Print what is wrong, and warnings; return 1 if something is wrong, else 0. root: of the repository."""
-    problems = [" -> ".join(way_round(house, ring)) for ring in circles(house)]
+    """Print every problem (an import circle, or a room above its budget) and every warning; return 1 if there
+    is a problem, else 0.
+
+    house: Files of the work tree.
+    root: Root folder of the repository.
+    """
+    problems = [" -> ".join(shortest_circle(house, ring)) for ring in circles(house)]
     budgets = read_budgets(root)
     if budgets is not None:
         problems += over_budget(room_sizes(house), budgets)
-    warnings = [f"{path} has more than {MOST_LINES} lines" for path in too_long(house)]
-    if (lines := core_lines(root)) > CORE_LINES:
-        warnings.append(f"the core path in {WALK} has {lines:,} lines, more than {CORE_LINES:,}")
+    warnings = [f"{path} has more than {MAX_LINES} lines" for path in too_long(house)]
+    if (lines := core_lines(root)) > MAX_CORE_LINES:
+        warnings.append(f"the core path in {WALK} has {lines:,} lines, more than {MAX_CORE_LINES:,}")
     for line in (*problems, *(f"warning: {warning}" for warning in warnings)):
         print(line)
     return bool(problems)
 
 
 def core_lines(root: Path) -> int:
-    """Return the lines of the files that docs/walk.md lists as the core; 0 if the tree has no such page."""
+    """Return the number of lines of the files that docs/walk.md lists as the core; 0 if the tree has no such
+    page.
+
+    root: Root folder of the repository.
+    """
     page = root / WALK
     if not page.is_file():
         return 0
@@ -354,8 +417,11 @@ def core_lines(root: Path) -> int:
 
 
 def too_long(house: House) -> list[str]:
-    """Return the paths of modules with more than MOST_LINES lines, sorted."""
-    return sorted(path for path in house.modules.values() if house.files[path].count("\n") > MOST_LINES)
+    """Return the paths of modules with more than MAX_LINES lines, sorted.
+
+    house: Files of the work tree.
+    """
+    return sorted(path for path in house.modules.values() if house.files[path].count("\n") > MAX_LINES)
 
 
 if __name__ == "__main__":

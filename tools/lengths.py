@@ -1,10 +1,10 @@
-"""How near any forecast of a direct answer's length can come: what recorded answers let one foresee.
+"""Measures how well the length of a direct answer can be forecast, from recorded answers.
 
 python tools/lengths.py --tokenizer tokenizer.json --limit 224 ANSWERS.jsonl...
 
 ANSWERS: conversations whose last message is the answer, or records of `specsot eval` (--limit as there).
-Every way learns from half of the answers and foretells the other half, twenty times. Shown is the share of
-answers that are within 20 % of what is foretold.
+Every way of forecasting learns from half of the answers and forecasts the other half, NUM_SPLITS times. The
+output is the fraction of answers whose length is within 20 % of the forecast.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import numpy as np
 from specsot_master.core.plans.forecast import NEAR, likeliest
 from specsot_master.core.plans.router import decide_question, points_asked
 
-HALVES = 20
-FEWEST = 3  # answers of a class, below which all are asked
-STRENGTH = 6.0  # of the ridge
-ALIKE = 15  # answers to the questions that are most like one
+NUM_SPLITS = 20  # Number of times that the answers are split into halves. Untuned.
+MIN_ANSWERS = 3  # Answers. A class with fewer is forecast from all answers. Untuned.
+RIDGE_STRENGTH = 6.0  # Factor of the squared weights in the ridge regression. Untuned.
+NUM_SIMILAR = 15  # Number of similar questions whose answers give a forecast. Untuned.
+# Patterns of words by which a question asks for a certain form or length.
 WORDS = (
     r"list|steps|tips",
     r"brief|short|one sentence",
@@ -39,9 +40,10 @@ WORDS = (
 
 
 def read(path: Path, count: Callable[[str], int]) -> Iterator[tuple[str, float]]:
-    """Yield questions, and how many tokens their direct answers have.
+    """Yield (question, number of tokens of its direct answer); other lines are left out.
 
-    path: JSON lines: conversations, or records of `specsot eval`. count: counts the tokens of a text.
+    path: File of JSON lines: conversations, or records of `specsot eval`.
+    count: Returns the number of tokens of a text.
     """
     for line in path.read_text().splitlines():
         row = json.loads(line)
@@ -52,70 +54,93 @@ def read(path: Path, count: Callable[[str], int]) -> Iterator[tuple[str, float]]
 
 
 def counting(tokenizer: Path) -> Callable[[str], int]:
-    """Return a function that counts the tokens of a text. tokenizer: its tokenizer.json."""
+    """Return a function that counts the tokens of a text.
+
+    tokenizer: Path of the tokenizer.json.
+    """
     from tokenizers import Tokenizer
 
-    known = Tokenizer.from_file(str(tokenizer))
-    return lambda text: len(known.encode(text, add_special_tokens=False).ids)
+    loaded = Tokenizer.from_file(str(tokenizer))
+    return lambda text: len(loaded.encode(text, add_special_tokens=False).ids)
 
 
 def features(question: str, kinds: Sequence[str]) -> list[float]:
     """Return the features of a question: its class by the router, its length, and words that tell of its
     form.
 
-    question: plain text. kinds: all classes.
+    question: The question as plain text.
+    kinds: Names of all classes of the router.
     """
-    low, kind = question.lower(), decide_question(question).reason
-    about = [math.log(len(low.split()) + 1), math.log(len(low) + 1), float(points_asked(question) or 0)]
-    marks = [low.rstrip().endswith("?"), "\n" in low, *(re.search(words, low) for words in WORDS)]
-    return [*(float(reason == kind) for reason in kinds), *about, *(float(bool(mark)) for mark in marks)]
+    lower_case = question.lower()
+    kind = decide_question(question).reason
+    sizes = [
+        math.log(len(lower_case.split()) + 1),
+        math.log(len(lower_case) + 1),
+        float(points_asked(question) or 0),
+    ]
+    forms = [
+        lower_case.rstrip().endswith("?"),
+        "\n" in lower_case,
+        *(re.search(words, lower_case) for words in WORDS),
+    ]
+    return [*(float(reason == kind) for reason in kinds), *sizes, *(float(bool(form)) for form in forms)]
 
 
 def ridge(known: Any, lengths: Any) -> Callable[[Any], Any]:
     """Return a function that predicts lengths [n] from features [n, num_features], by ridge regression on
     their logarithm.
 
-    known: [n, num_features] features to learn from. lengths: [n] tokens.
+    known: Features to learn from, [n, num_features].
+    lengths: Numbers of tokens of their answers, [n].
     """
-    middle, wide, logs = known.mean(0), known.std(0) + 1e-6, np.log(lengths)
-    scaled = (known - middle) / wide
-    square = scaled.T @ scaled + STRENGTH * np.eye(scaled.shape[1])
+    means = known.mean(0)
+    deviations = known.std(0) + 1e-6
+    logs = np.log(lengths)
+    scaled = (known - means) / deviations
+    square = scaled.T @ scaled + RIDGE_STRENGTH * np.eye(scaled.shape[1])
     weights = np.linalg.solve(square, scaled.T @ (logs - logs.mean()))
-    return lambda asked: np.exp((asked - middle) / wide @ weights + logs.mean())
+    return lambda features: np.exp((features - means) / deviations @ weights + logs.mean())
 
 
 def shares(questions_and_lengths: Sequence[tuple[str, float]], limit: int) -> dict[str, float]:
     """Return, by way of forecasting, the fraction of answers that are near the forecast.
 
-    questions_and_lengths: all answers. limit: tokens at which answers were cut.
+    questions_and_lengths: Each question, and the number of tokens of its answer.
+    limit: Number of tokens at which answers were cut.
     """
     lengths = np.array([length for _, length in questions_and_lengths])
     kinds = [decide_question(question).reason for question, _ in questions_and_lengths]
     names = sorted(set(kinds))
-    plain = np.array([features(question, names) for question, _ in questions_and_lengths])
-    near = defaultdict[str, list[float]](list)
-    for turn in range(HALVES):
+    question_features = np.array([features(question, names) for question, _ in questions_and_lengths])
+    hit_rates = defaultdict[str, list[float]](list)
+    for turn in range(NUM_SPLITS):
         order = np.random.default_rng(turn).permutation(len(questions_and_lengths))
-        learned, tested = order[: len(questions_and_lengths) // 2], order[len(questions_and_lengths) // 2 :]
+        half = len(questions_and_lengths) // 2
+        learned, tested = order[:half], order[half:]
         forecasts: dict[str, Any] = {}
         for name, choose in (("median", median), ("likeliest", likeliest)):
             of_all = choose(lengths[learned].tolist())
-            classes = {kind: [float(lengths[at]) for at in learned if kinds[at] == kind] for kind in names}
+            classes = {
+                kind: [float(lengths[index]) for index in learned if kinds[index] == kind] for kind in names
+            }
             by_class = [
-                choose(classes[k]) if len(classes[k := kinds[at]]) >= FEWEST else of_all for at in tested
+                choose(classes[k]) if len(classes[k := kinds[index]]) >= MIN_ANSWERS else of_all
+                for index in tested
             ]
             forecasts[f"{name} of all"] = of_all
             forecasts[f"{name} of the class"] = np.array(by_class)
-        line = ridge(plain[learned], lengths[learned])
-        forecasts["a line over its words"] = np.minimum(line(plain[tested]), limit)
-        scaled = (plain - plain[learned].mean(0)) / (plain[learned].std(0) + 1e-6)
+        line = ridge(question_features[learned], lengths[learned])
+        forecasts["a line over its words"] = np.minimum(line(question_features[tested]), limit)
+        scaled = (question_features - question_features[learned].mean(0)) / (
+            question_features[learned].std(0) + 1e-6
+        )
         scaled /= np.linalg.norm(scaled, axis=1, keepdims=True)
-        alike = np.argsort(-scaled[tested] @ scaled[learned].T, axis=1)[:, :ALIKE]
-        among = [likeliest(forecast.tolist()) for forecast in lengths[learned][alike]]
-        forecasts[f"likeliest of {ALIKE} with words like its own"] = np.array(among)
+        most_similar = np.argsort(-scaled[tested] @ scaled[learned].T, axis=1)[:, :NUM_SIMILAR]
+        of_similar = [likeliest(forecast.tolist()) for forecast in lengths[learned][most_similar]]
+        forecasts[f"likeliest of {NUM_SIMILAR} with words like its own"] = np.array(of_similar)
         for way, forecast in forecasts.items():
-            near[way].append(float((abs(lengths[tested] / forecast - 1) <= NEAR).mean()))
-    return {way: float(np.mean(forecast)) for way, forecast in near.items()}
+            hit_rates[way].append(float((abs(lengths[tested] / forecast - 1) <= NEAR).mean()))
+    return {way: float(np.mean(forecast)) for way, forecast in hit_rates.items()}
 
 
 def main() -> None:
@@ -128,13 +153,15 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="to count tokens of conversations with")
     options = parser.parse_args()
     count = counting(options.tokenizer) if options.tokenizer else len
-    found = [one for path in options.answers for one in read(path, count) if one[1] > 0]
-    cut = sum(length >= options.limit - 2 for _, length in found)
-    print(f"{len(found)} answers, {cut} at the limit; within {NEAR:.0%} are")
-    best = likeliest([length for _, length in found])
-    near = sum(abs(length / best - 1) <= NEAR for _, length in found) / len(found)
-    print(f"  {near:.2f} one number that knows them all")
-    for way, share in shares(found, options.limit).items():
+    answers = [
+        (question, length) for path in options.answers for question, length in read(path, count) if length > 0
+    ]
+    cut = sum(length >= options.limit - 2 for _, length in answers)
+    print(f"{len(answers)} answers, {cut} at the limit; within {NEAR:.0%} are")
+    best = likeliest([length for _, length in answers])
+    fraction_near = sum(abs(length / best - 1) <= NEAR for _, length in answers) / len(answers)
+    print(f"  {fraction_near:.2f} one number that knows them all")
+    for way, share in shares(answers, options.limit).items():
         print(f"  {share:.2f} {way}")
 
 

@@ -1,12 +1,13 @@
-"""Plants small faults in product and lab, one at a time, and tells which test notices each: mutants.json.
+"""Plants small faults in product and lab, one at a time, and records which test catches each: mutants.json.
 
-    python tools/mutants.py sample --seed 18 --count 100     # others than those that are kept
-    python tools/mutants.py find                             # how many were caught; which are lost today
-    python tools/mutants.py judge [--only 3,17] [TESTS...]   # plant each, run tests until one fails, keep it
+    python tools/mutants.py sample --seed 18 --count 100    # replaces the stored mutants
+    python tools/mutants.py find                            # prints how many were caught, and which are lost
+    python tools/mutants.py judge [--only 3,17] [TESTS...]  # plants each, and runs tests until one fails
 
-A mutant is one line of one function, old and new. `judge` works in a work tree of its own (build/mutants, the
-last commit), so that nobody meets a fault. It runs the test that caught the mutant last time; then, or where
-that one passes, TESTS, else all of `make test`: minutes for each mutant that nobody notices.
+A mutant is one changed line of one function. `judge` works in a work tree of its own (build/mutants, the
+last commit), so that no fault is planted in this work tree. It first runs the test that caught the mutant
+last time. If that test passes, it runs TESTS, or all of `make test` if none are given, which takes minutes
+for each mutant that no test catches.
 """
 
 from __future__ import annotations
@@ -26,25 +27,41 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ROOT / "tests" / "mutants.json"
+# File that stores the mutants.
+MUTANTS_FILE = ROOT / "tests" / "mutants.json"
+# Work tree in which mutants are planted.
 COPY = ROOT / "build" / "mutants"
-HOMES = ("shared", "app", "services/master", "services/worker", "services/drafter", "lab")
-NO_SUCH_TEST = 4  # pytest's exit status where a test that it is given is not there
-LIMIT = 600  # seconds of tests for one mutant: who takes longer hangs, and that is noticed too
+# Folders whose Python files may be changed.
+SOURCE_FOLDERS = ("shared", "app", "services/master", "services/worker", "services/drafter", "lab")
+NO_SUCH_TEST = 4  # Exit status of pytest if a test that it is given does not exist.
+# Seconds. Time for the tests of one mutant. Tests that take longer hang, which counts as caught. Untuned.
+LIMIT = 600
+# Text of a sign, and the text that replaces it, by the class of its node.
 SIGNS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
     ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.FloorDiv: ("//", "*"),
 }  # fmt: skip
+# Names of calls within which nothing is changed.
 SILENT = {"log", "warnings", "dataclass", "field"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed line. verdict: caught, survived, equivalent. by: the test that fails, or why none does.
+    """One changed line.
 
-    first, before: where it was sampled, and what the suite of that day said.
+    id: Number of the mutant.
+    operator: Kind of the change, such as "negation" or "off by one".
+    path: Path of the file in the repository.
+    function: Qualified name of the function or class that the line belongs to; empty for other lines.
+    old: Text of the line.
+    new: Text of the changed line.
+    verdict: "caught", "survived", "equivalent", or "lost" if the line no longer exists; empty before it was
+        judged.
+    by: The test that fails, or why none does.
+    first: Path and line at which the mutant was sampled.
+    before: The verdict of the test suite of that day.
     """
 
     id: int
@@ -59,18 +76,21 @@ class Mutant:
     before: str = ""
 
 
-Edit = tuple[str, int, str]  # operator, line from 1, what the line becomes
-Change = tuple[str, int, int, int, str]  # operator, line, first and last column, what stands there instead
+# (operator, number of the line from 1, new text of the line)
+Edit = tuple[str, int, str]
+# (operator, number of the line from 1, first column, column after the last, new text between these columns)
+Change = tuple[str, int, int, int, str]
 
 
 # What can be changed --------------------
 
 
 def sources(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of every file that may be changed, generated ones left out. root: of the
-    work tree.
+    """Yield (path, text) of every file that may be changed, generated ones left out.
+
+    root: Root folder of the work tree.
     """
-    for home in HOMES:
+    for home in SOURCE_FOLDERS:
         for path in sorted((root / home).rglob("*.py")):
             if "/v1/" not in path.as_posix():
                 yield path.relative_to(root).as_posix(), path.read_text()
@@ -79,37 +99,51 @@ def sources(root: Path) -> Iterator[tuple[str, str]]:
 def functions_of(text: str) -> dict[int, str]:
     """Return, by line number from 1, the qualified name of the function or class that the line belongs to;
     other lines are left out.
+
+    text: Source of a file.
     """
-    found: dict[int, str] = {}
+    names_by_line: dict[int, str] = {}
 
     def visit(node: ast.AST, names: tuple[str, ...]) -> None:
-        """Record the lines of a node and of all nodes within it. names: of the classes and functions around
-        it.
+        """Record the lines of a node and of all nodes within it.
+
+        node: The node of the syntax tree.
+        names: Names of the classes and functions around the node, outermost first.
         """
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names = (*names, node.name)
-            found.update(dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), ".".join(names)))
+            names_by_line.update(
+                dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), ".".join(names))
+            )
         for inner in ast.iter_child_nodes(node):
             visit(inner, names)
 
     visit(ast.parse(text), ())
-    return found
+    return names_by_line
 
 
 def edits_of(text: str) -> Iterator[Edit]:
-    """Yield every change of one line; docstrings, texts for people, logs, imports and assertions stay."""
-    lines, waiting = text.splitlines(), [ast.parse(text)]
-    while waiting:
-        node = waiting.pop()
+    """Yield every change of one line; docstrings, texts for people, logs, imports and assertions stay.
+
+    text: Source of a file.
+    """
+    lines = text.splitlines()
+    pending: list[ast.AST] = [ast.parse(text)]
+    while pending:
+        node = pending.pop()
         if not is_silent(node):
-            waiting += ast.iter_child_nodes(node)
+            pending += ast.iter_child_nodes(node)
             for operator, line, start, end, new in changes(node, lines):
-                if lines[line - 1].isascii():  # columns are bytes
+                # Columns of the syntax tree count bytes.
+                if lines[line - 1].isascii():
                     yield operator, line, lines[line - 1][:start] + new + lines[line - 1][end:]
 
 
 def is_silent(node: ast.AST) -> bool:
-    """Return whether nothing within this node is changed."""
+    """Return whether nothing within a node is changed.
+
+    node: A node of the syntax tree.
+    """
     match node:
         case (
             ast.Import() | ast.ImportFrom() | ast.Assert() | ast.JoinedStr() | ast.Expr(value=ast.Constant())
@@ -122,53 +156,65 @@ def is_silent(node: ast.AST) -> bool:
 
 
 def changes(node: ast.AST, lines: list[str]) -> Iterator[Change]:
-    """Yield the changes of one node, inner nodes left out. lines: of the file."""
+    """Yield the changes of one node, inner nodes left out.
+
+    node: The node of the syntax tree; the nodes within it are left out.
+    lines: Lines of the file.
+    """
     match node:
         case ast.Constant(value=bool() as value):
-            yield from instead("boolean", node, str(not value))
+            yield from replacements("boolean", node, str(not value))
         case ast.Constant(value=int() | float() as value):
-            yield from instead("number", node, str(value + 1))
+            yield from replacements("number", node, str(value + 1))
         case ast.Compare():
             for (left, right), sign in zip(pairwise([node.left, *node.comparators]), node.ops):
-                yield from between("comparison", left, right, type(sign), lines)
+                yield from sign_changes("comparison", left, right, type(sign), lines)
         case ast.BoolOp():
             for left, right in pairwise(node.values):
-                yield from between("and-or", left, right, type(node.op), lines)
+                yield from sign_changes("and-or", left, right, type(node.op), lines)
         case ast.BinOp():
-            yield from between("arithmetic", node.left, node.right, type(node.op), lines)
+            yield from sign_changes("arithmetic", node.left, node.right, type(node.op), lines)
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if (
             test.lineno == test.end_lineno
         ):
-            yield from instead("negation", test, f"not ({ast.unparse(test)})")
+            yield from replacements("negation", test, f"not ({ast.unparse(test)})")
         case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
-            yield from instead("returned", value, "None")
+            yield from replacements("returned", value, "None")
         case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign():
-            yield from instead("removed", node, "pass")
+            yield from replacements("removed", node, "pass")
         case ast.Break() | ast.Continue():
-            yield from instead("loop", node, "continue" if isinstance(node, ast.Break) else "break")
+            yield from replacements("loop", node, "continue" if isinstance(node, ast.Break) else "break")
         case _:
             pass
 
 
-def instead(operator: str, node: ast.expr | ast.stmt, new: str) -> Iterator[Change]:
-    """Yield the change that replaces a node of one line by `new`; nothing for a node of several lines."""
+def replacements(operator: str, node: ast.expr | ast.stmt, new: str) -> Iterator[Change]:
+    """Yield the change that replaces a node of one line; nothing for a node of several lines.
+
+    operator: Name of the kind of change.
+    node: The node of the syntax tree.
+    new: Text that replaces the node.
+    """
     if node.lineno == node.end_lineno:
         yield operator, node.lineno, node.col_offset, node.end_col_offset or 0, new
 
 
-def between(
+def sign_changes(
     operator: str, left: ast.expr, right: ast.expr, sign: type[ast.AST], lines: list[str]
 ) -> Iterator[Change]:
     """Yield the change of the sign between two operands of one line; nothing for other signs or several
     lines.
 
-    operator: its name. left, right: the operands. sign: class of the sign's node. lines: of the file.
+    operator: Name of the kind of change.
+    left, right: Operands before and after the sign.
+    sign: Class of the sign's node.
+    lines: Lines of the file.
     """
     if sign in SIGNS and left.end_lineno == right.lineno:
         old, new = SIGNS[sign]
-        at = lines[right.lineno - 1].find(old, left.end_col_offset or 0, right.col_offset)
-        if at >= 0:
-            yield operator, right.lineno, at, at + len(old), new
+        column = lines[right.lineno - 1].find(old, left.end_col_offset or 0, right.col_offset)
+        if column >= 0:
+            yield operator, right.lineno, column, column + len(old), new
 
 
 # The sample --------------------
@@ -178,16 +224,24 @@ def sample(count: int, seed: int) -> list[Mutant]:
     """Return mutants: a file is drawn by its number of lines, then one of its operators, each as likely, then
     the place.
 
-    count: how many. seed: of the draws.
+    count: Number of mutants.
+    seed: Seed of the draws.
     """
-    rng, files = random.Random(seed), dict(sources(ROOT))
+    rng = random.Random(seed)
+    files = dict(sources(ROOT))
     files = {path: text for path, text in files.items() if any(edits_of(text))}
     chosen = rng.choices([*files], [text.count("\n") for text in files.values()], k=count)
     return [draw(number, path, files[path], rng) for number, path in enumerate(sorted(chosen))]
 
 
 def draw(number: int, path: str, text: str, rng: random.Random) -> Mutant:
-    """Return one mutant of a file. number: its id. path, text: of the file. rng: draws operator and place."""
+    """Return one mutant of a file.
+
+    number: Id of the mutant.
+    path: Path of the file in the repository.
+    text: Source of the file.
+    rng: Random number generator that draws operator and line.
+    """
     edits = sorted(edits_of(text))
     operator = rng.choice(sorted({operator for operator, _, _ in edits}))
     _, line, new = rng.choice([edit for edit in edits if edit[0] == operator])
@@ -201,7 +255,8 @@ def find(mutant: Mutant, files: dict[str, str]) -> tuple[str, int] | None:
     """Return the mutant's file and line (from 0): the same text in the same function, else in one place only;
     None if there is no such place.
 
-    files: texts by path.
+    mutant: The mutant.
+    files: Sources by path.
     """
     equal_lines = [
         (path, number)
@@ -219,14 +274,16 @@ def find(mutant: Mutant, files: dict[str, str]) -> tuple[str, int] | None:
 
 
 def judge(mutant: Mutant, tests: list[str]) -> Mutant:
-    """Return the mutant with its result: "lost", "caught" with the test, or "survived". tests: what to run
-    after the test that caught it last.
+    """Return the mutant with its result: "lost", "caught" with the test, or "survived".
+
+    mutant: The mutant, which is planted in the work tree COPY while tests run.
+    tests: Arguments of pytest, which runs them after the test that caught the mutant last.
     """
     files = dict(sources(COPY))
-    place = find(mutant, files)
-    if place is None:
+    location = find(mutant, files)
+    if location is None:
         return replace(mutant, verdict="lost", by="")
-    path, number = place
+    path, number = location
     lines = files[path].splitlines()
     indent = len(lines[number]) - len(lines[number].lstrip())
     lines[number] = " " * indent + mutant.new.strip()
@@ -241,9 +298,11 @@ def judge(mutant: Mutant, tests: list[str]) -> Mutant:
 def first_failure(tests: list[str]) -> str | None:
     """Return the test that fails first, or why the tests did not end; None if all pass.
 
-    It runs with COPY's modules before the installed ones. tests: arguments of pytest.
+    It runs with COPY's modules before the installed ones.
+
+    tests: Arguments of pytest.
     """
-    python_path = os.pathsep.join(str(COPY / home) for home in HOMES)
+    python_path = os.pathsep.join(str(COPY / home) for home in SOURCE_FOLDERS)
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", *tests]
     try:
         finished = subprocess.run(
@@ -263,33 +322,43 @@ def first_failure(tests: list[str]) -> str | None:
 
 
 def judge_all(only: set[int], tests: list[str]) -> None:
-    """Judge mutants in a work tree of its own, and write each result at once. only: ids; empty: all. tests:
-    arguments of pytest.
+    """Judge mutants in a work tree of its own, and write each result at once.
+
+    only: Ids of the mutants to judge; empty: all.
+    tests: Arguments of pytest.
     """
     git("worktree", "add", "--quiet", "--detach", "--force", str(COPY), "HEAD")
     try:
-        for mutant in [one for one in read() if not only or one.id in only]:
+        for mutant in [mutant for mutant in read() if not only or mutant.id in only]:
             judged = judge(mutant, tests)
-            write([judged if one.id == judged.id else one for one in read()])
+            write([judged if stored.id == judged.id else stored for stored in read()])
             print(judged.id, judged.verdict, judged.by, flush=True)
     finally:
         git("worktree", "remove", "--force", str(COPY))
 
 
 def git(*words: str) -> None:
-    """Run git in the repository. Raises CalledProcessError if it fails."""
+    """Run git in the repository.
+
+    words: Arguments of git.
+    Raises CalledProcessError if git fails.
+    """
     subprocess.run(["git", *words], cwd=ROOT, check=True)
 
 
 def read() -> list[Mutant]:
-    """Return the stored mutants."""
-    return [Mutant(**one) for one in json.loads(KEPT.read_text())["mutants"]]
+    """Return the stored mutants, in the order of the file."""
+    return [Mutant(**fields) for fields in json.loads(MUTANTS_FILE.read_text())["mutants"]]
 
 
-def write(mutants: list[Mutant], **about: object) -> None:
-    """Store the mutants. about: further entries of the file, which replace present ones."""
-    kept = json.loads(KEPT.read_text()) | about | {"mutants": [*map(asdict, mutants)]}
-    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+def write(mutants: list[Mutant], **further_entries: object) -> None:
+    """Store the mutants.
+
+    mutants: All mutants.
+    further_entries: Further entries of the file, which replace present ones.
+    """
+    page = json.loads(MUTANTS_FILE.read_text()) | further_entries | {"mutants": [*map(asdict, mutants)]}
+    MUTANTS_FILE.write_text(json.dumps(page, indent=1) + "\n")
 
 
 def main() -> int:
@@ -302,15 +371,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--only", default="")
-    given = parser.parse_intermixed_args()
-    if given.verb == "sample":
-        write(sample(given.count, given.seed), seed=given.seed)
-    elif given.verb == "judge":
-        judge_all({int(one) for one in given.only.split(",") if one}, given.tests)
+    options = parser.parse_intermixed_args()
+    if options.verb == "sample":
+        write(sample(options.count, options.seed), seed=options.seed)
+    elif options.verb == "judge":
+        judge_all({int(number) for number in options.only.split(",") if number}, options.tests)
     files = dict(sources(ROOT))
-    lost = [one for one in read() if find(one, files) is None]
-    print(*(f"lost: {one.id} {one.path} {one.old.strip()}" for one in lost), sep="\n")
-    print(dict(Counter(one.verdict for one in read())))
+    lost = [mutant for mutant in read() if find(mutant, files) is None]
+    print(*(f"lost: {mutant.id} {mutant.path} {mutant.old.strip()}" for mutant in lost), sep="\n")
+    print(dict(Counter(mutant.verdict for mutant in read())))
     return int(bool(lost))
 
 

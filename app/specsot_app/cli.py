@@ -98,7 +98,8 @@ WORDS = (
 # The environment variable with which a shell's completion script calls this command.
 COMPLETE = "_SPECSOT_COMPLETE"
 # Commands that share the module `status`.
-OF_MASTERS = ("info", "status", "rebalance")
+STATUS_COMMANDS = ("info", "status", "rebalance")
+# First line of `specsot --help`.
 ABOUT = (
     "Low latency for long answers: planned, written in parallel, drafted in trees that the model verifies."
 )
@@ -107,40 +108,42 @@ ABOUT = (
 class Group(click.Group):
     """A group of subcommands, each imported when it is used.
 
-    name: name of the group, such as "bench".
-    about: one line of help.
-    listed: for each heading of the help, its subcommands with one line of help each.
-    prefix: what precedes a subcommand's name in an entry point's path: "bench" for "bench.load"; empty for
-        the whole command.
+    name: Name of the group, such as "bench".
+    about: One line of help.
+    commands_by_heading: Subcommands with one line of help each, by the heading under which the help shows
+        them.
+    prefix: Name that precedes a subcommand's name in the path of an entry point: "bench" for "bench.load";
+        empty for the whole command.
     """
 
     def __init__(
-        self, name: str, about: str, listed: Mapping[str, Mapping[str, str]], prefix: str = ""
+        self, name: str, about: str, commands_by_heading: Mapping[str, Mapping[str, str]], prefix: str = ""
     ) -> None:
         super().__init__(
             name, help=about, no_args_is_help=True, context_settings={"max_content_width": MAX_HELP_COLUMNS}
         )
-        self._listed = listed
+        self._commands_by_heading = commands_by_heading
         self._prefix = prefix
         if not prefix:
             add_version(self, "specsot")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all subcommands: first those of `listed`, then installed entry points below the
-        prefix.
+        """Return the names of all subcommands: first those of `commands_by_heading`, then installed entry
+        points below the prefix.
 
-        ctx: click's context, which is not used.
+        ctx: Click's context, which is not used.
         """
-        known = [name for names in self._listed.values() for name in names]
-        found = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
-        return list(dict.fromkeys((*known, *found)))
+        known = [name for names in self._commands_by_heading.values() for name in names]
+        installed = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
+        return list(dict.fromkeys((*known, *installed)))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand, importing its module; None if there is no such command.
 
         A known command that is not installed is returned as a command that fails with what to install.
 
-        ctx: click's context. cmd_name: name of the subcommand, without the group's name.
+        ctx: Click's context, which is not used.
+        cmd_name: Name of the subcommand, without the group's name.
         """
         if cmd_name not in self.list_commands(ctx):
             return None
@@ -151,20 +154,26 @@ class Group(click.Group):
             return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
         if path in BENCH or path in LAB or self._prefix:
             return command_of(path)
-        room = "status" if path in OF_MASTERS else path.partition(".")[0]
-        return getattr(import_module(f"specsot_app.commands.{room}"), cmd_name)
+        module = "status" if path in STATUS_COMMANDS else path.partition(".")[0]
+        return getattr(import_module(f"specsot_app.commands.{module}"), cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return (name, subcommand, its arguments) as click does; for an unknown name, fail with a usage
+        """Return (name, subcommand, its arguments), as click does. For an unknown name, fail with a usage
         error that suggests the most similar name.
 
-        ctx: click's context. args: the words after the group's name; the first one names the subcommand.
+        Click allows None for the first two; this group returns None only during shell completion, for an
+        unknown name.
+
+        ctx: Click's context, which raises the usage error.
+        args: The words after the group's name; the first one names the subcommand.
+        Raises click.UsageError for an unknown name.
         """
         name = args[0]
         known = self.get_command(ctx, name) is not None
-        if not (known or name.startswith("-") or ctx.resilient_parsing):  # Completion must not print errors.
+        # While click completes words, errors must not be printed.
+        if not (known or name.startswith("-") or ctx.resilient_parsing):
             similar = get_close_matches(name, self.list_commands(ctx), 1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {similar[0]!r}?" if similar else ""))
         return super().resolve_command(ctx, args)
@@ -173,21 +182,25 @@ class Group(click.Group):
         """Return the completions of a partly typed word: the subcommands that begin with it, then the group's
         own options.
 
-        Help lines come from `listed`, so that no command is imported for its help.
+        Help lines come from `commands_by_heading`, so that no command is imported for its help.
 
-        ctx: click's context. incomplete: the typed beginning of a word; empty matches every name.
+        ctx: Click's context.
+        incomplete: The typed beginning of a word; empty matches every name.
         """
-        about = {name: line for names in self._listed.values() for name, line in names.items()}
+        help_lines = {
+            name: line for names in self._commands_by_heading.values() for name, line in names.items()
+        }
         matching = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        named = [CompletionItem(name, help=about.get(name)) for name in matching]
-        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
+        subcommands = [CompletionItem(name, help=help_lines.get(name)) for name in matching]
+        return [*subcommands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of subcommands under their headings.
 
-        ctx: click's context, which is not used. formatter: receives one section for each heading of `listed`.
+        ctx: Click's context, which is not used.
+        formatter: Click's formatter of help texts; it receives one section for each heading.
         """
-        for heading, names in self._listed.items():
+        for heading, names in self._commands_by_heading.items():
             with formatter.section(heading):
                 write_list(formatter, list(names.items()), COLUMN // 2)
 
@@ -197,18 +210,23 @@ def specsot() -> Group:
     return Group("specsot", ABOUT, COMMANDS)
 
 
+# Shells for which a completion script exists.
 Shell = Literal["bash", "zsh", "fish"]
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
-    """Arguments of `specsot completion`."""
+    """Arguments of `specsot completion`.
+
+    shell: The shell whose completion script is printed.
+    """
 
     HEADING: ClassVar[str] = "Arguments"
 
     shell: Annotated[Shell, Option("bash, zsh or fish.", positional=True)]
 
 
+# Examples in the help of `specsot completion`.
 SHELLS = (
     Example('eval "$(specsot completion bash)"', "In ~/.bashrc"),
     Example('eval "$(specsot completion zsh)"', "In ~/.zshrc, after compinit"),
@@ -222,7 +240,8 @@ def completion(options: CompletionOptions) -> int:
     shell_class = get_completion_class(options.shell)
     assert shell_class is not None
     source = shell_class(specsot(), {}, "specsot", COMPLETE).source()
-    print(source.replace('string split ","', 'string split -m1 ","'))  # fish: help may have commas
+    # The script for fish splits at every comma, but help texts may have commas.
+    print(source.replace('string split ","', 'string split -m1 ","'))
     return 0
 
 
@@ -244,8 +263,8 @@ def version() -> int:
 def main(arguments: Sequence[str] | None = None, only: click.Command | None = None) -> int:
     """Run one command; return the exit status, for which see `run`.
 
-    arguments: the words after the program's name; None takes those of this process.
-    only: the command to run, whose name is then not among `arguments`; None: the whole `specsot` command.
+    arguments: The words after the program's name; None takes those of this process.
+    only: The command to run, whose name is then not among `arguments`; None: the whole `specsot` command.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     set_runtime_defaults()
@@ -258,21 +277,25 @@ def main(arguments: Sequence[str] | None = None, only: click.Command | None = No
 class Warnings:
     """Shows a warning of an inactive option as one line on stderr, once for each message.
 
-    show_other: shows every other warning; it is what `warnings.showwarning` was before.
+    show_other: The function that shows every other warning: the former `warnings.showwarning`.
     """
 
     def __init__(self, show_other: Callable[..., None]) -> None:
         self._show_other = show_other
         self._shown = set[str]()
 
-    def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
-        """Show one warning, as `warnings.showwarning` is called.
+    def __call__(
+        self, message: Warning | str, category: type[Warning], *location: Any, **further: Any
+    ) -> None:
+        """Show one warning. The arguments are those of `warnings.showwarning`.
 
-        message: the warning. category: its class; anything but InactiveOption goes to `show_other`. where,
-            further: file name, line number and so on, as the warnings module passes them.
+        message: The warning. A message of an inactive option that was shown before is not shown again.
+        category: The warning's class. A class other than InactiveOption is passed on to `show_other`.
+        location: File name and line number of the code that warned.
+        further: Further arguments that the warnings module passes, such as `file` and `line`.
         """
         if not issubclass(category, InactiveOption):
-            self._show_other(message, category, *where, **further)
+            self._show_other(message, category, *location, **further)
         elif str(message) not in self._shown:
             self._shown.add(str(message))
             print(f"specsot: {message}", file=sys.stderr)
@@ -286,8 +309,8 @@ def run(words: list[str], only: click.Command | None = None) -> int:
     exception is passed on. If the environment variable COMPLETE is set, completions for the shell are printed
     instead.
 
-    words: the command's arguments.
-    only: the command to run; None: the whole `specsot` command.
+    words: Arguments of the command, without the program's name.
+    only: The command to run; None: the whole `specsot` command.
     """
     try:
         command = only or specsot()
@@ -302,23 +325,24 @@ def run(words: list[str], only: click.Command | None = None) -> int:
         print(error.format_message(), file=sys.stderr)
         return WRONG_INPUT
     except (InvalidRequest, ModelError) as error:
-        return complain(error, WRONG_INPUT)
+        return print_error(error, WRONG_INPUT)
     except Cancelled as error:
-        return complain(error, INTERRUPTED)
+        return print_error(error, INTERRUPTED)
     except SpecsotError as error:
-        return complain(error, FAILED)
+        return print_error(error, FAILED)
     except OSError as error:
         file_prefix = f"{error.filename}: " if error.filename else ""
-        return complain(f"{file_prefix}{error.strerror or error}", FAILED)
+        return print_error(f"{file_prefix}{error.strerror or error}", FAILED)
     except click.ClickException as error:
-        return complain(wording(error), WRONG_INPUT)
+        return print_error(wording(error), WRONG_INPUT)
     return result if isinstance(result, int) else 0
 
 
-def complain(error: object, status: int) -> int:
-    """Print an error as one line on stderr, and return `status`.
+def print_error(error: object, status: int) -> int:
+    """Print an error as one line on stderr, and return the exit status that was passed.
 
-    error: what is printed after "specsot: ". status: the exit status to return.
+    error: The error or its text, which is printed after "specsot: ".
+    status: The exit status to return.
     """
     print(f"specsot: {error}", file=sys.stderr)
     return status
@@ -331,13 +355,14 @@ BENCH = ("verify", "bench.quick", "bench.full")
 # Paths of the commands that the lab's distribution provides.
 LAB = ("train", "eval", *(path for name in BENCHES if (path := f"bench.{name}") not in BENCH))
 # Settings with which a command that is not installed accepts any arguments.
-ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+ACCEPT_ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def command_of(path: str) -> click.Command:
-    """Return the command with this path, such as "train" or "bench.load".
+    """Return the command with this path. If the command is not installed, return a command that fails and
+    says what to install.
 
-    If the command is not installed, return a command that fails and says what to install.
+    path: Path of the command, such as "train" or "bench.load".
     """
     entry_point = _points().get(path)
     return (_load(entry_point) if entry_point else None) or _refusing(path)
@@ -346,7 +371,7 @@ def command_of(path: str) -> click.Command:
 def paths_below(group: str) -> Iterator[str]:
     """Yield the paths of a group's commands: first those that are known here, then other installed ones.
 
-    group: name of the group: "bench" yields "bench.quick", "bench.load" and so on.
+    group: Name of the group: "bench" yields "bench.quick", "bench.load" and so on.
     """
     yield from dict.fromkeys(path for path in (*BENCH, *LAB, *_points()) if path.startswith(f"{group}."))
 
@@ -361,9 +386,10 @@ def _points() -> dict[str, EntryPoint]:
 
 
 def _load(entry_point: EntryPoint) -> click.Command | None:
-    """Import the command of an entry point; None if its distribution is still registered but its files are
-    gone.
+    """Import the command of an entry point. Return None if its distribution is still registered but its files
+    are gone.
 
+    entry_point: The entry point; its object is a click command.
     Raises ModuleNotFoundError if the command's own imports are missing.
     """
     try:
@@ -377,7 +403,7 @@ def _load(entry_point: EntryPoint) -> click.Command | None:
 def _refusing(path: str) -> click.Command:
     """Return a command that accepts any arguments and fails with InvalidRequest, which says what to install.
 
-    path: path of the command, such as "bench.load"; it decides between a new install and the lab's install.
+    path: Path of the command, such as "bench.load"; it decides between a new install and the lab's install.
     """
     missing = "a new install: pip install ." if path in BENCH else "the lab: pip install ./lab"
     message = f"`specsot {path.replace('.', ' ')}` needs {missing}, in SpecSoT's repository"
@@ -388,5 +414,5 @@ def _refusing(path: str) -> click.Command:
 
     name = path.rpartition(".")[2]
     return click.Command(
-        name, callback=refuse, help=message, context_settings=ANYTHING, add_help_option=False
+        name, callback=refuse, help=message, context_settings=ACCEPT_ANYTHING, add_help_option=False
     )

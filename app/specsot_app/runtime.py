@@ -19,6 +19,7 @@ import uvloop
 
 T = TypeVar("T")
 
+# Makes an event loop of uvloop.
 new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 
 
@@ -27,7 +28,8 @@ def run_until_signal(
 ) -> T:
     """Run the coroutine on a new event loop and return its result.
 
-    coroutine: what to run; Ctrl-C and the first SIGTERM cancel it. make_loop: makes the event loop.
+    coroutine: The coroutine to run; Ctrl-C and the first SIGTERM cancel it.
+    make_loop: Makes the event loop.
     Raises KeyboardInterrupt if a signal ended the coroutine, and what the coroutine raises.
     """
     try:
@@ -43,7 +45,7 @@ async def guarded(coroutine: Coroutine[Any, Any, T]) -> T:
 
     The command `timeout` sends the signal twice.
 
-    coroutine: what to run.
+    coroutine: The coroutine to run.
     """
     task, loop = asyncio.ensure_future(coroutine), asyncio.get_running_loop()
 
@@ -74,16 +76,21 @@ class BackgroundLoop:
         return not self._thread.is_alive()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start the coroutine on the loop without waiting, and return its future; cancelling the future
-        cancels the coroutine.
+        """Start a coroutine on the loop without waiting, and return its future; cancelling the future cancels
+        the coroutine.
+
+        coroutine: The coroutine to run.
         """
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for the coroutine, and return its result, for a caller without an event loop.
+        """Wait for a coroutine that runs on the loop, and return its result, for a caller without an event
+        loop.
 
-        Ctrl-C, or any other exception in the waiting thread, cancels the coroutine. Raises what the coroutine
-        raises.
+        Ctrl-C, or any other exception in the waiting thread, cancels the coroutine.
+
+        coroutine: The coroutine to run.
+        Raises what the coroutine raises.
         """
         future = self.start(coroutine)
         try:
@@ -93,16 +100,20 @@ class BackgroundLoop:
             raise
 
     async def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the coroutine's result, for a caller on another loop; cancelling the caller cancels the
-        coroutine.
+        """Return the result of a coroutine that runs on the background loop, for a caller on another loop.
+        Cancelling the caller cancels the coroutine.
+
+        coroutine: The coroutine to run.
+        Raises what the coroutine raises.
         """
         return await asyncio.wrap_future(self.start(coroutine))
 
     async def iterate(self, generator: AsyncGenerator[T]) -> AsyncIterator[T]:
-        """Yield what an async generator yields on the background loop, item by item, so that a slow reader
-        slows the generator down.
+        """Yield the items of an async generator that runs on the background loop, one by one, so that a slow
+        reader slows the generator down.
 
-        generator: runs on the background loop; it is closed when this iterator ends, is closed or fails.
+        generator: The generator, which runs on the background loop; it is closed when this iterator ends, is
+            closed or fails.
         """
         # A cancelled step may still run for a while; the lock lets `_end` wait for it.
         step_lock = asyncio.Lock()
@@ -142,8 +153,9 @@ ENDED = object()
 async def step(generator: AsyncGenerator[T], step_lock: asyncio.Lock) -> object:
     """Return the generator's next item, or ENDED if it has none.
 
-    generator: the generator to advance. step_lock: held meanwhile, so that `_end` can wait for a step that
-        was cancelled but still runs.
+    generator: The generator to advance.
+    step_lock: The lock of the generator's steps. It is held during the step, so that `_end` can wait for a
+        step that was cancelled but still runs.
     """
     async with step_lock:
         return await anext(generator, ENDED)
@@ -152,15 +164,17 @@ async def step(generator: AsyncGenerator[T], step_lock: asyncio.Lock) -> object:
 async def _end(generator: AsyncGenerator[Any], step_lock: asyncio.Lock) -> None:
     """Close the generator once no `step` holds the lock.
 
-    generator: the generator to close. step_lock: the lock of its steps.
+    generator: The generator to close.
+    step_lock: The lock that every `step` of the generator holds while it runs.
     """
     async with step_lock:
         await generator.aclose()
 
 
 def _make_stderr_logger(*names: object) -> structlog.PrintLogger:
-    """Return a logger that writes to stderr. names: the logger's names, which structlog passes and which are
-    not used.
+    """Return a logger that writes to stderr.
+
+    names: The logger's names, which structlog passes; they are not used.
     """
     return structlog.PrintLogger(sys.stderr)
 
@@ -183,7 +197,7 @@ def quiet_logs() -> None:
 def _configure_logs(level: int) -> None:
     """Configure structlog to write lines of at least this level to stderr.
 
-    level: a level of the logging module, such as logging.INFO.
+    level: A level of the logging module, such as logging.INFO.
     """
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level), logger_factory=_make_stderr_logger
@@ -194,7 +208,8 @@ def _configure_logs(level: int) -> None:
 
 @contextmanager
 def no_import_warnings() -> Generator[None]:
-    """Silence warnings of the logging module within the context, while libraries are imported.
+    """Silence warnings of the logging module within the context, while libraries are imported. The context
+    yields None.
 
     The warnings concern kernels that this process does not call.
     """

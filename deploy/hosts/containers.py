@@ -1,7 +1,7 @@
-"""A worker's container is stopped, frozen, cut off, killed while an answer is written: what becomes of it.
-With more workers than the ring needs one takes another's place, and all of them share the layers anew.
+"""Stops, freezes, disconnects and kills a worker's container while an answer is written; checks the answer.
 
-`docker/faults.sh` brings an engine, images and the services.
+With more workers than the ring needs, a standby worker replaces the victim, and `specsot rebalance`
+redistributes the layers. `docker/faults.sh` starts a container engine and the services, and runs this script.
 """
 
 from __future__ import annotations
@@ -11,23 +11,34 @@ import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 
-from trials import Act, Step, Trial, Voices, run
+from trials import Act, ServiceLog, Step, Trial, run
 
+# Compose's name of the project.
 PROJECT = "specsot"
+# Container that is broken.
 VICTIM = f"{PROJECT}_worker_1"
-MEMBERS = 3  # two workers and the drafter
+MEMBERS = 3  # Two workers and the drafter.
+# Network of the containers.
 NETWORK = f"{PROJECT}_ring"
+# Pattern of the master's line that says that a member was lost.
 LOST = r"master.*member lost"
-MORE = 4  # workers, two of which stand by
+MORE_WORKERS = 4  # Workers, of which two are standby workers.
 
 
 def docker(*words: str) -> Act:
-    """Return an act that runs docker with these words."""
+    """Return an act that runs docker.
+
+    words: Arguments of docker.
+    """
     return command("docker", *words)
 
 
 def command(*words: str) -> Act:
-    """Return an act that runs a command and waits for it. Raises CalledProcessError if it fails."""
+    """Return an act that runs a command and waits for it. The act raises CalledProcessError if the command
+    fails.
+
+    words: The command and its arguments.
+    """
 
     async def act() -> None:
         """Run the command on another thread."""
@@ -43,8 +54,8 @@ def crash() -> Act:
 
     async def act() -> None:
         """Find the process id, and kill it."""
-        look = ["docker", "inspect", "--format", "{{.State.Pid}}", VICTIM]
-        number = (await asyncio.to_thread(subprocess.check_output, look, text=True)).strip()
+        query = ["docker", "inspect", "--format", "{{.State.Pid}}", VICTIM]
+        number = (await asyncio.to_thread(subprocess.check_output, query, text=True)).strip()
         await asyncio.to_thread(subprocess.run, ["kill", "-9", number], check=True)
 
     return act
@@ -53,47 +64,56 @@ def crash() -> Act:
 def trials() -> list[Trial]:
     """Return the trials with as many workers as the ring needs."""
     return [
-        Trial("docker stop, then start", broken(("stop",), ("start",))),
+        Trial("docker stop, then start", breaking_steps(("stop",), ("start",))),
         Trial("its process is killed; compose starts it again", (Step("kill -9", crash()),)),
-        Trial("docker kill, then start", broken(("kill",), ("start",))),
-        Trial("docker pause until the master misses it", broken(("pause",), ("unpause",))),
+        Trial("docker kill, then start", breaking_steps(("kill",), ("start",))),
+        Trial("docker pause until the master misses it", breaking_steps(("pause",), ("unpause",))),
         Trial(
             "docker network disconnect until the master misses it",
-            broken(("network", "disconnect", NETWORK), ("network", "connect", NETWORK)),
+            breaking_steps(("network", "disconnect", NETWORK), ("network", "connect", NETWORK)),
         ),
     ]
 
 
 def scaled(client: list[str]) -> list[Trial]:
-    """Return the trials with MORE workers. client: the `specsot` command, as it reaches the master."""
-    again = Step("docker start", docker("start", VICTIM), r"master.*ring complete")
-    anew = Step("specsot rebalance", command(*client, "rebalance"))
+    """Return the trials with MORE_WORKERS workers.
+
+    client: Words of the `specsot` command, as it reaches the master.
+    """
+    restart = Step("docker start", docker("start", VICTIM), r"master.*ring complete")
+    rebalance = Step("specsot rebalance", command(*client, "rebalance"))
     return [
-        Trial("docker kill, another worker stands by", (Step("docker kill", docker("kill", VICTIM)), again)),
-        Trial(f"specsot rebalance, {MORE} workers", (anew,)),
+        Trial(
+            "docker kill, another worker stands by", (Step("docker kill", docker("kill", VICTIM)), restart)
+        ),
+        Trial(f"specsot rebalance, {MORE_WORKERS} workers", (rebalance,)),
     ]
 
 
-def broken(how: tuple[str, ...], healed: tuple[str, ...]) -> tuple[Step, ...]:
-    """Return the steps that break the victim, and heal it once the master has missed it. how, healed: words
-    of docker, without the container's name.
+def breaking_steps(breaking_words: tuple[str, ...], repairing_words: tuple[str, ...]) -> tuple[Step, ...]:
+    """Return the two steps that break the victim, and repair it once the master has declared it lost.
+
+    breaking_words: Words of docker that break it, without the container's name.
+    repairing_words: Words of docker that repair it, without the container's name.
     """
-    first = Step(" ".join(("docker", *how)), docker(*how, VICTIM))
-    return first, Step(" ".join(("docker", *healed)), docker(*healed, VICTIM), LOST)
+    first = Step(" ".join(("docker", *breaking_words)), docker(*breaking_words, VICTIM))
+    repair = Step(" ".join(("docker", *repairing_words)), docker(*repairing_words, VICTIM), LOST)
+    return first, repair
 
 
 async def main(client: list[str]) -> int:
-    """Run all trials; return 0 if all answers were the same, else 1. client: the `specsot` command, as it
-    reaches the master.
+    """Run all trials; return 0 if all answers were the same, else 1.
+
+    client: Words of the `specsot` command, as it reaches the master.
     """
-    voices = Voices()
+    service_log = ServiceLog()
     follow = ["docker-compose", "logs", "--follow", "--no-color", "--tail", "0"]
     logs = await asyncio.create_subprocess_exec(*follow, stdout=PIPE, stderr=STDOUT)
-    listening = asyncio.create_task(voices.listen(logs))
+    listening = asyncio.create_task(service_log.listen(logs))
     try:
-        alike = await run(trials(), client, voices, MEMBERS)
-        await command("docker-compose", "up", "-d", "--no-recreate", "--scale", f"worker={MORE}")()
-        return 0 if await run(scaled(client), client, voices, MORE + 1) and alike else 1
+        all_same = await run(trials(), client, service_log, MEMBERS)
+        await command("docker-compose", "up", "-d", "--no-recreate", "--scale", f"worker={MORE_WORKERS}")()
+        return 0 if await run(scaled(client), client, service_log, MORE_WORKERS + 1) and all_same else 1
     finally:
         logs.terminate()
         await listening

@@ -1,6 +1,6 @@
-"""Two hosts far from each other: network namespaces joined by a line that delays every packet.
+"""Simulates two distant hosts: network namespaces joined by a line that delays every packet.
 
-Where the kernel has no netem, a pair of TUN devices and a timer do the same, for any protocol.
+The delay is made by a pair of TUN devices and a timer, for any protocol, since not every kernel has netem.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from hosts import FAR_HOSTS, ip, remove
+from hosts import FAR_HOSTS, ip, remove_namespace
 
-ATTACH, TUN_FLAGS = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN | IFF_NO_PI
+# TUNSETIFF of <linux/if_tun.h>.
+ATTACH = 0x400454CA
+# IFF_TUN | IFF_NO_PI of <linux/if_tun.h>.
+TUN_FLAGS = 0x1001
+# Bytes of the largest packet.
 MTU = 1500
 
 
@@ -28,7 +32,7 @@ def far_hosts() -> Generator[tuple[int, int]]:
     ends: list[int] = []
     try:
         for address, space in zip(FAR_HOSTS.values(), spaces):
-            remove(space)  # what a run left that was killed
+            remove_namespace(space)  # A killed run may have left it.
             ip("netns", "add", space)
             ip("-n", space, "link", "set", "lo", "up")
             ends.append(_plug_in(space, address))
@@ -37,14 +41,15 @@ def far_hosts() -> Generator[tuple[int, int]]:
         for end in ends:
             os.close(end)
         for space in spaces:
-            remove(space)
+            remove_namespace(space)
 
 
 def _plug_in(space: str, address: str) -> int:
     """Return the file descriptor of a new device, which stays ours when the device moves to the namespace,
     where it has the namespace's name.
 
-    space: the namespace. address: of the device there.
+    space: Name of the namespace.
+    address: Address of the device in the namespace.
     """
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, ATTACH, struct.pack("16sH", space.encode(), TUN_FLAGS))
@@ -56,24 +61,31 @@ def _plug_in(space: str, address: str) -> int:
 
 @contextmanager
 def delayed(ends: tuple[int, int], seconds: float) -> Generator[None]:
-    """Within the context, carry packets between the ends with a delay each way, while the event loop runs.
-    Its timers must be exact.
+    """Within the context, which yields None, carry packets between the ends with a delay each way, while the
+    event loop runs. The loop's timers must be exact.
 
-    ends: file descriptors. seconds: of one way.
+    ends: File descriptors of both ends of the line.
+    seconds: Delay of one direction, in seconds.
     """
     loop = asyncio.get_running_loop()
 
-    def carry(here: int, there: int) -> None:
-        """Read a packet from one end, and deliver it to the other after the delay."""
-        try:
-            packet = os.read(here, MTU)
-        except OSError:  # its namespace is gone: another script of this folder has begun
-            loop.remove_reader(here)
-            return
-        loop.call_later(seconds, _deliver, there, packet)
+    def carry(source: int, target: int) -> None:
+        """Read a packet from one end, and deliver it to the other end after the delay. If the first end is
+        gone, stop reading from it.
 
-    for here, there in (ends, ends[::-1]):
-        loop.add_reader(here, partial(carry, here, there))
+        source: File descriptor of the end to read from.
+        target: File descriptor of the other end.
+        """
+        try:
+            packet = os.read(source, MTU)
+        # The namespace is gone, since another script of this folder has started.
+        except OSError:
+            loop.remove_reader(source)
+            return
+        loop.call_later(seconds, _deliver, target, packet)
+
+    for source, target in (ends, ends[::-1]):
+        loop.add_reader(source, partial(carry, source, target))
     try:
         yield
     finally:
@@ -82,6 +94,11 @@ def delayed(ends: tuple[int, int], seconds: float) -> Generator[None]:
 
 
 def _deliver(end: int, packet: bytes) -> None:
-    """Write a packet to an end; it is lost if the device is full or gone."""
-    with suppress(OSError):  # the device is gone, or full: a line may lose packets
+    """Write a packet to an end; the packet is lost if the device is full or gone.
+
+    end: File descriptor of the end.
+    packet: The IP packet.
+    """
+    # A line may lose packets.
+    with suppress(OSError):
         os.write(end, packet)

@@ -1,4 +1,4 @@
-"""Four hosts on one machine: network namespaces behind a switch, a fleet over them, cables that are pulled.
+"""Simulates four hosts by network namespaces on a switch, runs a fleet over them, and pulls their cables.
 
 Needs root, Linux, iproute2 and `make install`:
     python deploy/hosts/hosts.py [CERTIFICATES]
@@ -17,32 +17,41 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trials import LIMIT, WRITTEN, Act, Step, Trial, Voices, run
+from trials import ANSWER_FINISHED, LIMIT, Act, ServiceLog, Step, Trial, run
 
 ROOT = Path(__file__).resolve().parents[2]
+# Folder of this environment's programs.
 BIN = Path(sys.executable).parent
+# Name of the namespace that is the switch.
 SWITCH = "specsot-switch"
+# Addresses of the hosts by name.
 HOSTS = {"a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3", "d": "10.77.0.4"}
-FAR_HOSTS = {"near": "10.78.0.1", "far": "10.78.0.2"}  # of far_line.py
+FAR_HOSTS = {"near": "10.78.0.1", "far": "10.78.0.2"}  # Hosts of far_line.py.
+# Addresses of all hosts by name.
 ADDRESSES = HOSTS | FAR_HOSTS
-MEMBERS = 4  # three workers and the drafter
+MEMBERS = 4  # Three workers and the drafter.
+# Number of stages of the ring.
 STAGES = 3
 
 
 def ip(*words: str) -> None:
-    """Run iproute2's `ip` with these words. Raises CalledProcessError if it fails."""
+    """Run iproute2's `ip`.
+
+    words: Arguments of `ip`.
+    Raises CalledProcessError if the command fails.
+    """
     subprocess.run(["ip", *words], check=True)
 
 
 @contextmanager
 def network() -> Generator[None]:
-    """Within the context there are four namespaces with one address each, all connected to one switch, which
-    is a namespace too.
+    """Within the context, which yields None, there are four namespaces with one address each, all connected
+    to one switch, which is a namespace too.
     """
     spaces = [SWITCH, *(f"specsot-{host}" for host in HOSTS)]
     try:
         for space in spaces:
-            remove(space)  # what a run left that was killed
+            remove_namespace(space)  # A killed run may have left it.
             ip("netns", "add", space)
             ip("-n", space, "link", "set", "lo", "up")
         ip("-n", SWITCH, "link", "add", "bridge", "type", "bridge")
@@ -52,11 +61,14 @@ def network() -> Generator[None]:
         yield
     finally:
         for space in spaces:
-            remove(space)
+            remove_namespace(space)
 
 
-def remove(space: str) -> None:
-    """Remove a namespace with everything that still runs in it; a missing one is no error."""
+def remove_namespace(space: str) -> None:
+    """Remove a namespace with everything that still runs in it; a missing namespace is no error.
+
+    space: Name of the namespace.
+    """
     running = subprocess.run(["ip", "netns", "pids", space], check=False, capture_output=True, text=True)
     for process in running.stdout.split():
         with suppress(ProcessLookupError):
@@ -65,7 +77,11 @@ def remove(space: str) -> None:
 
 
 def plug_in(host: str, address: str) -> None:
-    """Connect a host's namespace to the switch. address: of the host."""
+    """Connect a host's namespace to the switch.
+
+    host: Name of the host, a key of HOSTS.
+    address: Address of the host.
+    """
     space = f"specsot-{host}"
     ip("link", "add", f"to-{host}", "netns", SWITCH, "type", "veth", "peer", "name", "eth0", "netns", space)
     ip("-n", SWITCH, "link", "set", f"to-{host}", "master", "bridge", "up")
@@ -73,8 +89,12 @@ def plug_in(host: str, address: str) -> None:
     ip("-n", space, "link", "set", "eth0", "up")
 
 
-def cable(host: str, state: str) -> Act:
-    """Return an act that pulls a host's cable (`state` "down"), or plugs it in again ("up")."""
+def cable_act(host: str, state: str) -> Act:
+    """Return an act that pulls a host's cable, or plugs it in again.
+
+    host: Name of the host, a key of HOSTS.
+    state: "down" to pull the cable, "up" to plug it in.
+    """
 
     async def act() -> None:
         """Set the state of the switch's end."""
@@ -87,20 +107,22 @@ class Hosts:
     """The processes on the hosts, by name, and the lines that they write."""
 
     def __init__(self) -> None:
-        self.voices = Voices()
+        self.service_log = ServiceLog()
         self._running: dict[str, Process] = {}
         self._commands: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, name: str, host: str, *command: str) -> None:
-        """Start a service and listen to it. `serve` names the services in its own lines, so that its lines
-        get no name.
+        """Start a service and record its lines. `serve` names the services in its own lines, so that its
+        lines get no name.
 
-        name: what we call it. host: where it runs; empty for this machine itself. command: its command line.
+        name: Name of the process, by which it is found later.
+        host: Host on which it runs, a key of ADDRESSES; empty: this machine itself.
+        command: The command and its arguments.
         """
         self._commands[name] = host, command
         process = await asyncio.create_subprocess_exec(
-            *(on(host) if host else ()),
+            *(on_host(host) if host else ()),
             *command,
             stdin=DEVNULL,
             stdout=PIPE,
@@ -109,11 +131,15 @@ class Hosts:
             limit=1 << 20,
         )
         self._running[name] = process
-        own = None if name == "serve" else name
-        self._tasks.append(asyncio.create_task(self.voices.listen(process, own)))
+        prefix = None if name == "serve" else name
+        self._tasks.append(asyncio.create_task(self.service_log.listen(process, prefix)))
 
-    def tell(self, name: str, number: signal.Signals) -> Act:
-        """Return an act that sends a signal to a process. name: of the process. number: the signal."""
+    def signal_act(self, name: str, number: signal.Signals) -> Act:
+        """Return an act that sends a signal to a process.
+
+        name: Name of the process.
+        number: The signal to send.
+        """
 
         async def act() -> None:
             """Send the signal."""
@@ -121,8 +147,11 @@ class Hosts:
 
         return act
 
-    def again(self, name: str) -> Act:
-        """Return an act that waits until a process has ended, and runs its command once more."""
+    def restart_act(self, name: str) -> Act:
+        """Return an act that waits until a process has ended, and runs its command once more.
+
+        name: Name of the process.
+        """
 
         async def act() -> None:
             """Wait, and start the command."""
@@ -141,20 +170,25 @@ class Hosts:
         await asyncio.gather(*(process.wait() for process in self._running.values()))
 
 
-def on(host: str) -> list[str]:
-    """Return the words that run a command on a host, with this environment's programs."""
+def on_host(host: str) -> list[str]:
+    """Return the words that run a command on a host, with this environment's programs.
+
+    host: Name of the host, a key of ADDRESSES.
+    """
     return ["ip", "netns", "exec", f"specsot-{host}", "env", f"PATH={BIN}:{os.environ['PATH']}"]
 
 
-def asked_for(line: str) -> tuple[str, str, list[str]] | None:
-    """Return name, host and command of a line such as "on 10.77.0.2: specsot-worker ... --name worker-0 ...";
+def parse_start_line(line: str) -> tuple[str, str, list[str]] | None:
+    """Return (name, host, command) of a line such as "on 10.77.0.2: specsot-worker ... --name worker-0 ...";
     None for any other line.
+
+    line: A line that `specsot serve` printed.
     """
     if not line.startswith("on "):
         return None
     address, _, command = line.removeprefix("on ").partition(": ")
     words = shlex.split(command)
-    host = next(host for host, own in ADDRESSES.items() if own == address)
+    host = next(host for host, host_address in ADDRESSES.items() if host_address == address)
     return words[words.index("--name") + 1], host, words
 
 
@@ -162,108 +196,163 @@ async def serve(hosts: Hosts, master: str, stages: Iterable[str], *tls_files: st
     """Start a fleet as a person would: what `specsot serve` prints is typed on the other hosts. Return once
     it is ready.
 
-    hosts: starts the processes. master: its host. stages: the host of each. tls_files: further flags of
-        `specsot serve`.
+    hosts: Starts the processes, and records their lines.
+    master: Host of the master.
+    stages: Host of each stage, in ring order.
+    tls_files: Further flags of `specsot serve`, such as those of TLS.
     """
     devices = ",".join(f"{ADDRESSES[host]}#cpu" for host in stages)
     words = ("--devices", devices, "--fleet-listen", f"{ADDRESSES[master]}:50060", *tls_files)
     await hosts.start("serve", master, "specsot", "serve", *words)
-    await hosts.voices.until("^waiting for|^specsot: ", 0)
-    for line in list(hosts.voices.lines):
-        if wanted := asked_for(line):
-            name, host, command = wanted
+    await hosts.service_log.wait_for("^waiting for|^specsot: ", 0)
+    for line in list(hosts.service_log.lines):
+        if service := parse_start_line(line):
+            name, host, command = service
             await hosts.start(name, host, *command)
-    await asyncio.wait_for(hosts.voices.until("^ready: ", 0), LIMIT)
+    await asyncio.wait_for(hosts.service_log.wait_for("^ready: ", 0), LIMIT)
 
 
-def missed(name: str) -> str:
-    """Return the pattern of the master's line that this member was lost."""
+def lost_pattern(name: str) -> str:
+    """Return the pattern of the master's line that says that a member was lost.
+
+    name: Name of the member.
+    """
     return rf"master +\| .*member lost.*{name}"
 
 
 def trials(hosts: Hosts) -> list[Trial]:
-    """Return the trials of a fleet without standby workers."""
+    """Return the trials of a fleet without standby workers.
+
+    hosts: The running processes.
+    """
     return [
-        Trial("a worker's cable is pulled, and plugged in again", cut("b")),
-        Trial("a worker's cable is pulled until the answer is written", cut("b", WRITTEN)),
-        Trial("a worker is killed, and started again", killed(hosts, "worker-1")),
-        Trial("a worker stands still until the answer is written", frozen(hosts, "worker-1")),
-        Trial("a worker stands still for a second", stalled(hosts, "worker-1"), harmless=True),
-        Trial("the drafter is killed, and started again", killed(hosts, "drafter")),
-        Trial("the cable of a worker and the drafter, until the answer is written", cut("d", WRITTEN)),
-        Trial("the master's cable is pulled until it misses a worker", cut("a", missed("worker-0"))),
+        Trial("a worker's cable is pulled, and plugged in again", cable_steps("b")),
+        Trial("a worker's cable is pulled until the answer is written", cable_steps("b", ANSWER_FINISHED)),
+        Trial("a worker is killed, and started again", kill_steps(hosts, "worker-1")),
+        Trial("a worker stands still until the answer is written", freeze_steps(hosts, "worker-1")),
+        Trial("a worker stands still for a second", stall_steps(hosts, "worker-1"), harmless=True),
+        Trial("the drafter is killed, and started again", kill_steps(hosts, "drafter")),
+        Trial(
+            "the cable of a worker and the drafter, until the answer is written",
+            cable_steps("d", ANSWER_FINISHED),
+        ),
+        Trial(
+            "the master's cable is pulled until it misses a worker",
+            cable_steps("a", lost_pattern("worker-0")),
+        ),
     ]
 
 
-def cut(host: str, until: str | None = None) -> tuple[Step, ...]:
-    """Return the steps that pull a host's cable and plug it in again. until: pattern of a line before the
-    cable is plugged in again; None: at once.
+def cable_steps(host: str, repair_pattern: str | None = None) -> tuple[Step, ...]:
+    """Return the two steps that pull a host's cable and plug it in again.
+
+    host: Name of the host, a key of HOSTS.
+    repair_pattern: Pattern of the line that must come before the cable is plugged in again; None: it is
+        plugged in at once.
     """
-    return Step(f"cable of {host} out", cable(host, "down")), Step("in again", cable(host, "up"), until)
+    return Step(f"cable of {host} out", cable_act(host, "down")), Step(
+        "in again", cable_act(host, "up"), repair_pattern
+    )
 
 
-def killed(hosts: Hosts, name: str) -> tuple[Step, ...]:
-    """Return the steps that kill a process, and start it again once the master has missed it."""
-    kill, again = hosts.tell(name, signal.SIGKILL), hosts.again(name)
-    return Step(f"SIGKILL to {name}", kill), Step("started again", again, missed(name))
+def kill_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
+    """Return the two steps that kill a process, and start it again once the master has declared it lost.
+
+    hosts: The running processes.
+    name: Name of the process.
+    """
+    kill = hosts.signal_act(name, signal.SIGKILL)
+    restart = hosts.restart_act(name)
+    return Step(f"SIGKILL to {name}", kill), Step("started again", restart, lost_pattern(name))
 
 
-def frozen(hosts: Hosts, name: str) -> tuple[Step, ...]:
-    """Return the steps that freeze a process until the answer is written."""
-    stop, go_on = hosts.tell(name, signal.SIGSTOP), hosts.tell(name, signal.SIGCONT)
-    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT", go_on, WRITTEN)
+def freeze_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
+    """Return the two steps that freeze a process until the answer is written.
+
+    hosts: The running processes.
+    name: Name of the process.
+    """
+    stop = hosts.signal_act(name, signal.SIGSTOP)
+    resume = hosts.signal_act(name, signal.SIGCONT)
+    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT", resume, ANSWER_FINISHED)
 
 
-def stalled(hosts: Hosts, name: str) -> tuple[Step, ...]:
-    """Return the steps that freeze a process for a second."""
-    stop, go_on = hosts.tell(name, signal.SIGSTOP), hosts.tell(name, signal.SIGCONT)
+def stall_steps(hosts: Hosts, name: str) -> tuple[Step, ...]:
+    """Return the two steps that freeze a process for a second.
 
-    async def later() -> None:
+    hosts: The running processes.
+    name: Name of the process.
+    """
+    stop = hosts.signal_act(name, signal.SIGSTOP)
+    resume = hosts.signal_act(name, signal.SIGCONT)
+
+    async def resume_later() -> None:
         """Let the process continue after a second."""
         await asyncio.sleep(1)
-        await go_on()
+        await resume()
 
-    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT a second later", later)
+    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT a second later", resume_later)
 
 
 async def main(tls_files: list[str]) -> int:
-    """Run all trials; return 0 if all answers were the same, else 1. tls_files: empty, or the folder of
-    certificates.
+    """Run all trials; return 0 if all answers were the same, else 1.
+
+    tls_files: The folder of certificates as the only entry; empty: no TLS.
     """
-    hosts, self = Hosts(), asyncio.current_task()
-    assert self is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
+    hosts = Hosts()
+    this_task = asyncio.current_task()
+    assert this_task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
     try:
         await serve(hosts, "a", "bcd", *(("--certificates", *tls_files) if tls_files else ("--insecure",)))
-        print("\n".join(hosts.voices.lines), flush=True)
-        client = [*on("a"), *(shown(*tls_files) if tls_files else ()), "specsot"]
-        well = await run(trials(hosts), client, hosts.voices, MEMBERS, STAGES)
-        await stand_by(hosts, *(certified(*tls_files) if tls_files else ("--insecure",)))
-        replaced = [
-            Trial("a worker's cable is pulled, and another one stands by", cut("b", WRITTEN)),
-            Trial("a worker is killed, and another one stands by", killed(hosts, "worker-1")[:1]),
+        print("\n".join(hosts.service_log.lines), flush=True)
+        client = [*on_host("a"), *(client_variables(*tls_files) if tls_files else ()), "specsot"]
+        all_same = await run(trials(hosts), client, hosts.service_log, MEMBERS, STAGES)
+        await start_standby(hosts, *(worker_tls_flags(*tls_files) if tls_files else ("--insecure",)))
+        standby_trials = [
+            Trial("a worker's cable is pulled, and another one stands by", cable_steps("b", ANSWER_FINISHED)),
+            Trial("a worker is killed, and another one stands by", kill_steps(hosts, "worker-1")[:1]),
         ]
-        return 0 if await run(replaced, client, hosts.voices, MEMBERS + 1, STAGES) and well else 1
+        return (
+            0 if await run(standby_trials, client, hosts.service_log, MEMBERS + 1, STAGES) and all_same else 1
+        )
     finally:
         await hosts.end()
 
 
-async def stand_by(hosts: Hosts, *tls_files: str) -> None:
-    """Start a worker more than the ring needs, on the last host, without layers of its own. tls_files: its
-    flags.
+async def start_standby(hosts: Hosts, *tls_files: str) -> None:
+    """Start a worker more than the ring needs, on the last host, without layers of its own.
+
+    hosts: Starts the process.
+    tls_files: Flags of the worker's TLS files, or `--insecure`.
     """
-    place = ("--name", "spare", "--listen", f"{HOSTS['d']}:50053", "--master", f"{HOSTS['a']}:50060")
-    await hosts.start("spare", "d", "specsot-worker", "--model", "models/demo/base", *place, *tls_files)
+    address_flags = ("--name", "spare", "--listen", f"{HOSTS['d']}:50053", "--master", f"{HOSTS['a']}:50060")
+    await hosts.start(
+        "spare", "d", "specsot-worker", "--model", "models/demo/base", *address_flags, *tls_files
+    )
 
 
-def certified(folder: str) -> list[str]:
-    """Return the flags of a worker's TLS files. folder: of the certificates."""
-    own = f"{folder}/worker"
-    return ["--tls-ca", f"{own}/ca.pem", "--tls-cert", f"{own}/own.pem", "--tls-key", f"{own}/own.key"]
+def worker_tls_flags(folder: str) -> list[str]:
+    """Return the flags of a worker's TLS files.
+
+    folder: Folder of the certificates.
+    """
+    worker_folder = f"{folder}/worker"
+    return [
+        "--tls-ca",
+        f"{worker_folder}/ca.pem",
+        "--tls-cert",
+        f"{worker_folder}/own.pem",
+        "--tls-key",
+        f"{worker_folder}/own.key",
+    ]
 
 
-def shown(folder: str) -> list[str]:
-    """Return, as variables, what a client trusts and shows. folder: of the certificates."""
+def client_variables(folder: str) -> list[str]:
+    """Return environment variables that name the CA which a client trusts and the token which it sends.
+
+    folder: Folder of the certificates.
+    """
     return [f"SPECSOT_TLS_CA={folder}/ca.pem", f"SPECSOT_TOKEN_FILE={folder}/token"]
 
 

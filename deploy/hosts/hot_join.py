@@ -1,7 +1,8 @@
-"""A faster machine without files joins while an answer is written: how long the answer stops, and its pace.
+"""Lets a faster machine without model files join while an answer is written; prints pause and speed.
 
-The slower machine is simulated: the first worker says that it is on another one, and sleeps before frames.
-With --rebalance both do, so that the second one stands by, until `specsot rebalance`. Needs `make install`:
+The slower machine is simulated: the first worker registers as one of another host, and sleeps before frames.
+With --rebalance both workers sleep, so that the second one is a standby until `specsot rebalance`. Needs
+`make install`:
     python deploy/hosts/hot_join.py [--model FILE] [--head DIRECTORY] [--quantization int8] [--tokens 900]
         [--before 40] [--times 5] [--rebalance]
 """
@@ -26,143 +27,199 @@ from trials import LIMIT, MASTER, QUESTION, lines_of
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """times: of each event that brought text, by the monotonic clock; tokens: that each brought."""
+    """An answer as a client received it.
+
+    text: The merged text.
+    times: Time of each event that brought text, by the monotonic clock, in seconds.
+    tokens: Number of tokens that each of these events brought.
+    """
 
     text: str
     times: tuple[float, ...]
     tokens: tuple[int, ...]
 
-    def pace(self, since: float, until: float) -> float:
-        """Return the tokens a second between two moments; not a number for fewer than two events."""
-        within = [(at, count) for at, count in zip(self.times, self.tokens) if since <= at <= until]
-        took = within[-1][0] - within[0][0] if within else 0.0
-        return sum(count for _, count in within[1:]) / took if took else math.nan
+    def pace(self, start: float, end: float) -> float:
+        """Return the tokens a second between two moments; not a number for fewer than two events.
 
-    def until(self, moment: float) -> int:
-        """Return the number of tokens that came by this moment."""
-        return sum(count for at, count in zip(self.times, self.tokens) if at <= moment)
-
-    def next(self, moment: float) -> float:
-        """Return when the first text after this moment came. Raises StopIteration if none came."""
-        return next(at for at in self.times if at > moment)
-
-    def longest_gap(self, since: float, until: float) -> float:
-        """Return the longest time without text, in seconds; a gap counts if it begins within [since, until];
-        0 without gaps.
+        start, end: Times of the monotonic clock, in seconds.
         """
-        gaps = (late - soon for soon, late in pairwise(self.times) if since <= soon <= until)
+        events = [(time, count) for time, count in zip(self.times, self.tokens) if start <= time <= end]
+        seconds = events[-1][0] - events[0][0] if events else 0.0
+        return sum(count for _, count in events[1:]) / seconds if seconds else math.nan
+
+    def num_tokens_at(self, moment: float) -> int:
+        """Return the number of tokens that had come by a moment.
+
+        moment: Time of the monotonic clock, in seconds.
+        """
+        return sum(count for time, count in zip(self.times, self.tokens) if time <= moment)
+
+    def next_time(self, moment: float) -> float:
+        """Return when the first text after a moment came.
+
+        moment: Time of the monotonic clock, in seconds.
+        Raises StopIteration if no text came after it.
+        """
+        return next(time for time in self.times if time > moment)
+
+    def longest_gap(self, start: float, end: float) -> float:
+        """Return the longest time without text, in seconds; 0 without gaps.
+
+        start, end: Times of the monotonic clock. A gap counts if it begins within [start, end].
+        """
+        gaps = (late - soon for soon, late in pairwise(self.times) if start <= soon <= end)
         return max(gaps, default=0.0)
 
 
-async def ask(given: argparse.Namespace, begun: asyncio.Event) -> Answer:
-    """Return the answer that a client of its own gets; `begun` is set after --before events."""
-    words = ("--mode", "direct", "--ignore-eos", "--seed", "1", "--max-new-tokens", str(given.tokens))
-    asked = await asyncio.create_subprocess_exec(
+async def ask(options: argparse.Namespace, enough_events: asyncio.Event) -> Answer:
+    """Return the answer that a client of its own receives. Raise SystemExit if there is no answer.
+
+    options: The options of this script.
+    enough_events: Event that is set once --before events with text have come.
+    """
+    words = ("--mode", "direct", "--ignore-eos", "--seed", "1", "--max-new-tokens", str(options.tokens))
+    client = await asyncio.create_subprocess_exec(
         *(str(BIN / "specsot"), "infer", "--master", MASTER, "--json", *words, QUESTION),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 24,
     )
-    times, tokens, event = list[float](), list[int](), dict[str, Any]()
-    async for line in lines_of(asked):
+    times = list[float]()
+    tokens = list[int]()
+    event = dict[str, Any]()
+    async for line in lines_of(client):
         event = json.loads(line)
         if event["event"] == "merged_text":
             times.append(time.monotonic())
             tokens.append(event["step_tokens"])
-        if len(times) == given.before:
-            begun.set()
-    await asked.wait()
+        if len(times) == options.before:
+            enough_events.set()
+    await client.wait()
     if event.get("event") != "finished":
         raise SystemExit(f"no answer: {event}")
     return Answer(event["text"], tuple(times), tuple(tokens))
 
 
-async def worker(hosts: Hosts, given: argparse.Namespace, name: str, *command: str) -> None:
-    """Start a worker or drafter. name: of the member. command: its program with the first arguments."""
-    held = ("--quantization", given.quantization) if given.quantization else ("--dtype", "fp32")
-    place = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER, "--kv-memory", "256M")
-    await hosts.start(name, "", *command, *place, *held)
+async def worker(hosts: Hosts, options: argparse.Namespace, name: str, *command: str) -> None:
+    """Start a worker or drafter.
+
+    hosts: Starts the process.
+    options: The options of this script.
+    name: Name of the member.
+    command: The member's program with its first arguments.
+    """
+    precision = ("--quantization", options.quantization) if options.quantization else ("--dtype", "fp32")
+    address_flags = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER, "--kv-memory", "256M")
+    await hosts.start(name, "", *command, *address_flags, *precision)
 
 
-async def measure(hosts: Hosts, given: argparse.Namespace, cache: str) -> bool:
+async def measure(hosts: Hosts, options: argparse.Namespace, cache: str) -> bool:
     """Let a second machine join while an answer is written, print how it went, and return whether both
     answers are the same.
 
-    hosts: starts the processes. given: the options. cache: folder in which the second machine keeps layers.
+    hosts: Starts the processes.
+    options: The options of this script.
+    cache: Folder in which the second machine keeps layers.
     """
-    shared, voices = ("--model", given.model), hosts.voices
-    leader = (str(BIN / "specsot-master"), *shared, "--listen", MASTER)
-    await hosts.start("master", "", *leader, *(() if given.head else ("--drafter", "none")))
-    if given.head:
-        head = (str(BIN / "specsot-drafter"), *shared, "--draft-model", given.head)
-        await worker(hosts, given, "drafter", *head)
-    slow = ("env", f"SLOW_FRAME={given.slower}", sys.executable, "-m", "tests.process.slow_worker", *shared)
-    await worker(hosts, given, "slow", *slow)
-    whole = "ring complete.*drafter=" if given.head else "ring complete"
-    await asyncio.wait_for(voices.until(whole, 0), LIMIT)
-    begun, since, asked = asyncio.Event(), len(voices.lines), 0.0
-    answer = asyncio.create_task(ask(given, begun))
-    await begun.wait()
+    model_flags = ("--model", options.model)
+    service_log = hosts.service_log
+    leader = (str(BIN / "specsot-master"), *model_flags, "--listen", MASTER)
+    await hosts.start("master", "", *leader, *(() if options.head else ("--drafter", "none")))
+    if options.head:
+        head = (str(BIN / "specsot-drafter"), *model_flags, "--draft-model", options.head)
+        await worker(hosts, options, "drafter", *head)
+    slow = (
+        "env",
+        f"SLOW_FRAME={options.slower}",
+        sys.executable,
+        "-m",
+        "tests.process.slow_worker",
+        *model_flags,
+    )
+    await worker(hosts, options, "slow", *slow)
+    complete_pattern = "ring complete.*drafter=" if options.head else "ring complete"
+    await asyncio.wait_for(service_log.wait_for(complete_pattern, 0), LIMIT)
+    enough_events = asyncio.Event()
+    num_earlier = len(service_log.lines)
+    rebalance_time = 0.0
+    answer = asyncio.create_task(ask(options, enough_events))
+    await enough_events.wait()
     started = time.monotonic()
-    quick = slow if given.rebalance else ("env", f"XDG_CACHE_HOME={cache}", str(BIN / "specsot-worker"))
-    await worker(hosts, given, "quick", *quick)
-    if given.rebalance:
-        await asyncio.wait_for(voices.until("quick .*stands by", since), LIMIT)
-        asked = time.monotonic()
-        again = await asyncio.create_subprocess_exec(str(BIN / "specsot"), "rebalance", "--master", MASTER)
-        await again.wait()
+    quick = slow if options.rebalance else ("env", f"XDG_CACHE_HOME={cache}", str(BIN / "specsot-worker"))
+    await worker(hosts, options, "quick", *quick)
+    if options.rebalance:
+        await asyncio.wait_for(service_log.wait_for("quick .*stands by", num_earlier), LIMIT)
+        rebalance_time = time.monotonic()
+        rebalance = await asyncio.create_subprocess_exec(
+            str(BIN / "specsot"), "rebalance", "--master", MASTER
+        )
+        await rebalance.wait()
     interrupted = await answer
     joined, complete = (
-        moment(hosts, pattern, since, interrupted.times[-1])
+        time_of_line(hosts, pattern, num_earlier, interrupted.times[-1])
         for pattern in ("master .*member joined", "master .*ring complete")
     )
     ahead = r"quick .*loaded ahead +layers=\d"
-    loaded = asked if given.rebalance else moment(hosts, ahead, since, interrupted.times[-1])
-    undisturbed = await ask(given, asyncio.Event())
-    end, first = interrupted.times[-1], interrupted.times[0]
+    loaded = (
+        rebalance_time
+        if options.rebalance
+        else time_of_line(hosts, ahead, num_earlier, interrupted.times[-1])
+    )
+    undisturbed = await ask(options, asyncio.Event())
+    first, end = interrupted.times[0], interrupted.times[-1]
     same = interrupted.text == undisturbed.text
-    told = ("plan", "fetched", "KV rows", "loaded ahead")
-    print(*(line for line in voices.lines if any(word in line for word in told)), sep="\n")
+    shown_words = ("plan", "fetched", "KV rows", "loaded ahead")
+    print(*(line for line in service_log.lines if any(word in line for word in shown_words)), sep="\n")
     print(f"text: {'identical' if same else '**another one**'}")
-    print(f"tokens when it took over: {interrupted.until(loaded)} of {given.tokens}")
+    print(f"tokens when it took over: {interrupted.num_tokens_at(loaded)} of {options.tokens}")
     print(f"started {started - first:.1f} s into the answer, joined {joined - started:.1f} s later,")
     print(f"all layers loaded {loaded - joined:.1f} s later, in the ring {complete - loaded:.2f} s later")
-    last = max(at for at in interrupted.times if at <= loaded)
-    pause, reading = interrupted.longest_gap(last, end), interrupted.next(complete) - complete
+    last = max(time for time in interrupted.times if time <= loaded)
+    pause, reading = interrupted.longest_gap(last, end), interrupted.next_time(complete) - complete
     print(f"pause: {pause:.2f} s, of it {reading:.2f} s for reading the text again")
     print(f"longest gap while it loaded: {interrupted.longest_gap(joined, last - 1e-6):.2f} s")
     before, after = interrupted.pace(first, started), interrupted.pace(complete, end)
-    calm = undisturbed.pace(undisturbed.times[0], undisturbed.times[-1])
-    print(f"tokens/s: {before:.1f} before, {after:.1f} after ({after / before:.1f}x); undisturbed {calm:.1f}")
+    undisturbed_pace = undisturbed.pace(undisturbed.times[0], undisturbed.times[-1])
+    ratio = f"{before:.1f} before, {after:.1f} after ({after / before:.1f}x)"
+    print(f"tokens/s: {ratio}; undisturbed {undisturbed_pace:.1f}")
     return same
 
 
-def moment(hosts: Hosts, pattern: str, since: int, until: float) -> float:
-    """Return when a service first wrote a line with this pattern. since: number of earlier lines. until: time
-    at which the answer ended.
+def time_of_line(hosts: Hosts, pattern: str, num_earlier: int, end: float) -> float:
+    """Return when a service first wrote a line with a pattern. Ends this script if no such line came before
+    the answer ended.
 
-    Ends this script if no such line came before that.
+    hosts: The running processes.
+    pattern: Regular expression.
+    num_earlier: Number of earlier lines, which do not count.
+    end: Time at which the answer ended, by the monotonic clock.
     """
-    lines = zip(hosts.voices.lines[since:], hosts.voices.times[since:])
-    found = next((at for line, at in lines if re.search(pattern, line)), math.inf)
-    if found > until:
+    lines = zip(hosts.service_log.lines[num_earlier:], hosts.service_log.times[num_earlier:])
+    line_time = next((time for line, time in lines if re.search(pattern, line)), math.inf)
+    if line_time > end:
         raise SystemExit(f"no {pattern!r} before the answer ended: not clearly faster, or too few --tokens")
-    return found
+    return line_time
 
 
-async def main(given: argparse.Namespace) -> int:
-    """Measure --times times; return 0 if all answers were the same, else 1."""
-    return max([await once(given) for _ in range(given.times)])
+async def main(options: argparse.Namespace) -> int:
+    """Measure --times times; return 0 if all answers were the same, else 1.
+
+    options: The options of this script.
+    """
+    return max([await once(options) for _ in range(options.times)])
 
 
-async def once(given: argparse.Namespace) -> int:
-    """Measure once with processes of its own; return 0 if both answers are the same, else 1."""
+async def once(options: argparse.Namespace) -> int:
+    """Measure once with processes of its own; return 0 if both answers are the same, else 1.
+
+    options: The options of this script.
+    """
     hosts = Hosts()
     try:
         with tempfile.TemporaryDirectory() as cache:
-            return 0 if await measure(hosts, given, cache) else 1
+            return 0 if await measure(hosts, options, cache) else 1
     except BaseException:
-        print(*hosts.voices.lines, sep="\n")
+        print(*hosts.service_log.lines, sep="\n")
         raise
     finally:
         await hosts.end()
@@ -172,7 +229,7 @@ def read() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/demo/base")
-    parser.add_argument("--head", help="of a drafter; otherwise nobody drafts")
+    parser.add_argument("--head", help="of a drafter; without it nothing is drafted")
     parser.add_argument("--rebalance", action="store_true")
     parser.add_argument("--quantization", help="of both; otherwise they compute in fp32")
     parser.add_argument("--tokens", type=int, default=900)

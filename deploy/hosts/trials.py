@@ -1,6 +1,6 @@
-"""Asks one question again and again while something breaks, and holds every answer to the undisturbed one.
+"""Asks one question again and again while something breaks; compares each answer with the undisturbed one.
 
-A trial brings its steps.
+A trial consists of steps that break something, and repair it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,30 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+# Question of every trial.
 QUESTION = "Give an overview of Stages of Sleep."
+# Address of the fleet's master.
 MASTER = "127.0.0.1:50050"
-ASKING = ("--mode", "sot", "--max-new-tokens", "600", QUESTION)
-WRITTEN = r"master.* finished "  # says the master behind an answer's last token
-MIDST = 5  # events after which a trial's first step is taken
-TAKEN = "trial: "  # begins a line of ours among those of the services
-LIMIT = 600.0  # seconds one answer may take, whatever happens
+# Arguments of `specsot infer`.
+DEFAULT_REQUEST = ("--mode", "sot", "--max-new-tokens", "600", QUESTION)
+ANSWER_FINISHED = r"master.* finished "  # Pattern of the master's line after an answer's last token.
+FIRST_STEP_EVENTS = 5  # Events of the answer after which a trial's first step runs. Untuned.
+STEP_PREFIX = "trial: "  # Beginning of a line that records a step among the lines of the services.
+LIMIT = 600.0  # Seconds. Bounds an answer, and every wait for a line. Untuned.
+# Matches a colour code of a terminal.
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
+# Coroutine function that does something to the fleet.
 Act = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that is done during a trial. name: in words. act: what to do. after: pattern of a service's
-    line to wait for; None: at once.
+    """One thing that is done during a trial.
+
+    name: Name of the step, in words.
+    act: Coroutine function that does it.
+    after: Pattern of a service's line to wait for; None: the step runs at once.
     """
 
     name: str
@@ -40,8 +48,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What happens while an answer is written. name: in words. steps: in order. harmless: no member may be
-    missed for it.
+    """What happens while an answer is written.
+
+    name: What happens, in words.
+    steps: Steps, in order; empty: the answer is undisturbed.
+    harmless: True if no member may be declared lost because of it.
     """
 
     name: str
@@ -51,8 +62,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an answer ended. text: the answer; None: there was none. seconds: from the first event. silence:
-    the longest time without an event, in seconds. error: why there was no answer; else empty.
+    """How an answer ended.
+
+    text: The merged text; None: there was no answer.
+    seconds: Seconds from the first event to the end.
+    silence: Longest time between two events, in seconds.
+    error: Reason why there was no answer; empty if there was one.
     """
 
     text: str | None
@@ -63,206 +78,267 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One trial. trial: its name. outcome: of the answer. said: lines of the services while the trial ran,
-    and ours where a step was taken. at: when each line came, in seconds since the first step. harmless: see
-    `Trial`.
+    """The result of one trial.
+
+    trial: Name of the trial.
+    outcome: Outcome of the answer.
+    lines: Lines of the services while the trial ran, and a line for each step that was run.
+    times: Time of each line, in seconds since the first step; empty if unknown.
+    harmless: True if no member may be declared lost because of the trial.
     """
 
     trial: str
     outcome: Outcome
-    said: tuple[str, ...]
-    at: tuple[float, ...] = ()
+    lines: tuple[str, ...]
+    times: tuple[float, ...] = ()
     harmless: bool = False
 
     @property
     def alarmed(self) -> bool:
-        """Return whether a member was missed that only stood still for a moment."""
+        """Return whether a member was declared lost although it was only stopped for a moment."""
         return self.harmless and self._first("member lost") is not None
 
     @property
     def late(self) -> bool:
         """Return whether the answer was written before anything broke: a client may read long after the
-        master wrote.
+        master wrote. False if no step was run.
         """
-        broke = self._first(TAKEN)
-        missed = self._first("member lost")
-        written = self._first(WRITTEN)
-        return broke is not None and (written is None or written < max(broke, missed or 0))
+        first_step = self._first(STEP_PREFIX)
+        lost_member = self._first("member lost")
+        finished = self._first(ANSWER_FINISHED)
+        return first_step is not None and (finished is None or finished < max(first_step, lost_member or 0))
 
     def _first(self, pattern: str) -> int | None:
-        """Return the number of the first line with the pattern; None if there is none."""
-        return next((number for number, line in enumerate(self.said) if re.search(pattern, line)), None)
+        """Return the number of the first line with a pattern; None if there is none.
+
+        pattern: Regular expression.
+        """
+        return next((number for number, line in enumerate(self.lines) if re.search(pattern, line)), None)
 
 
 @dataclass(slots=True)
-class Voices:
-    """Everything the services say, in order. A line is "service | words".
+class ServiceLog:
+    """All lines that the services write, in order. A line is "service | words".
 
-    times: when each came, by the monotonic clock.
+    lines: The lines.
+    times: Time of each line by the monotonic clock, in seconds.
     """
 
     lines: list[str] = field(default_factory=list[str])
     times: list[float] = field(default_factory=list[float])
-    _heard: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _line_recorded: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def listen(self, process: Process, name: str | None = None) -> None:
-        """Record a process's lines until it ends. name: of a service whose lines do not have it; None: they
-        do.
+        """Record a process's lines until it ends.
+
+        process: The process; its output is a pipe.
+        name: Name that is put before each line; None: the lines have a name already.
         """
         async for line in lines_of(process):
-            async with self._heard:
-                self.say(f"{name} | {line}" if name else line)
-                self._heard.notify_all()
+            async with self._line_recorded:
+                self.record(f"{name} | {line}" if name else line)
+                self._line_recorded.notify_all()
 
-    def say(self, line: str) -> None:
-        """Record a line with the present time."""
+    def record(self, line: str) -> None:
+        """Record a line with the present time.
+
+        line: The line, without its end.
+        """
         self.lines.append(line)
         self.times.append(time.monotonic())
 
-    async def until(self, pattern: str, since: int) -> str:
-        """Return the first line after the first `since` ones that has the pattern; wait for it if need be."""
-        async with self._heard:
+    async def wait_for(self, pattern: str, num_earlier: int) -> str:
+        """Return the first line that has a pattern; wait for such a line, without limit.
+
+        pattern: Regular expression.
+        num_earlier: Number of earlier lines, which do not count.
+        """
+        async with self._line_recorded:
             while True:
-                found = [line for line in self.lines[since:] if re.search(pattern, line)]
-                if found:
-                    return found[0]
-                await self._heard.wait()
+                matching = [line for line in self.lines[num_earlier:] if re.search(pattern, line)]
+                if matching:
+                    return matching[0]
+                await self._line_recorded.wait()
 
 
 async def run(
     trials: Iterable[Trial],
     specsot: Sequence[str],
-    voices: Voices,
+    service_log: ServiceLog,
     members: int,
     stages: int | None = None,
-    asking: Sequence[str] = ASKING,
+    request_arguments: Sequence[str] = DEFAULT_REQUEST,
 ) -> bool:
     """Run all trials, print them, and return whether all answers are the same.
 
-    trials: what happens while an answer is written. specsot: the command, as a client runs it. voices: the
-        services' lines. members: how many have joined when the ring is complete. stages: how many of them
-        have layers; None: any number. asking: arguments of `specsot infer`.
+    trials: The trials, which run after one without steps.
+    specsot: Words of the `specsot` command, as a client runs it.
+    service_log: Lines of the services.
+    members: Number of members that have joined when the ring is complete.
+    stages: Number of members that have layers; None: any number.
+    request_arguments: Arguments of `specsot infer`, the question included.
     """
     reports: list[Report] = []
     for trial in (Trial("nothing"), *trials):
-        await asyncio.wait_for(until_whole(specsot, members, stages), LIMIT)
-        reports.append(await attempt(trial, specsot, voices, asking))
-        print("\n".join(("", *told(reports[0], reports[-1]))), flush=True)
+        await asyncio.wait_for(wait_complete(specsot, members, stages), LIMIT)
+        reports.append(await run_trial(trial, specsot, service_log, request_arguments))
+        print("\n".join(("", *trial_lines(reports[0], reports[-1]))), flush=True)
         if reports[0].outcome.text is None:
             return False
     print("\n".join(("", *table(reports))), flush=True)
-    return all(same(reports[0], report) for report in reports)
+    return all(same_answer(reports[0], report) for report in reports)
 
 
-async def until_whole(specsot: Sequence[str], members: int, stages: int | None = None) -> None:
-    """Wait until the fleet is complete, by asking its master again and again. The arguments are those of
-    `run`.
+async def wait_complete(specsot: Sequence[str], members: int, stages: int | None = None) -> None:
+    """Wait until the fleet is complete, by asking its master again and again, without limit.
+
+    specsot: Words of the `specsot` command, as a client runs it.
+    members: Number of members that have joined when the ring is complete.
+    stages: Number of members that have layers; None: any number.
     """
     while True:
-        look = await asyncio.create_subprocess_exec(
+        query = await asyncio.create_subprocess_exec(
             *specsot, "info", "--master", MASTER, "--json", stdout=PIPE, stderr=DEVNULL
         )
-        words, _ = await look.communicate()
-        if look.returncode == 0 and is_whole(json.loads(words), members, stages):
+        output, _ = await query.communicate()
+        if query.returncode == 0 and is_complete(json.loads(output), members, stages):
             return
 
 
-def is_whole(info: dict[str, Any], members: int, stages: int | None) -> bool:
-    """Return whether all members have joined, and as many of them as there are stages have layers. info: as
-    `specsot info --json` prints it.
+def is_complete(info: dict[str, Any], members: int, stages: int | None) -> bool:
+    """Return whether all members have joined, and as many of them as there are stages have layers.
+
+    info: State of the fleet as `specsot info --json` prints it.
+    members: Number of members that must have joined.
+    stages: Number of workers that must have layers; None: any number.
     """
-    running = [one for one in info["members"] if one["layers"] is not None and one["kind"] == "worker"]
-    enough = stages is None or len(running) == stages
-    return len(info["members"]) == members and enough and not info["waiting_for"]
+    workers = [
+        member for member in info["members"] if member["layers"] is not None and member["kind"] == "worker"
+    ]
+    has_all_stages = stages is None or len(workers) == stages
+    return len(info["members"]) == members and has_all_stages and not info["waiting_for"]
 
 
-async def attempt(
-    trial: Trial, specsot: Sequence[str], voices: Voices, asking: Sequence[str] = ASKING
+async def run_trial(
+    trial: Trial,
+    specsot: Sequence[str],
+    service_log: ServiceLog,
+    request_arguments: Sequence[str] = DEFAULT_REQUEST,
 ) -> Report:
-    """Ask, take the trial's steps while the answer is written, and return the report. The arguments are those
-    of `run`.
+    """Ask the question, run the trial's steps while the answer is written, and return the report.
+
+    trial: The trial.
+    specsot: Words of the `specsot` command, as a client runs it.
+    service_log: Lines of the services.
+    request_arguments: Arguments of `specsot infer`, the question included.
+    Raises TimeoutError if the master's last line, or the end of the steps, does not come within LIMIT
+        seconds.
     """
-    since, midst = len(voices.lines), asyncio.Event()
-    steps = asyncio.create_task(take(trial, midst, voices, since))
-    outcome = await ask(specsot, midst, asking)
+    num_earlier = len(service_log.lines)
+    writing = asyncio.Event()
+    steps = asyncio.create_task(run_steps(trial, writing, service_log, num_earlier))
+    outcome = await ask(specsot, writing, request_arguments)
     if outcome.text is None:
-        midst.set()  # what is broken is healed all the same
+        # Without an answer the remaining steps run all the same, since they repair what was broken.
+        writing.set()
     else:
-        await asyncio.wait_for(voices.until(WRITTEN, since), LIMIT)
+        await asyncio.wait_for(service_log.wait_for(ANSWER_FINISHED, num_earlier), LIMIT)
     await asyncio.wait_for(steps, LIMIT)
-    said, times = tuple(voices.lines[since:]), voices.times[since:]
-    begun = next((at for line, at in zip(said, times) if line.startswith(TAKEN)), times[0] if times else 0.0)
-    return Report(trial.name, outcome, said, tuple(at - begun for at in times), trial.harmless)
+    lines = tuple(service_log.lines[num_earlier:])
+    times = service_log.times[num_earlier:]
+    step_times = [seconds for line, seconds in zip(lines, times) if line.startswith(STEP_PREFIX)]
+    first_step = next(iter(step_times or times), 0.0)
+    return Report(
+        trial.name, outcome, lines, tuple(seconds - first_step for seconds in times), trial.harmless
+    )
 
 
-async def take(trial: Trial, midst: asyncio.Event, voices: Voices, since: int) -> None:
-    """Take the trial's steps once `midst` is set, each after the line that it waits for. since: number of
-    earlier lines, which do not count.
+async def run_steps(trial: Trial, writing: asyncio.Event, service_log: ServiceLog, num_earlier: int) -> None:
+    """Run the trial's steps, each after the line that it waits for.
+
+    trial: The trial.
+    writing: Event that is set once an answer is being written; the first step waits for it.
+    service_log: Lines of the services, to which a line for each step is added.
+    num_earlier: Number of earlier lines, which do not count.
     """
-    await midst.wait()
+    await writing.wait()
     for step in trial.steps:
         if step.after is not None:
-            await voices.until(step.after, since)
-        voices.say(f"{TAKEN}{step.name}")
+            await service_log.wait_for(step.after, num_earlier)
+        service_log.record(f"{STEP_PREFIX}{step.name}")
         await step.act()
 
 
-async def ask(specsot: Sequence[str], midst: asyncio.Event, asking: Sequence[str]) -> Outcome:
-    """Return how the answer to the question ended, asked by a client of its own; `midst` is set while it is
-    written.
+async def ask(specsot: Sequence[str], writing: asyncio.Event, request_arguments: Sequence[str]) -> Outcome:
+    """Return how the answer to the question ended, asked by a client of its own.
+
+    specsot: Words of the `specsot` command, as a client runs it.
+    writing: Event that is set after FIRST_STEP_EVENTS events of the answer.
+    request_arguments: Arguments of `specsot infer`, the question included.
     """
-    asked = await asyncio.create_subprocess_exec(
+    client = await asyncio.create_subprocess_exec(
         *specsot,
         "infer",
         "--master",
         MASTER,
         "--json",
-        *asking,
+        *request_arguments,
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=STDOUT,
         limit=1 << 24,
     )
-    times, last = list[float](), ""
+    times = list[float]()
+    last_line = ""
     try:
         async with asyncio.timeout(LIMIT):
-            async for line in lines_of(asked):
-                last = line
+            async for line in lines_of(client):
+                last_line = line
                 times.append(time.monotonic())
-                if len(times) == MIDST:
-                    midst.set()
+                if len(times) == FIRST_STEP_EVENTS:
+                    writing.set()
     except TimeoutError:
-        asked.kill()
-        last = f"no answer within {LIMIT:g} s"
-    await asked.wait()
+        client.kill()
+        last_line = f"no answer within {LIMIT:g} s"
+    await client.wait()
     times.append(time.monotonic())
     silences = [later - earlier for earlier, later in pairwise(times)]
-    return outcome_of(last, times[-1] - times[0], max(silences))
+    return outcome_of(last_line, times[-1] - times[0], max(silences))
 
 
 async def lines_of(process: Process) -> AsyncIterator[str]:
-    """Yield a process's lines without colours, until it ends."""
+    """Yield a process's lines without colours, until it ends.
+
+    process: The process; its output is a pipe.
+    """
     assert process.stdout is not None
     async for raw in process.stdout:
         yield COLOURS.sub("", raw.decode(errors="replace")).rstrip()
 
 
-def outcome_of(last: str, seconds: float, silence: float) -> Outcome:
-    """Return the outcome by the last line that the client wrote. seconds: of the answer. silence: the longest
-    time without an event.
+def outcome_of(last_line: str, seconds: float, silence: float) -> Outcome:
+    """Return the outcome that the last line of a client reports.
+
+    last_line: Last line that the client wrote; empty if it wrote none.
+    seconds: Seconds from the first event to the end.
+    silence: Longest time between two events, in seconds.
     """
     try:
-        event = json.loads(last)
+        event = json.loads(last_line)
     except ValueError:
-        return Outcome(None, seconds, silence, last.strip() or "nothing was said")
+        return Outcome(None, seconds, silence, last_line.strip() or "no output")
     if event.get("event") != "finished":
         return Outcome(None, seconds, silence, f"the answer ended with {event.get('event')}")
     return Outcome(event["text"], seconds, silence)
 
 
-def same(first: Report, report: Report) -> bool:
+def same_answer(first: Report, report: Report) -> bool:
     """Return whether the trial's answer is the undisturbed one, although something broke while it was
-    written.
+    written. False if there was no answer, if the answer was written before anything broke, or if a member was
+    declared lost for nothing.
+
+    first: Report of the undisturbed answer.
+    report: Report of the trial.
     """
     return (
         report.outcome.text is not None
@@ -271,41 +347,54 @@ def same(first: Report, report: Report) -> bool:
     )
 
 
-def verdict(first: Report, report: Report) -> str:
-    """Return in words what became of the trial. first: the undisturbed report."""
+def result_in_words(first: Report, report: Report) -> str:
+    """Return in words what became of the trial: the error, that it came too late, that a member was declared
+    lost for nothing, or whether the answer is the undisturbed one.
+
+    first: Report of the undisturbed answer.
+    report: Report of the trial.
+    """
     if report.outcome.error:
         return report.outcome.error
     if report.late:
-        return "too late: it was written already"
+        return "too late: the answer was complete already"
     if report.alarmed:
-        return "**a member was missed for nothing**"
-    return "identical" if same(first, report) else "**another one**"
+        return "**a member was declared lost for nothing**"
+    return "identical" if same_answer(first, report) else "**another one**"
 
 
-def shortened(report: Report) -> list[str]:
-    """Return the lines of a report without repeated ones, each with its seconds since the first step."""
-    words = [re.sub(r"\d\d:\d\d:\d\d ", "", line) for line in report.said]
-    at = [f"{seconds:7.2f} " for seconds in report.at] or [""] * len(words)
-    return [f"{at[number]}{line}" for number, line in enumerate(words) if line not in words[:number]]
+def without_repeats(report: Report) -> list[str]:
+    """Return the lines of a report without repeated ones, each with its seconds since the first step.
+
+    report: Report of the trial.
+    """
+    words = [re.sub(r"\d\d:\d\d:\d\d ", "", line) for line in report.lines]
+    times = [f"{seconds:7.2f} " for seconds in report.times] or [""] * len(words)
+    return [f"{times[number]}{line}" for number, line in enumerate(words) if line not in words[:number]]
 
 
-def told(first: Report, report: Report) -> list[str]:
-    """Return the lines about one trial: how it ended, and what each service wrote. first: the undisturbed
-    report.
+def trial_lines(first: Report, report: Report) -> list[str]:
+    """Return the lines about one trial: how it ended, and what each service wrote.
+
+    first: Report of the undisturbed answer.
+    report: Report of the trial.
     """
     outcome = report.outcome
-    ended = verdict(first, report)
+    ended = result_in_words(first, report)
     head = f"== {report.trial}: {ended}, {outcome.seconds:.1f} s, longest silence {outcome.silence:.1f} s"
-    return [head, *(f"   {line}" for line in shortened(report))]
+    return [head, *(f"   {line}" for line in without_repeats(report))]
 
 
 def table(reports: Sequence[Report]) -> list[str]:
-    """Return a table of all trials, in Markdown. reports: the undisturbed one first."""
+    """Return a table of all trials, in Markdown.
+
+    reports: Reports of all trials, the undisturbed one first.
+    """
     rows = [
         "| what happened while an answer was written | answer | seconds | longest silence |",
         "|---|---|---|---|",
     ]
     for report in reports:
         times = f"{report.outcome.seconds:.1f} | {report.outcome.silence:.1f}"
-        rows.append(f"| {report.trial} | {verdict(reports[0], report)} | {times} |")
+        rows.append(f"| {report.trial} | {result_in_words(reports[0], report)} | {times} |")
     return rows

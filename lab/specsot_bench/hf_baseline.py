@@ -19,6 +19,7 @@ from specsot.errors import Unavailable
 from specsot_bench.reference_model import load_in_transformers
 from specsot_bench.results import Stopwatch
 
+# Token ids.
 Ids = tuple[int, ...]
 # Characters. Longest part of an error message that is shown. Untuned.
 MAX_ERROR_CHARACTERS = 200
@@ -28,8 +29,9 @@ MAX_ERROR_CHARACTERS = 200
 class HfOutput:
     """What was written.
 
-    tokens: the token ids.
-    steps: (seconds, tokens so far) after each step; the last entry is the whole.
+    tokens: Token ids of the text.
+    steps: Pairs of (seconds since the call, number of tokens so far) after each step; the last entry is the
+        whole text.
     """
 
     tokens: Ids
@@ -37,15 +39,17 @@ class HfOutput:
 
     @property
     def seconds(self) -> float:
-        """Return the duration."""
+        """Return the seconds from the call to the last token."""
         return self.steps[-1][0]
 
 
 class HfBaseline:
     """A model that Transformers has loaded in another process. Close it after use.
 
-    model: its directory. dtype: data type of the weights. device: a torch device. assistant: directory of a
-        small model that may assist it; None: none.
+    model: Directory of the model.
+    dtype: Data type of the weights.
+    device: A torch device.
+    assistant: Directory of a small model that may assist it; None: no model can assist.
     """
 
     def __init__(
@@ -57,11 +61,14 @@ class HfBaseline:
     def write(
         self, prompt: Ids, max_new_tokens: int, assisted: bool = False, timeout: float | None = None
     ) -> HfOutput:
-        """Write exactly `max_new_tokens` tokens after a prompt; an end-of-sequence token counts as any other.
+        """Write exactly so many tokens after a prompt; an end-of-sequence token counts as any other.
 
-        prompt: token ids. assisted: whether the small model drafts. timeout: seconds; None: no limit.
+        prompt: Token ids of the prompt.
+        max_new_tokens: Number of tokens to write.
+        assisted: True if the small model drafts.
+        timeout: Seconds after which the writing stops; None: no limit.
         Raises Unavailable if Transformers cannot load or write with these models, or its process died;
-        TimeoutError if the tokens were not written in time.
+            TimeoutError if the tokens were not written in time.
         """
         try:
             output = self._process.submit(_write, prompt, max_new_tokens, assisted, timeout).result()
@@ -79,34 +86,39 @@ class HfBaseline:
 
 
 class TokenTimes:
-    """A streamer of `generate`: receives tokens as they are decided, the prompt first, and notes the times
-    since it was made.
+    """A streamer of `generate`, to which Transformers passes the prompt first, then tokens as they are
+    decided. The streamer records how many seconds after its creation they came.
+
+    times: Pairs of (seconds, number of tokens so far); the prompt is left out.
     """
 
     def __init__(self) -> None:
-        self.heard: list[tuple[float, int]] = []
+        self.times: list[tuple[float, int]] = []
         self._watch = Stopwatch()
         self._tokens = 0
         self._prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """Note the time of some tokens; the first call brings the prompt, which is not noted. value: token
-        ids.
+        """Record the time of some tokens. The first call brings the prompt, which is not recorded.
+
+        value: Token ids that were decided at once.
         """
         if self._prompt:
             self._prompt = False
             return
         self._tokens += value.numel()
-        self.heard.append((self._watch.seconds, self._tokens))
+        self.times.append((self._watch.seconds, self._tokens))
 
     def end(self) -> None:
-        """Note the end, just before `generate` returns, with the same number of tokens."""
-        self.heard.append((self._watch.seconds, self._tokens))
+        """Record the end, just before `generate` returns, with the same number of tokens."""
+        self.times.append((self._watch.seconds, self._tokens))
 
 
 class HfModel:
-    """A model that is loaded in this process. model, assistant: models of Transformers; assistant None:
-    nothing can assist.
+    """A model that is loaded in this process.
+
+    model: A loaded model of Transformers.
+    assistant: A smaller model with the same tokens; None: no model can assist.
     """
 
     def __init__(self, model: Any, assistant: Any = None) -> None:
@@ -119,8 +131,10 @@ class HfModel:
     ) -> HfOutput:
         """Write greedily; return fewer tokens if the time runs out.
 
-        prompt: token ids. max_new_tokens: how many to write. assisted: whether the small model drafts.
-            timeout: seconds; None: no limit.
+        prompt: Token ids of the prompt.
+        max_new_tokens: Number of tokens to write.
+        assisted: True if the small model drafts.
+        timeout: Seconds after which the writing stops; None: no limit.
         """
         ids = torch.tensor([prompt], device=self._model.device)
         steps = TokenTimes()
@@ -135,13 +149,15 @@ class HfModel:
             streamer=steps,
             **further_arguments,
         )
-        return HfOutput(tuple(output[0, len(prompt) :].tolist()), tuple(steps.heard))
+        return HfOutput(tuple(output[0, len(prompt) :].tolist()), tuple(steps.times))
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """Return a model without end tokens, so that all answers are equally long.
 
-    folder: the model's directory. dtype: data type of its weights. device: a torch device.
+    folder: The model's directory.
+    dtype: Data type of its weights.
+    device: A torch device.
     """
     from transformers.utils import logging
 
@@ -158,8 +174,10 @@ _held: list[HfModel | str] = []
 def _load(model: Path, dtype: torch.dtype, device: str, assistant: Path | None) -> None:
     """Load the models in the child process, and keep them, or the reason of a failure, in `_held`.
 
-    model: directory. dtype: data type. device: a torch device. assistant: directory of the small model, or
-        None.
+    model: Directory of the model.
+    dtype: Data type of the weights.
+    device: A torch device.
+    assistant: Directory of the small model; None: no model can assist.
     """
     try:
         _held.append(HfModel(_open(model, dtype, device), assistant and _open(assistant, dtype, device)))
@@ -170,7 +188,10 @@ def _load(model: Path, dtype: torch.dtype, device: str, assistant: Path | None) 
 def _write(prompt: Ids, max_new_tokens: int, assisted: bool, timeout: float | None) -> HfOutput | str:
     """Write in the child process. An error is returned as a string, since not every exception can be pickled.
 
-    The arguments are those of `HfModel.write`.
+    prompt: Token ids of the prompt.
+    max_new_tokens: Number of tokens to write.
+    assisted: True if the small model drafts.
+    timeout: Seconds after which the writing stops; None: no limit.
     """
     (loaded,) = _held
     if isinstance(loaded, str):
@@ -182,5 +203,8 @@ def _write(prompt: Ids, max_new_tokens: int, assisted: bool, timeout: float | No
 
 
 def _error_text(error: Exception) -> str:
-    """Return an error in one line of at most MAX_ERROR_CHARACTERS after its class."""
+    """Return an error in one line: its class, then at most MAX_ERROR_CHARACTERS of its message.
+
+    error: The error.
+    """
     return f"Transformers: {type(error).__name__}: {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"

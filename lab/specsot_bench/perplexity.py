@@ -24,7 +24,7 @@ from specsot_worker.stage import DecoderStage
 
 # Tokens of a KV page.
 PAGE_ROWS = 256
-# Tokens of a frame.
+# Tokens. Maximum size of a frame. Untuned.
 CHUNK = 256
 
 # Which earlier positions are attended to; None: all.
@@ -38,8 +38,11 @@ def losses(
 
     Each token is predicted from the tokens before it, as far as the policy keeps them.
 
-    decoder: the whole model. tokens: token ids of the text. policy: which earlier positions are attended to;
-        None: all. first_scored: positions before it, such as a prompt, are read but not scored; at least 1.
+    decoder: The whole model.
+    tokens: Token ids of the text.
+    policy: Policy of the earlier positions that are attended to; None: all are.
+    first_scored: Index of the first token that is scored, at least 1; tokens before it, such as a prompt, are
+        read but not scored.
     Raises InvalidRequest if no token is left to score, or if the text is longer than the model's context and
     the policy is no window.
     """
@@ -67,8 +70,10 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
     """Yield the start of every chunk of the text, and the logits [chunk_tokens, vocab_size] after each of its
     tokens.
 
-    decoder: the whole model. tokens: token ids. policy: a pruning policy also shortens chunks, so that each
-        begins where it prunes.
+    decoder: The whole model.
+    tokens: Token ids of the text.
+    policy: Policy of the earlier positions that are attended to; None: all are. A pruning policy also
+        shortens chunks, so that each begins where it prunes.
     """
     stage = DecoderStage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
     opening = Opening(1, len(tokens), decodes=False, drafted=False, **_named(policy))
@@ -85,7 +90,10 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
 
 
 def _named(policy: Policy) -> dict[str, Any]:
-    """Return the fields of an opening that set a policy; without a policy, a window that is None."""
+    """Return the fields of an opening that set a policy; without a policy, a window that is None.
+
+    policy: Policy of the earlier positions that are attended to; None: all are.
+    """
     match policy:
         case HeadPruning():
             pruning = Pruning(policy.keep_ratio, policy.prune_every, policy.skip_layers)
@@ -99,21 +107,24 @@ def _named(policy: Policy) -> dict[str, Any]:
 
 
 # Tokens. Maximum length of the reference text that is read. Untuned.
-READ = 1536
+MAX_REFERENCE_TOKENS = 1536
 
 
 class Scores:
-    """Computes perplexities, and remembers them, since lossless methods write the same text."""
+    """Computes perplexities, and keeps each loss that was computed, since lossless methods write the same
+    text.
+    """
 
     def __init__(self, models: ModelSet, reference: str | None) -> None:
         """Prepare the reference text.
 
-        models: has the base model. reference: the text; None reads none.
+        models: Models of the run, of which the base is used.
+        reference: Text for the second perplexity; None: that perplexity is not computed.
         Raises InvalidRequest for a text of fewer than two tokens.
         """
         self._models = models
         # Windows could read farther, but all methods read the same tokens.
-        max_tokens = min(READ, read_config(models.base).max_positions)
+        max_tokens = min(MAX_REFERENCE_TOKENS, read_config(models.base).max_positions)
         self._reference = None if reference is None else Text(models.base).encode_bare(reference)[:max_tokens]
         if self._reference is not None and len(self._reference) < 2:
             raise InvalidRequest("text: it has fewer than two tokens", field="text")
@@ -125,14 +136,12 @@ class Scores:
         return load_decoder(self._models)
 
     def quality(self, runs: Runs) -> Perplexities:
-        """Return the perplexities of a method.
+        """Return the perplexities of a method. Its own text is read without a window, as far as the base's
+        context reaches; the reference text is read with the method's window.
 
-        own: computed without a window, as far as the base's context reaches. reference: computed with the
-            method's window; None without a reference text.
-
-        runs: what the method wrote, with the prompts.
+        runs: The texts that the method wrote, with their prompts.
         """
-        written_texts = [excerpt.text for excerpt in runs.readings]
+        written_texts = [excerpt.token_ids for excerpt in runs.excerpts]
         own_losses = [
             self._loss((*prompt, *text), len(prompt), None)
             for prompt, text in zip(runs.prompts, written_texts)
@@ -146,7 +155,9 @@ class Scores:
     def _losses(self, tokens: tuple[int, ...], first_scored: int, window: Window | None) -> tuple[float, ...]:
         """Return the losses of a text; without a window, of as much as fits the context.
 
-        tokens: token ids. first_scored: position of the first token that is scored. window: as for `losses`.
+        tokens: Token ids of the text.
+        first_scored: Index of the first token that is scored, at least 1.
+        window: Window of positions that are attended to; None: all are.
         """
         max_positions = self._decoder.config.max_positions
         scored_tokens = tokens[:max_positions] if window is None else tokens

@@ -11,8 +11,10 @@ from typing import Any
 from specsot.errors import InvalidRequest
 from specsot_bench.core.method_page import by_length
 
+# Figures of a row by key.
 Row = Mapping[str, Any]
 
+# Colours of the bars, see MEANING.
 PLAIN = "#444444"
 RIVAL = "#b0703c"
 SAME = "#3465a4"
@@ -24,7 +26,7 @@ MEANING = {
     SAME: "writes plain's text",
     OTHER: "may write another text",
 }
-# Dots per inch of a PNG.
+# Dots per inch of a PNG. Untuned.
 DPI = 110
 
 
@@ -35,8 +37,11 @@ def picture(
     """Yield the panels of a picture, side by side; at the end of the context, add one legend of their labels
     and write a PNG.
 
-    file: the PNG. title: above the panels. size: inches (width, height). panels: their number. shared_axes:
-        `sharex=True` or `sharey=True`.
+    file: Path of the PNG.
+    title: Title above the panels.
+    size: Width and height in inches.
+    panels: Number of panels.
+    shared_axes: Keywords `sharex=True` or `sharey=True` of matplotlib's subplots.
     Raises InvalidRequest if matplotlib is not installed.
     """
     try:
@@ -49,7 +54,7 @@ def picture(
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
     chart.suptitle(title)
-    labels = {label: handle for one in axes for handle, label in zip(*one.get_legend_handles_labels())}
+    labels = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels())}
     if labels:
         legend_place = {"loc": "outside lower center", "ncols": min(len(labels), 5), "frameon": False}
         chart.legend(labels.values(), labels.keys(), **legend_place)
@@ -66,17 +71,21 @@ def bars(
 ) -> None:
     """Draw a bar for each value, the first on top, with a label after it.
 
-    panel: matplotlib's axes. names: left of the bars. values: lengths of the bars. bar_labels: right of the
-        bars. bar_colours: one for all or one for each. spread: minimum and maximum of each value; empty draws
-        none.
+    panel: Axes object of matplotlib.
+    names: Names to the left of the bars.
+    values: Lengths of the bars.
+    bar_labels: Labels to the right of the bars.
+    bar_colours: One colour for all bars, or one for each.
+    spread: Minimum and maximum of each value; empty: no error bars are drawn.
     """
     error_bars = None
     if spread:
         error_bars = [[max(value - low, 0) for value, (low, _) in zip(values, spread)],
                   [max(high - value, 0) for value, (_, high) in zip(values, spread)]]  # fmt: skip
     drawn_bars = panel.barh(range(len(values)), values, xerr=error_bars, color=bar_colours, ecolor="#999999")
-    white = {"facecolor": "white", "linewidth": 0, "pad": 1}  # over the line of 1
-    panel.bar_label(drawn_bars, bar_labels, padding=4, fontsize=8, bbox=white)
+    # A white box keeps a label readable where it lies over the line at 1.
+    label_box = {"facecolor": "white", "linewidth": 0, "pad": 1}
+    panel.bar_label(drawn_bars, bar_labels, padding=4, fontsize=8, bbox=label_box)
     panel.set_yticks(range(len(values)), names)
     panel.margins(x=0.25)
     # Panels may share the axis, which must be inverted once.
@@ -88,7 +97,9 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
     """Write `stem`-speed.png and `stem`-memory.png, with a panel for every length; nothing if no row was
     measured.
 
-    rows: of a table. title: above the panels. stem: path without suffix.
+    rows: Rows of a table.
+    title: Title above the panels.
+    stem: Path of the pictures without their ending.
     Raises InvalidRequest if matplotlib is not installed.
     """
     lengths = by_length([row for row in rows if "skipped" not in row])
@@ -105,7 +116,10 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
 
 
 def draw_if_possible(draw: Callable[[], object]) -> None:
-    """Call a function that draws; if matplotlib is missing, print a line instead."""
+    """Call a function that draws; if matplotlib is missing, print a line instead.
+
+    draw: Draws and writes pictures; it takes no arguments.
+    """
     try:
         draw()
     except InvalidRequest as error:
@@ -113,7 +127,11 @@ def draw_if_possible(draw: Callable[[], object]) -> None:
 
 
 def _speeds(panel: Any, rows: Sequence[Row]) -> None:
-    """Draw the speedup of each row, with its range. panel: matplotlib's axes. rows: of one length."""
+    """Draw the speedup of each row, with its range.
+
+    panel: Axes object of matplotlib.
+    rows: Measured rows of one length.
+    """
     bar_labels = [f"{row['tokens_per_second']:.0f} tok/s" for row in rows]
     _methods(panel, rows, "speedup", bar_labels, [row["speedup_range"] for row in rows])
     panel.axvline(1, color=PLAIN, linewidth=0.8)
@@ -121,7 +139,11 @@ def _speeds(panel: Any, rows: Sequence[Row]) -> None:
 
 
 def _memory(panel: Any, rows: Sequence[Row]) -> None:
-    """Draw the memory of each row. panel: matplotlib's axes. rows: of one length."""
+    """Draw the memory of each row.
+
+    panel: Axes object of matplotlib.
+    rows: Measured rows of one length.
+    """
     _methods(panel, rows, "memory_mib", [f"{row['memory_mib']:.1f}" for row in rows])
     panel.set_xlabel("own memory, MiB")
 
@@ -135,8 +157,11 @@ def _methods(
 ) -> None:
     """Draw a bar for each method, in its colour.
 
-    panel: matplotlib's axes. rows: of one length. key: of the figure that is drawn. bar_labels: right of the
-        bars. spread: minimum and maximum of each figure; empty draws none.
+    panel: Axes object of matplotlib.
+    rows: Measured rows of one length.
+    key: Key of the figure that is drawn.
+    bar_labels: Labels to the right of the bars.
+    spread: Minimum and maximum of each figure; empty: no error bars are drawn.
     """
     names = [row["method"] for row in rows]
     values = [row[key] for row in rows]
@@ -144,7 +169,11 @@ def _methods(
 
 
 def _colour(row: Row) -> str:
-    """Return a method's colour: one of the keys of MEANING."""
+    """Return a method's colour, one of the keys of MEANING: by whether Transformers wrote the answer, whether
+    the method is the baseline, and whether it must write the baseline's text.
+
+    row: Figures of the method by key.
+    """
     if row["rival"]:
         return RIVAL
     if row["method"] == "plain":

@@ -29,7 +29,7 @@ from specsot_model.linear import check_device, check_quantization
 def load_decoder(options: ModelOptions) -> Decoder:
     """Return a model with all its layers, loaded as a worker does.
 
-    options: the model and its precision.
+    options: Options that name the model and its precision.
     Raises ModelError, InvalidRequest.
     """
     check_device(options.device)
@@ -47,7 +47,8 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
     A GGUF file is read and dequantized by Transformers itself, but with our config: Transformers overlooks
     how Llama 3 scales rotary positions, and head sizes of Qwen3.
 
-    folder: the model's directory. dtype: data type of its weights.
+    folder: The model's directory.
+    dtype: Data type of its weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
@@ -73,10 +74,12 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _one_gguf(folder: Path) -> Path:
-    """Return the model's GGUF file. Raises ValueError if Transformers cannot read it: several parts, or
-    another family.
+    """Return the model's GGUF file.
+
+    folder: Directory of the model, with a file that points to its GGUF files.
+    Raises ValueError if Transformers cannot read the file: it has several parts, or is of another family.
     """
-    first_file, *other_files = {place.file for place in read_places(folder / POINTER).values()}
+    first_file, *other_files = {location.file for location in read_places(folder / POINTER).values()}
     model_type = read_config(folder).model_type
     if other_files or model_type not in GGUF_READ:
         raise ValueError(
@@ -89,8 +92,10 @@ def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tupl
     """Return the hidden states [num_tokens, hidden_size] after the last layer, and the sum [num_tokens,
     head_hidden_size] over the taps, or None without taps.
 
-    base: the whole model. tokens: [num_tokens] token ids of one text. taps: by layer, the slice of the head's
-        weights that its input is multiplied with.
+    base: The whole model.
+    tokens: [num_tokens] token ids of one text.
+    taps: Slice of the head's weights that each tapped layer's input is multiplied with, by layer,
+        [head_hidden_size, hidden_size] each; empty: no taps.
     """
     num_tokens = len(tokens)
     plan = base.plan([RowSpan(num_tokens, 0, num_tokens, (0,))], num_tokens, "packed")
@@ -104,8 +109,10 @@ def feed_head(
 ) -> tuple[Tensor, KVPages]:
     """Return the head's outputs [num_tokens, hidden_size], and its KV in one page.
 
-    head: the draft head. tokens: [num_tokens] token ids. features: [num_tokens, hidden_size] of the base.
-        free_rows: rows that stay free in the page.
+    head: The draft head.
+    tokens: [num_tokens] token ids.
+    features: Features of the base for these tokens, [num_tokens, hidden_size].
+    free_rows: Number of rows that stay free in the page.
     """
     num_tokens = len(tokens)
     kv = head.make_kv(1, num_tokens + free_rows)
@@ -124,16 +131,19 @@ Logits = Callable[[Sequence[int], int], Tensor]
 def of_transformers(model: Path, dtype: torch.dtype, device: str) -> Logits:
     """Return a function that computes logits with a model that Transformers loads and runs.
 
-    model: the model's directory. dtype: data type of its weights. device: a torch device.
-    Raises ModelError.
+    model: The model's directory.
+    dtype: Data type of its weights.
+    device: A torch device.
+    Raises ModelError if Transformers cannot load the model.
     """
     loaded = load_in_transformers(model, dtype).to(device).eval()
     return lambda tokens, rows: loaded(torch.tensor([tokens], device=device), logits_to_keep=rows).logits[0]
 
 
 def of_base(base: Decoder) -> Logits:
-    """Return a function that computes logits as SpecSoT reads a whole text, in one pass without drafts. base:
-    the whole model.
+    """Return a function that computes logits as SpecSoT reads a whole text, in one pass without drafts.
+
+    base: The whole model.
     """
     return lambda tokens, rows: base.logits(
         feed_base(base, torch.tensor(tokens, device=base.device), {})[0][-rows:]
@@ -142,14 +152,16 @@ def of_base(base: Decoder) -> Logits:
 
 @torch.inference_mode()
 def compare(
-    reference: Logits, prompt: Sequence[int], answer: Sequence[int], ends: Collection[int] | None
+    reference: Logits, prompt: Sequence[int], answer: Sequence[int], end_ids: Collection[int] | None
 ) -> list[TokenDifference]:
     """Return every token that is not the reference's choice after the tokens before it.
 
     If there is none, greedy decoding by the reference writes exactly these tokens.
 
-    reference: computes logits. prompt, answer: token ids.
-    ends: one of these token ids must come next; None if the answer was cut off, so that nothing is required.
+    reference: Computes the reference's logits.
+    prompt, answer: Token ids of the prompt and of the answer that is compared.
+    end_ids: End tokens, one of which must come next; None if the answer was cut off, so that nothing is
+        required.
     """
     logits = reference([*prompt, *answer], len(answer) + 1).float()
     first, second = logits.topk(2).values.unbind(-1)
@@ -159,6 +171,6 @@ def compare(
     differences = [
         TokenDifference(index, answer[index], choices[index], gaps[index]) for index in wrong_indices
     ]
-    if ends is not None and choices[-1] not in ends:
+    if end_ids is not None and choices[-1] not in end_ids:
         differences.append(TokenDifference(len(answer), None, choices[-1], gaps[-1]))
     return differences

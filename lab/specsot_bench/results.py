@@ -17,6 +17,7 @@ from specsot._version import __version__
 from specsot_bench.core.tables import Row
 from specsot_bench.plots import draw_if_possible
 
+# Returns seconds.
 Clock = Callable[[], float]
 
 # The clock of all measurements, in seconds.
@@ -24,24 +25,29 @@ now: Clock = time.perf_counter
 
 
 class Stopwatch:
-    """Measures the seconds since it was made. clock: returns seconds; tests pass their own."""
+    """Measures the seconds since it was made.
+
+    clock: Returns seconds; tests pass a clock of their own.
+    """
 
     def __init__(self, clock: Clock = now) -> None:
         self._clock = clock
-        self.begun = clock()
+        self.started = clock()
 
     @property
     def seconds(self) -> float:
         """Return the seconds since the stopwatch was made."""
-        return self._clock() - self.begun
+        return self._clock() - self.started
 
 
 def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) -> None:
     """Write one JSON object with what was measured, where and how; folders are created. Paths in it become
     strings.
 
-    file: is replaced if it exists. bench: name of the benchmark. settings: of the run, by name. rows: the
-        figures of each row, by name.
+    file: Path of the file, which is replaced if it exists.
+    bench: Name of the benchmark.
+    settings: Settings of the run by name.
+    rows: Figures of each row by name.
     """
     figures = {
         "bench": bench,
@@ -62,13 +68,16 @@ def publish(
     output: Path | None,
     draw: Callable[[Path], object] | None = None,
 ) -> None:
-    """Print the page. If an output file is given, write the figures as JSON, and the page and plots beside
-    it.
+    """Print the page. If an output file is given, write the figures to it as JSON, and the page and plots to
+    files of the same name with other endings.
 
-    bench: name of the benchmark. settings: of the run, by name. rows: the figures of each row, by name. page:
-        Markdown. output: the JSON file; None: only print.
-    draw: called with the files' common path without suffix; None: no plots. Without matplotlib, a line is
-        printed instead.
+    bench: Name of the benchmark.
+    settings: Settings of the run by name.
+    rows: Figures of each row by name.
+    page: The page as Markdown.
+    output: Path of the JSON file; None: the page is only printed.
+    draw: Draws the plots, called with the files' common path without suffix; None: no plots. Without
+        matplotlib, a line is printed instead.
     """
     print(page)
     if output is None:
@@ -83,7 +92,8 @@ def named(rows: Sequence[Row], *keys: str) -> list[Row]:
     """Return the rows, each with an entry "name" made of these keys: strings as they are, numbers after their
     key.
 
-    rows: figures by name. keys: those that tell the rows apart; a row that lacks one leaves it out.
+    rows: Figures of each row by name.
+    keys: Keys of the entries that distinguish the rows; a row that lacks one leaves it out.
     """
     return [
         {"name": ", ".join(_label_of(key, row[key]) for key in keys if key in row)} | dict(row)
@@ -92,13 +102,17 @@ def named(rows: Sequence[Row], *keys: str) -> list[Row]:
 
 
 def _label_of(key: str, value: object) -> str:
-    """Return one part of a row's name: a string as it is, ("rows", 4) -> "rows 4"."""
+    """Return one part of a row's name: a string as it is, ("rows", 4) -> "rows 4".
+
+    key: Key of the entry.
+    value: The entry: a string, or a number.
+    """
     return value if isinstance(value, str) else f"{key} {value}"
 
 
 def describe_machine() -> dict[str, object]:
-    """Return processor, cores and Python version of this machine, where the clients ran; a fleet of processes
-    ran there, too.
+    """Return processor, cores and Python version of this machine, on which the clients ran, and a fleet of
+    processes as well.
     """
     return {
         "processor": platform.processor() or platform.machine(),

@@ -40,10 +40,11 @@ from specsot_bench.runners import PAGE_ROWS, ModelSet, Runners
 Answers = dict[tuple[str, int], list[Recording]]
 
 # Tokens that each method writes before it is measured; a plan needs as many.
-WARM = 64
-# Positions that drafts may need after the last token.
-SLACK = 16
+WARM_UP_TOKENS = 64
+# Positions. Bounds what drafts need after the last token. Untuned.
+DRAFT_POSITIONS = 16
 
+# Questions that are asked unless --prompts names a file.
 QUESTIONS = (
     "Explain how a steam engine works, part by part.",
     "Describe the water cycle and why it matters.",
@@ -57,29 +58,34 @@ QUESTIONS = (
 class TableRun:
     """What is measured.
 
-    course: the methods, lengths and rounds.
-    models: the models.
-    questions: one for each round, from the first one on again if there are more rounds.
-    reference: a text for perplexity, or None.
-    seconds: after so many, the first round has no answers except those without drafts, not even one in
-        progress, and no further round begins that would not end in time.
+    table: Methods, lengths and number of rounds.
+    models: Models of the run.
+    questions: Questions, one for each round; from the first one on again if there are more rounds.
+    reference: Text for perplexity; None: no text is read.
+    seconds: Seconds after which the first round has no answers except those without drafts, not even one in
+        progress; no further round begins that would not end in time.
     """
 
-    course: MethodTable
+    table: MethodTable
     models: ModelSet
     questions: tuple[str, ...]
     reference: str | None
     seconds: float = math.inf
 
     def question(self, round_number: int) -> str:
-        """Return the question of a round."""
+        """Return the question of a round.
+
+        round_number: Number of the round, counted from 0; beyond the last question it begins again with the
+            first.
+        """
         return self.questions[round_number % len(self.questions)]
 
 
 def models_of(options: FleetOptions, small_model: str | None) -> ModelSet:
     """Return the models of a run; the demo model brings a head and a small model.
 
-    options: of the fleet. small_model: directory or name of the small language model; None: none.
+    options: Options of the fleet.
+    small_model: Directory or name of the small language model; None: no small model.
     Raises ModelError if a model is not found.
     """
     directories = [path and resolve_model(path) for path in (options.model, options.draft_model, small_model)]
@@ -98,7 +104,8 @@ def models_of(options: FleetOptions, small_model: str | None) -> ModelSet:
 def read_reference(file: Path | None) -> str:
     """Return a text for perplexity: the file's, or passages of an encyclopedia without a file.
 
-    Raises InvalidRequest for a file that is not UTF-8, OSError.
+    file: Path of a UTF-8 text; None: no file was given.
+    Raises InvalidRequest for a file that is not UTF-8, OSError for a file that cannot be read.
     """
     if file is not None:
         try:
@@ -112,7 +119,7 @@ def read_reference(file: Path | None) -> str:
 def measure(table_run: TableRun) -> tuple[Row, list[Row]]:
     """Run everything; return the settings and the rows of the table, those of skipped methods last.
 
-    table_run: what is measured.
+    table_run: Methods, models and questions of the run.
     """
     quiet_logs()
     # Made first, so that a text that cannot be used is reported at once.
@@ -122,20 +129,23 @@ def measure(table_run: TableRun) -> tuple[Row, list[Row]]:
 
 
 async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
-    """Load everything and write all answers; return the settings, the answers and the rows that were left
+    """Load everything and write all answers; return the settings, the answers, and the rows that were left
     out.
+
+    task: Methods, models and questions of the run.
+    Raises ModelError if the baseline cannot write.
     """
     async with Runners(task.models) as runners:
         failed = await _warm_up(task, runners)
-        left_out = [row for method in task.course.methods for row in _left_out(task, runners, method, failed)]
+        left_out = [row for method in task.table.methods for row in _left_out(task, runners, method, failed)]
         missing = {row["name"] for row in left_out}
         to_write = [
             (method, tokens)
-            for method in task.course.methods
-            for tokens in _lengths_to_write(method, task.course.lengths_of(method), missing)
+            for method in task.table.methods
+            for tokens in _lengths_to_write(method, task.table.lengths_of(method), missing)
         ]
         answers, broken = await write_rounds(task, runners, to_write)
-        left_out += unwritten(task.course, broken, missing)
+        left_out += unwritten(task.table, broken, missing)
         return _settings(task, runners), answers, left_out
 
 
@@ -147,7 +157,10 @@ class MethodWriter(Protocol):
     ) -> Recording:
         """Return the answer to a question, written with a method.
 
-        method: how to write. question: plain text. tokens: of the answer. seconds: the limit; None: no limit.
+        method: The method that writes.
+        question: The question as plain text.
+        tokens: Number of tokens of the answer.
+        seconds: Seconds after which TimeoutError is raised; None: no limit.
         """
         ...
 
@@ -157,16 +170,19 @@ async def write_rounds(
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
     """Return all answers, and why there are none of a method that failed on any question or was not reached.
 
-    table_run's methods are written in the order of `order`, so that a drifting machine affects all alike.
+    The methods are written in the order of `order`, so that a drifting machine affects all alike.
 
-    task: what is measured. writer: answers a question with a method. to_write: methods and numbers of tokens.
-        clock: returns seconds.
+    task: Methods, models and questions of the run.
+    writer: Answers a question with a method.
+    to_write: Methods, and the number of tokens that each writes.
+    clock: Returns seconds.
+    Raises SpecsotError if the baseline fails.
     """
     answers: Answers = {(method.name, tokens): [] for method, tokens in to_write}
     failures: dict[tuple[str, int], str] = {}
     stopwatch = Stopwatch(clock)
-    with counting_bar(sys.stderr, "answers", len(to_write) * task.course.rounds) as advance:
-        for round_number in range(task.course.rounds):
+    with counting_bar(sys.stderr, "answers", len(to_write) * task.table.rounds) as advance:
+        for round_number in range(task.table.rounds):
             if round_number and stopwatch.seconds * (round_number + 1) / round_number > task.seconds:
                 # The next round would not end in time, and half a round is no comparison.
                 break
@@ -174,7 +190,7 @@ async def write_rounds(
                 key = method.name, tokens
                 seconds_left = None if round_number else _seconds_left(task, method, stopwatch.seconds)
                 if seconds_left is not None and seconds_left < 0:
-                    failures[key] = "not reached in the time given"
+                    failures[key] = "not reached in time"
                 if key not in failures:
                     recording = await _recording_or_reason(
                         writer, method, task.question(round_number), tokens, seconds_left
@@ -192,7 +208,9 @@ def _seconds_left(task: TableRun, method: Method, seconds_passed: float) -> floa
 
     The baseline is not limited, since without it there is nothing to compare with.
 
-    task: has the limit. method: that is next. seconds_passed: since the first answer began.
+    task: Methods, models and questions of the run, with the limit in seconds.
+    method: The method that is next.
+    seconds_passed: Seconds since the first answer began.
     """
     return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - seconds_passed
 
@@ -200,14 +218,19 @@ def _seconds_left(task: TableRun, method: Method, seconds_passed: float) -> floa
 async def _recording_or_reason(
     writer: MethodWriter, method: Method, question: str, tokens: int, seconds: float | None
 ) -> Recording | str:
-    """Return an answer, or why there is none. Raises SpecsotError if the baseline fails.
+    """Return an answer, or why there is none.
 
-    The arguments are those of `MethodWriter.write`, after the writer itself.
+    writer: Answers a question with a method.
+    method: The method that writes.
+    question: The question as plain text.
+    tokens: Number of tokens of the answer.
+    seconds: Seconds that the answer may take; None: no limit.
+    Raises SpecsotError if the baseline fails.
     """
     try:
         return await writer.write(method, question, tokens, seconds)
     except TimeoutError:
-        return "not ended in the time given"
+        return "not finished in time"
     except SpecsotError as error:
         if method.name == PLAIN:
             raise
@@ -215,30 +238,32 @@ async def _recording_or_reason(
 
 
 def _lengths_to_write(method: Method, lengths: Sequence[int], names_left_out: set[object]) -> Sequence[int]:
-    """Return the lengths that are written.
+    """Return the lengths that are written: each length of a planned method, since its branches share it; of
+    other methods the longest alone, of which shorter answers are prefixes. Without a length that is measured,
+    the result is empty.
 
-    Shorter answers are prefixes of the longest one; but each length of a plan is written, since its branches
-    share it.
-
-    method: that writes. lengths: at which it is measured, ascending. names_left_out: names of rows that are
-        not measured.
+    method: The method that writes.
+    lengths: Numbers of tokens at which the method is measured, ascending.
+    names_left_out: Names of rows that are not measured.
     """
     remaining = [tokens for tokens in lengths if name_of(method, tokens) not in names_left_out]
     return remaining if method.planned else remaining[-1:]
 
 
 async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
-    """Load every method and let it write once; return the methods that cannot, and why.
+    """Load every method and let it write once; return why methods cannot write, by their names.
 
-    Raises ModelError if the baseline cannot.
+    task: Methods, models and questions of the run.
+    runners: Opens fleets and answers questions.
+    Raises ModelError if the baseline cannot write.
     """
     failed: dict[str, str] = {}
-    with counting_bar(sys.stderr, "loading", len(task.course.methods)) as advance:
-        for method in task.course.methods:
+    with counting_bar(sys.stderr, "loading", len(task.table.methods)) as advance:
+        for method in task.table.methods:
             reason = task.models.lacks(method)
             try:
                 if reason is None:
-                    await runners.write(method, task.question(task.course.rounds), WARM)
+                    await runners.write(method, task.question(task.table.rounds), WARM_UP_TOKENS)
             except SpecsotError as error:
                 reason = f"cannot write: {error}"
             if reason:
@@ -252,11 +277,13 @@ async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
 def _left_out(task: TableRun, runners: Runners, method: Method, failures: dict[str, str]) -> list[Row]:
     """Return the rows of a method that cannot be measured, one for each length.
 
-    task: what is measured. runners: has the model's context. method: the method. failures: why a method
-        cannot write, by its name.
+    task: Methods, models and questions of the run.
+    runners: Answers questions, and has the model's context.
+    method: The method.
+    failures: Reasons why methods cannot write, by name of the method.
     """
     rows: list[Row] = []
-    for tokens in task.course.lengths_of(method):
+    for tokens in task.table.lengths_of(method):
         reason = failures.get(method.name) or _why_too_long(task, runners, tokens)
         if reason:
             rows.append(skipped(method, tokens, reason))
@@ -264,12 +291,16 @@ def _left_out(task: TableRun, runners: Runners, method: Method, failures: dict[s
 
 
 def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
-    """Return why a length is too long for the model's context, or None if it is not.
+    """Return why a length is too long for the model's context; None if it fits.
 
     A window could write more, but there would be no baseline to compare it with.
+
+    task: Methods, models and questions of the run.
+    runners: Answers questions, and has the model's context.
+    tokens: Number of tokens of each answer.
     """
-    prompt = max(len(runners.prompt(task.question(number))) for number in range(task.course.rounds))
-    needed = prompt + tokens + SLACK
+    prompt = max(len(runners.prompt(task.question(number))) for number in range(task.table.rounds))
+    needed = prompt + tokens + DRAFT_POSITIONS
     positions = runners.config.max_positions
     return (
         f"plain decoding needs {needed} positions, the model has {positions}" if needed > positions else None
@@ -279,9 +310,11 @@ def _why_too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
 def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     """Return the measured rows, by length, then in the methods' order.
 
-    task: what was measured. answers: by method and requested length. scores: computes perplexities.
+    task: Methods, models and questions of the run.
+    answers: Answers by the method's name and requested length.
+    scores: Computes perplexities.
     """
-    runs = runs_of(answers, task.course)
+    runs = runs_of(answers, task.table)
     with counting_bar(sys.stderr, "perplexity", len(runs)) as advance:
         rows: list[Row] = []
         for run in runs:
@@ -291,7 +324,12 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
 
 
 def _settings(task: TableRun, runners: Runners) -> Row:
-    """Return the settings of the run, by name, as they are written to the results."""
+    """Return the settings of the run, by name, as they are written to the results. Models that are not used
+    are None.
+
+    task: Methods, models and questions of the run.
+    runners: Answers questions, and has the model's data type.
+    """
     models = task.models
     return {
         "model": "demo" if is_small(models.base) else models.base.name,
@@ -305,18 +343,20 @@ def _settings(task: TableRun, runners: Runners) -> Row:
         "device": torch.cuda.get_device_name(models.device) if "cuda" in models.device else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "rounds": task.course.rounds,
-        "lengths": list(task.course.lengths),
+        "rounds": task.table.rounds,
+        "lengths": list(task.table.lengths),
         "page_rows": PAGE_ROWS,
-        "questions": [task.question(number) for number in range(task.course.rounds)],
+        "questions": [task.question(number) for number in range(task.table.rounds)],
     }
 
 
 def publish(table_run: TableRun, name: str, output: Path | None = None) -> int:
     """Measure, show and save; return the exit status 0.
 
-    table_run: what is measured. name: "quick" or "full". output: the JSON file; Markdown, LaTeX and plots are
-        written beside it; None: nothing is saved.
+    table_run: Methods, models and questions of the run.
+    name: Name of the benchmark, "quick" or "full".
+    output: Path of the JSON file; Markdown, LaTeX and plots get the same name with other endings. None:
+        nothing is saved.
     """
     settings, rows = measure(table_run)
     title = f"specsot bench {name}, {settings['model']}"
@@ -328,8 +368,10 @@ def publish(table_run: TableRun, name: str, output: Path | None = None) -> int:
 
 
 def _description(name: str, settings: Row) -> str:
-    """Return the paragraph that says what was measured on which machine. name: of the benchmark. settings: of
-    the run.
+    """Return the paragraph that says what was measured on which machine.
+
+    name: Name of the benchmark.
+    settings: Settings of the run.
     """
     machine = results.describe_machine()
     return (
@@ -341,7 +383,10 @@ def _description(name: str, settings: Row) -> str:
 
 
 def precision_of(settings: Row) -> str:
-    """Return the precision in words, as far as it differs from the default. settings: of a run."""
+    """Return the precision in words, as far as it differs from the default.
+
+    settings: Settings of a run by name.
+    """
     kv_format = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
     drafts = settings.get("draft_quantization") or settings.get("draft_dtype")
     parts = settings["dtype"], settings.get("quantization"), kv_format, drafts and f"drafts {drafts}"

@@ -53,8 +53,9 @@ class StepRecorder(WorkerWatch):
     def __init__(self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = now) -> None:
         """Record with a clock.
 
-        row_bytes: KV bytes of a position in all layers. drafts: records the drafter; None: no drafter holds
-            memory. clock: returns seconds.
+        row_bytes: KV bytes of a position in all layers.
+        drafts: Records the drafter's memory; None: no drafter holds memory.
+        clock: Returns seconds.
         """
         self._row_bytes = row_bytes
         self._drafts = drafts
@@ -63,11 +64,11 @@ class StepRecorder(WorkerWatch):
         self.begin()
 
     def begin(self) -> None:
-        """Start the record of another request; no sequence of an earlier one is open."""
+        """Start the record of another request. No sequence of an earlier request may be open."""
         self._watch = Stopwatch(self._clock)
-        self._gone = dict[int, int]()
+        self._evicted_pages = dict[int, int]()
         self._evicted = dict[int, int]()
-        self.moments: list[StepSample] = []
+        self.samples: list[StepSample] = []
         self._tokens = self._grown = self._steps = self._pages = self._evictions = 0
         self._proposed = self._accepted = 0
         if self._drafts:
@@ -79,31 +80,36 @@ class StepRecorder(WorkerWatch):
         return self._watch.seconds
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
-        """Record the page table of the stage. configuration: of the ring, not used. stage: the stage that
-        computes.
+        """Record the page table of the stage.
+
+        configuration: Configuration of the ring, which is not used.
+        stage: The stage that computes, whose page table is kept.
         """
         self._table = stage.table
 
     def computed(self, frame: Frame, seconds: float) -> None:
         """Record memory and evictions after a frame. The page table is in the state that the frame left.
 
-        frame: what was computed. seconds: its duration, which is not used.
+        frame: The frame that was computed.
+        seconds: Duration of the frame, which is not used.
         """
         table = self._table
         assert table is not None
         self._pages = max(self._pages, table.count - table.free)
         for sequence in table.sequences:
             evicted_pages = -table.column(sequence, 0)
-            self._evictions += evicted_pages > self._gone.get(sequence, 0)
-            self._gone[sequence] = evicted_pages
+            self._evictions += evicted_pages > self._evicted_pages.get(sequence, 0)
+            self._evicted_pages[sequence] = evicted_pages
         for segment in frame.segments:
             if segment.sequence in table.sequences:
                 window = table.policy(segment.sequence)
                 self._evicted[segment.sequence] = evicted_by(window, committed_by(segment))
 
     def returned(self, result: Result, now: float) -> None:
-        """Record the tokens of a result. now: the time of the result, which is not used, since the recorder
-        has its own clock.
+        """Record the tokens of a result.
+
+        result: Result of the last stage.
+        now: Time of the result, which is not used, since the recorder has its own clock.
         """
         tree_outcomes = [outcome for outcome in result.outcomes if outcome.draft_round]
         self._steps += bool(tree_outcomes)
@@ -113,10 +119,12 @@ class StepRecorder(WorkerWatch):
         num_tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
         self._tokens += num_tokens
         if num_tokens:
-            self.moments.append(self._moment())
+            self.samples.append(self._sample())
 
-    def _moment(self) -> StepSample:
-        """Return the sample of the step that has just ended."""
+    def _sample(self) -> StepSample:
+        """Return the sample of the step that has just ended. Without a drafter, only KV pages count as
+        memory.
+        """
         assert self._table is not None
         pages = self._pages * self._table.page_rows * self._row_bytes
         return StepSample(
@@ -133,41 +141,53 @@ class StepRecorder(WorkerWatch):
 
 
 class DraftRecorder(DrafterWatch):
-    """Records a drafter's memory. row_bytes: KV bytes of a position. weights: bytes of the draft model."""
+    """Records a drafter's memory.
+
+    row_bytes: KV bytes of a position.
+    weights: Bytes of the draft model.
+    """
 
     def __init__(self, row_bytes: int, weights: int) -> None:
         self._row_bytes = row_bytes
         self._weights = weights
         self._free: Callable[[], int] = lambda: 0
-        self._most = 0
+        self._max_pages = 0
         self._count = 0
         self._page_rows = 0
 
     def begin(self) -> None:
         """Start the record of another request."""
-        self._most = 0
+        self._max_pages = 0
 
     @property
     def held(self) -> int:
         """Return the largest number of bytes since `begin`, weights included."""
-        return self._weights + self._most * self._page_rows * self._row_bytes
+        return self._weights + self._max_pages * self._page_rows * self._row_bytes
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         """Record how many pages there are, and how to ask for the free ones.
 
-        configuration: of the ring. free: returns the number of free pages.
+        configuration: Configuration of the ring, with its number of pages.
+        free: Returns the number of free pages.
         """
         self._free = free
         self._count = configuration.pages
         self._page_rows = configuration.page_rows
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
-        """Record the pages in use after drafting; the arguments are not used."""
-        self._most = max(self._most, self._count - self._free())
+        """Record the number of pages in use after drafting.
+
+        drafts: Trees that were drafted, which are not used.
+        seconds: Duration of the drafting, which is not used.
+        """
+        self._max_pages = max(self._max_pages, self._count - self._free())
 
 
 def _drafts_in(outcome: Outcome) -> int:
-    """Return the number of accepted drafts of an outcome; the root is no draft."""
+    """Return the number of accepted drafts of an outcome; the root is no draft.
+
+    outcome: Outcome of a sequence in one step.
+    """
     return max(len(outcome.accepted) - 1, 0)
 
 
@@ -176,7 +196,7 @@ PAGE_ROWS = 256
 # KV positions that a fleet has pages for. Untuned.
 ROWS = 8192
 # KV positions of a small draft model, which needs fewer. Untuned.
-FEWER = 4096
+SMALL_MODEL_ROWS = 4096
 # Bytes. Memory for a head's KV pages. Untuned.
 HEAD_MEMORY = 1 << 28
 
@@ -186,19 +206,25 @@ class ModelSet(DraftModelOptions):
     """The models of a run. The options of precision apply to SpecSoT; Transformers computes without
     quantization.
 
-    head: an EAGLE head, or None.
-    small: a language model with the base's tokens, or None.
+    head: Folder of an EAGLE head; None: no head.
+    small: Folder of a language model with the base's tokens; None: no such model.
     """
 
     head: Path | None = None
     small: Path | None = None
 
     def drafts_with(self, drafter: DrafterName) -> Path | None:
-        """Return the directory of the model that drafts, or None if no model does."""
+        """Return the directory of the model that drafts; None if no model does.
+
+        drafter: Kind of drafter.
+        """
         return {"eagle": self.head, "model": self.small}.get(drafter)
 
     def lacks(self, method: Method) -> str | None:
-        """Return what is missing for a method, or None if it can be measured."""
+        """Return which model is missing for a method, in words; None if the method can be measured.
+
+        method: The method.
+        """
         if method.small and self.small is None:
             return "needs --small-model"
         if method.drafter == "eagle" and self.head is None:
@@ -207,10 +233,16 @@ class ModelSet(DraftModelOptions):
 
 
 class Runners:
-    """Opens what is needed when it is first needed, and closes all of it at the end of the context."""
+    """Answers questions with methods. Fleets are opened when they are first needed, and all are closed at the
+    end of the context.
+    """
 
     def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
-        """Prepare the shared weights. models: of the run. rows: KV positions that a fleet has pages for."""
+        """Prepare the shared weights.
+
+        models: Models of the run, and their precision.
+        rows: Number of KV positions that a fleet has pages for.
+        """
         self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
@@ -223,7 +255,7 @@ class Runners:
         memory = rows * self._row_bytes(models.base, models.kv_cache_dtype, self._packed)
         self._worker = workers.StageLoader(replace(models, kv_memory=memory), "worker-0")
         self._prompts = Prompts(models.base, Text(models.base))
-        self._rival: HfBaseline | None = None
+        self._hf_baseline: HfBaseline | None = None
 
     async def __aenter__(self) -> Runners:
         """Return these runners; nothing is opened yet."""
@@ -239,7 +271,10 @@ class Runners:
         return str(self._numbers).removeprefix("torch.")
 
     def prompt(self, question: str) -> tuple[int, ...]:
-        """Return the token ids of a direct request with this question."""
+        """Return the token ids of a direct request.
+
+        question: The question as plain text.
+        """
         return self._prompts.chat((Message("user", question),))
 
     async def write(
@@ -247,9 +282,12 @@ class Runners:
     ) -> Recording:
         """Return one answer of so many tokens, whatever end tokens come.
 
-        method: how to write. question: plain text. tokens: of the answer. seconds: the limit, loading not
-            counted; None: no limit.
-        Raises TimeoutError after that time; one step may still be running then. Raises what writing raises.
+        method: The method that writes.
+        question: The question as plain text.
+        tokens: Number of tokens of the answer.
+        seconds: Seconds after which the writing stops, loading not counted; None: no limit.
+        Raises TimeoutError after that time; one step may still be running then. Raises Unavailable if the
+            answer ended with an error.
         """
         if method.rival:
             return await self._written_elsewhere(method, question, tokens, seconds)
@@ -264,12 +302,14 @@ class Runners:
             finished = await finished_answer(fleet, replace(ask, window=method.window))
         seconds_taken = recorder.seconds
         prompt = self.prompt(question)
-        return Recording(tuple(recorder.moments), finished.tokens, seconds_taken, method.planned, prompt)
+        return Recording(tuple(recorder.samples), finished.tokens, seconds_taken, method.planned, prompt)
 
     async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
         """Return the seconds until all questions, asked at once, have direct answers of so many tokens.
 
-        method: how to write. questions: plain texts. tokens: of each answer.
+        method: The method that writes.
+        questions: Questions as plain texts.
+        tokens: Number of tokens of each answer.
         """
         fleet, _ = await self._fleet_of(method)
         limits = Limits(max_new_tokens=tokens)
@@ -284,8 +324,13 @@ class Runners:
     async def _written_elsewhere(
         self, method: Method, question: str, tokens: int, seconds: float | None
     ) -> Recording:
-        """Return Transformers' answer, with the memory that its KV cache takes at each step. The arguments
-        are those of `write`.
+        """Return Transformers' answer, with the memory that its KV cache takes at each step.
+
+        method: The method, which says whether the small model assists.
+        question: The question as plain text.
+        tokens: Number of tokens of the answer.
+        seconds: Seconds after which the writing stops; None: no limit.
+        Raises TimeoutError after that time, Unavailable if Transformers cannot write.
         """
         prompt = self.prompt(question)
         assisted = method.rival == "assisted"
@@ -299,23 +344,26 @@ class Runners:
                 WeightForm(self._numbers.itemsize),
             )
             weights = drafter_bytes(open_weights(self.models.small), weight_form)
-        moments = tuple(
+        samples = tuple(
             StepSample(seconds, written, written - output.steps[0][1], step,
                    held=(len(prompt) + written) * (row_bytes + assistant_row_bytes) + weights)
             for step, (seconds, written) in enumerate(output.steps[:-1])
         )  # fmt: skip
-        return Recording(moments, output.tokens, output.seconds, prompt=prompt)
+        return Recording(samples, output.tokens, output.seconds, prompt=prompt)
 
     def _elsewhere(self) -> HfBaseline:
         """Return the process with Transformers, started at its first use."""
-        if self._rival is None:
+        if self._hf_baseline is None:
             models = self.models
-            self._rival = HfBaseline(models.base, self._numbers, models.device, models.small)
-            self._stack.callback(self._rival.close)
-        return self._rival
+            self._hf_baseline = HfBaseline(models.base, self._numbers, models.device, models.small)
+            self._stack.callback(self._hf_baseline.close)
+        return self._hf_baseline
 
     async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, StepRecorder]:
-        """Return the fleet of a method, opened at its first use, and its recorder."""
+        """Return the fleet of a method, opened at its first use, and the fleet's recorder.
+
+        method: The method; methods that draft alike share a fleet.
+        """
         key = method.drafter, method.options
         if key not in self._fleets:
             self._fleets[key] = await self._open(*key)
@@ -324,7 +372,8 @@ class Runners:
     async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, StepRecorder]:
         """Open a fleet that shares the base's weights, and return it with its recorder.
 
-        drafter: what drafts. options: how it drafts.
+        drafter: Kind of drafter.
+        options: Options of drafting.
         """
         models = self.models
         loop = asyncio.get_running_loop()
@@ -335,13 +384,21 @@ class Runners:
         )
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-            """Make the worker, which shares the base's weights. name: not used. dialer, compute: connection
-            and thread.
+            """Make the worker, which shares the base's weights.
+
+            name: Name of the worker, which is not used.
+            dialer: Connects the worker to other members.
+            compute: The worker's thread.
             """
             return Worker(self._worker, dialer, compute, observer=recorder)
 
         def drafting(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-            """Make the drafter. name: not used. dialer, compute: connection and thread."""
+            """Make the drafter.
+
+            name: Name of the drafter, which is not used.
+            dialer: Connects the drafter to other members.
+            compute: The drafter's thread.
+            """
             assert draft_loader is not None
             return Drafter(draft_loader, dialer, compute, draft_recorder)
 
@@ -361,15 +418,16 @@ class Runners:
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
     ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
-        """Load what drafts, and return its loader with its recorder; (None, None) if no model drafts.
+        """Load the model that drafts, and return (its loader, its recorder); (None, None) if no model drafts.
 
-        drafter: what drafts. options: how it drafts.
+        drafter: Kind of drafter.
+        options: Options of drafting.
         """
         models = self.models
         draft_folder = self.models.drafts_with(drafter)
         if draft_folder is None:
             return None, None
-        memory = FEWER * self._row_bytes(draft_folder) if drafter == "model" else HEAD_MEMORY
+        memory = SMALL_MODEL_ROWS * self._row_bytes(draft_folder) if drafter == "model" else HEAD_MEMORY
         draft_options = replace(
             models, kv_memory=memory, drafter=drafter, draft_model=draft_folder, drafting=options
         )
@@ -380,7 +438,9 @@ class Runners:
     def _row_bytes(self, folder: Path, kv_dtype: KvDtype = "auto", packed: bool = False) -> int:
         """Return the KV bytes of one position in all layers.
 
-        folder: of the model. kv_dtype: in which KV is kept. packed: whether the weights are packed.
+        folder: Folder of the model.
+        kv_dtype: Number format of the KV cache; "auto" is that of the model.
+        packed: True if the weights are packed.
         """
         config = read_config(folder)
         itemsize = row_itemsize(config, self._numbers.itemsize, packed)

@@ -27,20 +27,26 @@ __all__ = [
     "verify_tree_greedy",
 ]
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def _checked(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Return the function with the same arguments and result, with a kernel's InvalidArguments turned into
+def _checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Return a function with the same arguments and result, with a kernel's InvalidArguments turned into
     InvalidRequest.
+
+    function: A function of `specsot_kernels`.
     """
 
     @wraps(function)
-    def call(*given: Given.args, **named: Given.kwargs) -> Made:
-        """Call the function, and raise InvalidRequest where it raises InvalidArguments."""
+    def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        """Call the function, and raise InvalidRequest where it raises InvalidArguments.
+
+        arguments: Positional arguments of the function.
+        keywords: Keyword arguments of the function.
+        """
         with as_invalid_request():
-            return function(*given, **named)
+            return function(*arguments, **keywords)
 
     return call
 

@@ -80,11 +80,14 @@ class EAGLEInference:
         device: str | None = None,
         dtype: str | None = None,
     ) -> None:
-        """Load or take the models.
+        """Load the models, or keep those that are in memory.
 
-        draft_model: an EAGLE head.
-        target_model: as in `Eagle`; a model in memory is moved to `device`.
-        dtype: for directories, such as "fp16".
+        draft_model: An EAGLE head: its directory, or a loaded head.
+        target_model: A directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers
+            model in memory, which is moved to `device`.
+        config: Configuration of trees and sampling; None takes the defaults of `EagleConfig`.
+        device: A torch device; None leaves a model in memory where it is, and loads directories on the CPU.
+        dtype: Data type for directories, such as "fp16"; None is "auto".
         Raises ModelError, HeadMismatch, InvalidRequest.
         """
         if device is not None and hasattr(target_model, "to"):
@@ -102,42 +105,51 @@ class EAGLEInference:
         top_k: int | None = None,
         return_stats: bool = True,
     ) -> tuple[Tensor, dict[str, float] | None]:
-        """Return the prompts followed by what was generated, and the statistics of `figures_of` (None without
-        return_stats).
+        """Return the prompts followed by what was generated, and the statistics of `figures_of`, or None in
+        place of the statistics if they are not wanted.
 
-        temperature, top_p, top_k: for this call; None takes the config's.
+        input_ids: Token ids of the prompts, [num_tokens] or [num_sequences, num_tokens].
+        max_new_tokens: Maximum number of new tokens of each sequence.
+        temperature, top_p, top_k: Sampling of this call; None takes the config's value.
+        return_stats: True: return the statistics, too.
         """
-        given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-        once = copy.copy(self.eagle)
-        once.config = replace(self.config, **{name: one for name, one in given.items() if one is not None})
-        ids, stats = once.generate(input_ids, max_new_tokens)
+        call_options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        eagle_of_call = copy.copy(self.eagle)
+        options = {name: value for name, value in call_options.items() if value is not None}
+        eagle_of_call.config = replace(self.config, **options)
+        ids, stats = eagle_of_call.generate(input_ids, max_new_tokens)
         return ids, figures_of(stats) if return_stats else None
 
     def benchmark(self, test_data: Sequence[Any], max_new_tokens: int = 100) -> dict[str, float]:
         """Compare with decoding of the same target without drafts; `speedup` is the median ratio of the
         speeds.
+
+        test_data: Prompts as token ids, each one or several.
+        max_new_tokens: Maximum number of new tokens of each answer.
         """
-        found: EagleBenchmark = self.eagle.benchmark(test_data, max_new_tokens)
-        fast, plain = found.comparison.rates
+        measured: EagleBenchmark = self.eagle.benchmark(test_data, max_new_tokens)
+        fast, plain = measured.comparison.rates
         return {
-            "acceptance_rate": found.trees.acceptance_rate,
-            "mean_accept_length": found.trees.mean_accept_length,
-            "speedup": found.ratio,
+            "acceptance_rate": measured.trees.acceptance_rate,
+            "mean_accept_length": measured.trees.mean_accept_length,
+            "speedup": measured.ratio,
             "tokens_per_second": fast,
             "plain_tokens_per_second": plain,
-            "identical": found.identical,
-            "sequences": found.sequences,
+            "identical": measured.identical,
+            "sequences": measured.sequences,
         }
 
 
 def figures_of(stats: EagleStats) -> dict[str, float]:
-    """Return the statistics under AITER's names.
+    """Return the statistics of a generation under AITER's names.
 
-    speedup: target forwards that decoding without drafts would take, divided by those that were run.
-    `EAGLEInference.benchmark` measures seconds instead.
+    The entry "speedup" is the number of target forwards that decoding without drafts would take, divided by
+    the number that were run. `EAGLEInference.benchmark` measures seconds instead.
+
+    stats: Statistics that `Eagle.generate` returned.
     """
     trees = stats.trees
-    plain = max((len(one.tokens) for one in stats.sequences), default=0)
+    plain = max((len(sequence.tokens) for sequence in stats.sequences), default=0)
     speedup = plain / max(stats.steps, 1)
     return {
         "acceptance_rate": stats.acceptance_rate,
@@ -154,13 +166,23 @@ def figures_of(stats: EagleStats) -> dict[str, float]:
 
 
 def either_spelling(call: Call) -> Call:
-    """Accept `retrieve_index` as well as `retrive_index`, since SGLang uses both spellings."""
+    """Return a function that accepts `retrieve_index` as well as `retrive_index`, since SGLang uses both
+    spellings.
+
+    call: The function to wrap; its parameters are spelled `retrive_...`.
+    """
 
     @wraps(call)
-    def spelled(*given: Any, **named: Any) -> Any:
-        if not named:
-            return call(*given)
-        return call(*given, **{name.replace("retrieve_", "retrive_"): one for name, one in named.items()})
+    def spelled(*arguments: Any, **keywords: Any) -> Any:
+        """Call the wrapped function with every `retrieve_` in a keyword replaced by `retrive_`.
+
+        arguments: Positional arguments.
+        keywords: Keyword arguments in either spelling.
+        """
+        if not keywords:
+            return call(*arguments)
+        renamed = {name.replace("retrieve_", "retrive_"): value for name, value in keywords.items()}
+        return call(*arguments, **renamed)
 
     return spelled  # type: ignore[return-value]
 
@@ -181,13 +203,28 @@ def build_tree_efficient_triton(
 ) -> TreeArrays:
     """Run `specsot_kernels.build_tree_structure`; mask and positions are written to the buffers, if given.
 
-    Without seq_lens_sum, the sum of a full mask is derived from its buffer's size, so that no device is
-    waited for.
+    There are bs requests, S levels of drafting, k candidates below each node that was drafted from, and n
+    nodes of each tree, the root included.
+
+    verified_id: Newest token of each request, [bs].
+    parent_list: Parent of each group of k candidates, [bs, k * (S - 1) + 1]; -1 is the root. SGLang's empty
+        list [bs, 0] means that all candidates hang below the root.
+    top_scores_index: Flat numbers of the chosen candidates, ascending, [bs, n - 1].
+    draft_tokens: Tokens of these candidates, [bs, n - 1].
+    seq_lens: Number of tokens before each request's newest token, [bs].
+    seq_lens_sum: Sum of seq_lens. None: the sum of a full mask is derived from the buffer's size, so that no
+        device is waited for; without a buffer it is computed from seq_lens.
+    topk: Number of candidates below each node that was drafted from, k.
+    spec_steps: Number of levels of drafting, S.
+    num_verify_tokens: Number of nodes of each tree, the root included, n.
+    tree_mask_mode: Layout of the attention mask, see `TreeMaskMode`.
+    tree_mask_buf: Buffer that the mask is written to; None: a new tensor.
+    position_buf: Buffer that the positions are written to; None: a new tensor.
     """
     parent_list = _known(parent_list, len(verified_id))
     if seq_lens_sum is None and tree_mask_buf is not None:
         seq_lens_sum = tree_mask_buf.numel() // num_verify_tokens - len(verified_id) * num_verify_tokens
-    made = build_tree_structure(
+    built_trees = build_tree_structure(
         verified_id,
         parent_list,
         top_scores_index,
@@ -199,27 +236,36 @@ def build_tree_efficient_triton(
         tree_mask_mode,
         seq_lens_sum,
     )
-    return made._replace(
-        tree_mask=_in_buffer(tree_mask_buf, made.tree_mask),
-        positions=_in_buffer(position_buf, made.positions),
+    return built_trees._replace(
+        tree_mask=_in_buffer(tree_mask_buf, built_trees.tree_mask),
+        positions=_in_buffer(position_buf, built_trees.positions),
     )
 
 
+# Further name in AITER.
 build_tree_kernel_efficient = build_tree_efficient_triton
 
 
 def _known(parent_list: Tensor, batch: int) -> Tensor:
-    """Return the parent list; SGLang's list for a single level is empty, and becomes [-1] for each
-    request.
+    """Return the parent list in the form of this package. SGLang's list for a single level is empty; [-1],
+    the root, replaces it for each request.
+
+    parent_list: Parents of the groups of candidates, [bs, groups]; groups may be 0.
+    batch: Number of requests, bs.
     """
     return parent_list if parent_list.shape[1] else parent_list.new_full((batch, 1), -1)
 
 
-def _in_buffer(buffer: Tensor | None, made: Tensor) -> Tensor:
-    """Return what was computed, copied to the buffer if there is one."""
+def _in_buffer(buffer: Tensor | None, computed: Tensor) -> Tensor:
+    """Return a computed tensor. If there is a buffer, the values are copied to its beginning, and the buffer
+    is returned.
+
+    buffer: A tensor that is at least as long; None: no copy is made.
+    computed: The computed tensor.
+    """
     if buffer is None:
-        return made
-    buffer[: len(made)].copy_(made)
+        return computed
+    buffer[: len(computed)].copy_(computed)
     return buffer
 
 
@@ -240,18 +286,33 @@ def sgl_build_tree_kernel_efficient(
 ) -> None:
     """Write what `sgl_kernel.build_tree_kernel_efficient` writes into the caller's arrays.
 
-    A full mask may be longer than the trees need; entries that belong to no tree become True.
+    There are bs requests, S levels of drafting, k candidates below each node that was drafted from, and n
+    nodes of each tree. A full mask may be longer than the trees need; entries that belong to no tree become
+    True.
+
+    parent_list: Parent of each group of k candidates, [bs, k * (S - 1) + 1], or the empty list [bs, 0].
+    selected_index: Flat numbers of the chosen candidates, ascending, [bs, n - 1].
+    verified_seq_len: Number of tokens before each request's newest token, [bs].
+    tree_mask: Output. Attention mask of the trees, in the layout of `tree_mask_mode`.
+    positions: Output. Position of each node, [bs * n].
+    retrive_index: Output. Row of each node in the batch, [bs, n].
+    retrive_next_token: Output. First child of each node, [bs, n]; -1: none.
+    retrive_next_sibling: Output. Next child of the same parent, [bs, n]; -1: none.
+    topk: Number of candidates below each node that was drafted from, k.
+    depth: Number of levels of drafting, S.
+    draft_token_num: Number of nodes of each tree, the root included, n.
+    tree_mask_mode: Layout of the attention mask, see `TreeMaskMode`.
     """
     parents = _known(parent_list, len(verified_seq_len))
     arrays = (tree_mask, positions, retrive_index, retrive_next_token, retrive_next_sibling)
     # This function returns no tokens, so that any arrays of the right shape stand for them.
-    given = (verified_seq_len, parents, selected_index, selected_index, verified_seq_len)
+    arguments = (verified_seq_len, parents, selected_index, selected_index, verified_seq_len)
     shape = (topk, depth, draft_token_num)
-    if write_tree_structure(arrays, given, *shape, tree_mask_mode):
+    if write_tree_structure(arrays, arguments, *shape, tree_mask_mode):
         return
-    made = build_tree_efficient_triton(*given, None, *shape, tree_mask_mode, tree_mask, positions)
-    for out, one in zip(arrays[2:], made[2:5]):
-        out.copy_(one)
+    built_trees = build_tree_efficient_triton(*arguments, None, *shape, tree_mask_mode, tree_mask, positions)
+    for output, links in zip(arrays[2:], built_trees[2:5]):
+        output.copy_(links)
 
 
 @either_spelling
@@ -268,21 +329,37 @@ def verify_tree_greedy_func(
 ) -> tuple[Tensor, ...]:
     """Run `specsot_kernels.verify_tree_greedy` into the first three arrays, and return them.
 
-    A path goes down as many levels as accept_index has columns, less one. topk is ignored.
+    A path goes down as many levels as accept_index has columns, less one. There are bs requests and trees of
+    n nodes.
+
+    predicts: Output. Token after each row on the accepted path, at least [bs * n].
+    accept_index: Output. Rows of the accepted nodes, the root first, [bs, S + 1].
+    accept_token_num: Output. Number of accepted drafts, the root not counted, [bs].
+    candidates: Tokens of the nodes, the root first, [bs, n].
+    retrive_index: Row of each node in the batch, [bs, n].
+    retrive_next_token: First child of each node, [bs, n]; -1: none.
+    retrive_next_sibling: Next child of the same parent, [bs, n]; -1: none.
+    target_predict: The target's token after each node, [bs, n].
+    topk: Not used; SGLang passes it.
     """
     outputs = Verified(predicts, accept_index, accept_token_num)
     links = (retrive_index, retrive_next_token, retrive_next_sibling)
-    given = (candidates, target_predict, *links)
-    if not write_tree_greedy(outputs, given):
-        _copy(outputs, tree_functions.verify_tree_greedy(*given, accept_index.shape[1] - 1))
+    arguments = (candidates, target_predict, *links)
+    if not write_tree_greedy(outputs, arguments):
+        _copy(outputs, tree_functions.verify_tree_greedy(*arguments, accept_index.shape[1] - 1))
     return tuple(outputs)
 
 
+# Further name in AITER.
 verify_tree_greedy_triton = verify_tree_greedy_func
 
 
 def sgl_verify_tree_greedy(*given: Tensor, **named: Tensor) -> None:
-    """Run `verify_tree_greedy_func` without a result, as `sgl_kernel.verify_tree_greedy` does."""
+    """Run `verify_tree_greedy_func` without a result, as `sgl_kernel.verify_tree_greedy` does.
+
+    given: Positional arguments of `verify_tree_greedy_func`.
+    named: Keyword arguments of `verify_tree_greedy_func`, with `retrive_` or `retrieve_`.
+    """
     verify_tree_greedy_func(*given, **named)
 
 
@@ -305,72 +382,122 @@ def tree_speculative_sampling_target_only(
 ) -> None:
     """Run `specsot_kernels.tree_speculative_sampling` into the first three arrays.
 
-    draft_probs is only read, and not used as scratch memory. The result is always deterministic.
+    There are bs requests, trees of n nodes, and V tokens in the vocabulary.
+
+    predicts: Output. Token after each row on the accepted path, at least [bs * n].
+    accept_index: Output. Rows of the accepted nodes, the root first, [bs, S + 1].
+    accept_token_num: Output. Number of accepted drafts, the root not counted, [bs].
+    candidates: Tokens of the nodes, the root first, [bs, n].
+    retrive_index: Row of each node in the batch, [bs, n].
+    retrive_next_token: First child of each node, [bs, n]; -1: none.
+    retrive_next_sibling: Next child of the same parent, [bs, n]; -1: none.
+    uniform_samples: One random number in [0, 1) for each node, [bs, n].
+    uniform_samples_for_final_sampling: One random number in [0, 1) for each request's last token, [bs].
+    target_probs: The target's probabilities after each node, [bs, n, V].
+    draft_probs: The draft's probabilities after each node, [bs, n, V]. They are only read, and not used as
+        scratch memory.
+    threshold_single: A child with at least this probability under the target is accepted, in [0, 1].
+    threshold_acc: Factor of the random numbers, in [0, 1]. Below 1, more drafts are accepted, and the result
+        is not exact.
+    deterministic: Not used, because the result is always deterministic.
     """
     outputs = Verified(predicts, accept_index, accept_token_num)
     tree = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
     coins = (uniform_samples, uniform_samples_for_final_sampling)
-    given = (*tree, *coins, target_probs, draft_probs)
+    arguments = (*tree, *coins, target_probs, draft_probs)
     thresholds = (threshold_single, threshold_acc)
-    if not write_tree_sampling(outputs, given, *thresholds):
+    if not write_tree_sampling(outputs, arguments, *thresholds):
         _copy(
-            outputs, tree_functions.tree_speculative_sampling(*given, *thresholds, accept_index.shape[1] - 1)
+            outputs,
+            tree_functions.tree_speculative_sampling(*arguments, *thresholds, accept_index.shape[1] - 1),
         )
 
 
-def _copy(outputs: Verified, found: Verified) -> None:
-    """Copy results that are not -1.
+def _copy(outputs: Verified, computed: Verified) -> None:
+    """Copy results into the caller's arrays, except where a result is -1; there the caller's value stays.
 
     `where` is used so that the device is not waited for. SGLang's predicts are one row longer than needed.
+
+    outputs: The caller's arrays, which are written to.
+    computed: The computed results; each may be shorter than its output.
     """
-    for out, one in zip(outputs, found):
-        row = out[: len(one)]
-        row.copy_(one.where(one >= 0, row.to(one.dtype)))
+    for output, result in zip(outputs, computed):
+        target = output[: len(result)]
+        target.copy_(result.where(result >= 0, target.to(result.dtype)))
 
 
 def fast_topk_torch(scores: Tensor, k: int, dim: int = -1, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """Return torch's top-k."""
+    """Return (values, indices) of torch's top-k.
+
+    scores: Any tensor.
+    k: Number of values to return, at most the dimension's size.
+    dim: Dimension along which the best are chosen.
+    sorted: True: the largest value comes first.
+    """
     return scores.topk(k, dim=dim, sorted=sorted)
 
 
 def select_top_k_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return scores and ids of the k most likely tokens of logits [bs, V] or [bs, candidates, V]."""
+    """Return (scores, token ids) of the most likely tokens, largest first, in the last dimension.
+
+    logits: Logits over a vocabulary of V tokens, [bs, V] or [bs, candidates, V].
+    k: Number of tokens to return, at most V.
+    """
     return logits.topk(k, dim=-1)
 
 
 def generate_token_bitmask(token_ids: Tensor, vocab_size: int) -> Tensor:
-    """Return bool [bs, V], true at the ids of each row of token_ids [bs, n]."""
+    """Return bool [bs, vocab_size], True at the token ids of each row.
+
+    token_ids: Token ids, [bs, num_tokens], each below `vocab_size`.
+    vocab_size: Number of tokens of the vocabulary.
+    """
     return token_ids.new_zeros((len(token_ids), vocab_size)).scatter_(1, token_ids, 1).bool()
 
 
 def sample_from_logits(
     logits: Tensor, temperature: float = 1.0, top_p: float | None = None, top_k: int | None = None
 ) -> Tensor:
-    """Return one id for each row of logits [bs, V], by torch's random numbers; temperature 0 takes the most
-    likely id.
+    """Return one token id for each row, [bs], by torch's random numbers.
 
     top_k applies first. top_p keeps the fewest most likely tokens that reach it together, at least one.
+
+    logits: Logits over a vocabulary of V tokens, [bs, V].
+    temperature: Divisor of the logits; 0 takes the most likely token.
+    top_p: Probability mass that is kept; None: all.
+    top_k: Number of tokens that are kept; None or 0: all.
     """
     if temperature == 0:
         return logits.argmax(dim=-1)
     ordered, tokens = (logits / temperature).topk(min(top_k or logits.shape[-1], logits.shape[-1]), dim=-1)
     chances = ordered.softmax(dim=-1)
     if top_p is not None:
-        before = chances.cumsum(dim=-1) - chances
-        cut = before >= top_p
+        # The mass of all likelier tokens: chances [.5 .3 .2] -> [0 .5 .8]
+        mass_before = chances.cumsum(dim=-1) - chances
+        cut = mass_before >= top_p
         cut[..., 0] = False
         chances = chances.masked_fill(cut, 0)
     return tokens.gather(-1, chances.multinomial(1)).squeeze(-1)
 
 
 def calculate_acceptance_rate(accept_lengths: Tensor, num_draft_tokens: int) -> float:
-    """Return accepted tokens divided by drafted tokens, num_draft_tokens for each tree; 0 without trees."""
+    """Return accepted tokens divided by drafted tokens; 0 without trees.
+
+    accept_lengths: Number of accepted drafts of each tree, [num_trees].
+    num_draft_tokens: Number of drafted tokens of each tree.
+    """
     proposed = num_draft_tokens * len(accept_lengths)
     return float(accept_lengths.sum()) / proposed if proposed else 0.0
 
 
 def pad_to_alignment(tensor: Tensor, alignment: int, dim: int = 0, value: float = 0.0) -> Tensor:
-    """Return the tensor, padded with `value` at the end of a dimension to a multiple of `alignment`."""
+    """Return a tensor padded at the end of a dimension; the tensor itself if its size fits already.
+
+    tensor: The tensor.
+    alignment: The dimension's size becomes a multiple of this number, at least 1.
+    dim: The dimension.
+    value: Value of the padding.
+    """
     missing = -tensor.shape[dim] % alignment
     shape = [*tensor.shape]
     shape[dim] += missing
@@ -380,5 +507,8 @@ def pad_to_alignment(tensor: Tensor, alignment: int, dim: int = 0, value: float 
 
 
 def next_power_of_2(n: int) -> int:
-    """Return the smallest power of two that is at least n; 1 for 0."""
+    """Return the smallest power of two that is at least `n`; 1 for 0 and for negative numbers.
+
+    n: An integer.
+    """
     return 1 << max(n - 1, 0).bit_length()

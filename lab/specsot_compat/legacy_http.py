@@ -22,11 +22,15 @@ from specsot_master.text import Text
 
 # Tokens. Default length of an answer. Precedent: SpecSoT's predecessors, 512.
 GENERATE_TOKENS = 512
+# Names that the predecessors' bodies have for fields of a request, for errors.
 _LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
 
 
 class GenerateBody(BaseModel):
-    """POST /generate. top_p 0 means no cut. max_new_tokens: 512 unless given, or as many as fit."""
+    """POST /generate. top_p 0 means no cut.
+
+    max_new_tokens: 512 unless given, or as many as fit.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -39,7 +43,10 @@ class GenerateBody(BaseModel):
 
 
 def legacy_routes(context: HttpContext) -> APIRouter:
-    """Return the router with these endpoints."""
+    """Return the router with the endpoints /generate, /health, /ping and /info.
+
+    context: Values that all HTTP endpoints share: requests, model, tokenizer, health.
+    """
     router = APIRouter(tags=["as before"], route_class=JsonRoute)
 
     @router.post("/generate", responses=schemas.documented(schemas.Generated), openapi_extra=schemas.CALLERS)
@@ -67,8 +74,8 @@ def legacy_routes(context: HttpContext) -> APIRouter:
     @router.get("/info", response_model=schemas.Served)
     async def info() -> dict[str, Any]:
         """What is served."""
-        found, head = context.counter.info(), context.head()
-        drafter = next((member.name for member in found.members if member.kind == "drafter"), None)
+        fleet_info, head = context.counter.info(), context.head()
+        drafter = next((member.name for member in fleet_info.members if member.kind == "drafter"), None)
         return {
             "base_model": context.model.name,
             "eagle_model": (head and head.name) or drafter,
@@ -81,7 +88,11 @@ def legacy_routes(context: HttpContext) -> APIRouter:
 
 
 def legacy_ask(body: GenerateBody) -> Ask:
-    """Return the request for a body. Raises InvalidRequest."""
+    """Return the request that a body describes.
+
+    body: The parsed body of POST /generate.
+    Raises InvalidRequest for an impossible value.
+    """
     return Ask(
         prompt=body.prompt,
         mode="auto" if body.enable_parallel else "direct",
@@ -92,7 +103,10 @@ def legacy_ask(body: GenerateBody) -> Ask:
 
 
 async def last_of(events: Any) -> Finished:
-    """Return the last event, which ends the request."""
+    """Return the last event of a request.
+
+    events: Asynchronous iterator of (index of the stream, numbered event); a Finished event is the last.
+    """
     finished: Finished | None = None
     async for _, numbered in events:
         if isinstance(numbered.event, Finished):
@@ -102,9 +116,13 @@ async def last_of(events: Any) -> Finished:
 
 
 def generated(finished: Finished, text: Text) -> dict[str, Any]:
-    """Return the response body with the predecessors' field names. Raises SpecsotError if there is no text.
+    """Return the response body with the predecessors' field names.
 
-    `tokens` counts the tokens of the returned text.
+    The entry "tokens" counts the tokens of the returned text.
+
+    finished: The request's last event.
+    text: The model's tokenizer.
+    Raises SpecsotError if the request failed.
     """
     figures = finished.statistics
     planned = figures.mode == "sot"
@@ -119,7 +137,11 @@ def generated(finished: Finished, text: Text) -> dict[str, Any]:
 
 
 def health_status(context: HttpContext) -> str:
-    """Return one word for the state of the service."""
+    """Return one word for the state of the service: "leaving" while it closes, "waiting" while the ring is
+    not complete, "healthy", or "stuck" if requests are not answered.
+
+    context: Values that all HTTP endpoints share.
+    """
     if context.counter.closing:
         return "leaving"
     if not context.counter.info().ready:

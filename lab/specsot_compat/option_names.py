@@ -15,15 +15,19 @@ from specsot.service.option_table import POSITIVE, OtherNames, is_word, same, tr
 
 
 def mode_of(parallel: Any) -> Literal["auto", "direct"]:
-    """Return the mode that the predecessors' `enable_parallel` means.
+    """Return the mode that the predecessors' `enable_parallel` means: "auto" for True, "direct" for False.
 
-    Raises ValueError unless `parallel` is a bool or a word for one.
+    parallel: Value of the option, a bool or a word for one, such as "true".
+    Raises ValueError for any other value.
     """
     return "auto" if truth(parallel) else "direct"
 
 
 def layers_of(splits: Any) -> str:
-    """Return the layer ranges that the predecessors' `layer_splits` means, see `splits_of`."""
+    """Return the layer ranges that the predecessors' `layer_splits` means: "14,28" -> "0:14,14:28,28:".
+
+    splits: First layer of each stage after the first, as a comma-separated text or a sequence of numbers.
+    """
     # Imported here, because every command loads this module, and only some load the fleet's options.
     from specsot_app.core.device_map import splits_of
 
@@ -31,34 +35,45 @@ def layers_of(splits: Any) -> str:
 
 
 def layout_of(packed: Any) -> Literal["packed", "batched"]:
-    """Return the branch layout that the predecessors' `use_bim_mode` means.
+    """Return the branch layout that the predecessors' `use_bim_mode` means: "packed" for True, "batched" for
+    False.
 
-    Raises ValueError unless `packed` is a bool or a word for one.
+    packed: Value of the option, a bool or a word for one.
+    Raises ValueError for any other value.
     """
     return "packed" if truth(packed) else "batched"
 
 
 def devices_of(gpus: Any) -> str:
-    """Return gpu_ids "0,1" or [0, 1] as places: GPUs of this machine, one a stage."""
-    listed = gpus.split(",") if isinstance(gpus, str) else gpus
-    return ",".join(f"127.0.0.1#{str(gpu).strip()}" for gpu in listed)
+    """Return places, one a stage, that are GPUs of this machine: "0,1" or [0, 1] ->
+    "127.0.0.1#0,127.0.0.1#1".
+
+    gpus: Value of the predecessors' `gpu_ids`: numbers of GPUs, as a comma-separated text or a sequence.
+    """
+    numbers = gpus.split(",") if isinstance(gpus, str) else gpus
+    return ",".join(f"127.0.0.1#{str(gpu).strip()}" for gpu in numbers)
 
 
 def device_of(device_map: Any) -> str:
-    """Return the device of Transformers' device_map, which is a name or a mapping with a single device.
+    """Return the torch device that Transformers' `device_map` means: 1 -> "cuda:1", "cpu" -> "cpu".
 
-    Raises InvalidRequest if the mapping has several devices.
+    device_map: Number or name of a device, or a mapping from modules to a single device.
+    Raises InvalidRequest if a mapping has several devices.
     """
     if isinstance(device_map, Mapping):
-        places = {str(place) for place in device_map.values()}
-        if len(places) != 1:
-            raise InvalidRequest(f"device_map names {len(places)} devices; name one", field="device_map")
-        return device_of(next(iter(places)))
+        devices = {str(device) for device in device_map.values()}
+        if len(devices) != 1:
+            raise InvalidRequest(f"device_map names {len(devices)} devices; name one", field="device_map")
+        return device_of(next(iter(devices)))
     return f"cuda:{device_map}" if str(device_map).isdigit() else str(device_map)
 
 
 def dtype_of(dtype: Any) -> str:
-    """Return this project's name of a type: "bf16" for torch.bfloat16, "bfloat16" and "bf16"."""
+    """Return this project's name of a data type: "bf16" for torch.bfloat16, "bfloat16" and "bf16". An unknown
+    name is returned as it is.
+
+    dtype: A torch dtype, or a name.
+    """
     name = str(dtype).removeprefix("torch.")
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(name, name)
 

@@ -1,7 +1,8 @@
-"""A ring without weights: a worker and a drafter whose text is a pure function of the tokens before.
+"""A ring without weights: a worker and a drafter that compute tokens as a pure function of the tokens before.
 
-A stage's KV rows are checksums of the text before them: a row that sees a wrong page, move or mask has
-another checksum, so the answer differs, or the next stage refuses the frame."""
+A stage's KV rows are checksums of the tokens before them. A row that sees a wrong page, move or mask has
+another checksum, so that the answer differs, or the next stage refuses the frame.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -41,19 +42,25 @@ from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
 
-# The state of an empty text.
-EMPTY_STATE = 0  # the state of an empty text
+# The state of a sequence without tokens.
+EMPTY_STATE: Final = 0
 
 
 def next_state(state: int, token: int) -> int:
-    """Return the state (32 bits) after one more token. It depends on every token before. state: after the
-    text so far.
+    """Return the state after one more token, an integer of 32 bits that depends on every token so far.
+
+    state: The state after the tokens before; EMPTY_STATE if there are none.
+    token: The id of the token that follows them.
     """
     return zlib.crc32(token.to_bytes(4, "little"), state)
 
 
 def state_of(tokens: Iterable[int], state: int = EMPTY_STATE) -> int:
-    """Return the state after these tokens. state: after the text before them; EMPTY_STATE for none."""
+    """Return the state after these tokens; `state` itself if there are none.
+
+    tokens: Token ids, in order.
+    state: The state after the tokens before them; EMPTY_STATE if there are none.
+    """
     for token in tokens:
         state = next_state(state, token)
     return state
@@ -61,19 +68,27 @@ def state_of(tokens: Iterable[int], state: int = EMPTY_STATE) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FakeLM:
-    """A language model whose next token is a function of the state after the text.
+    """A language model whose next token is a function of the state after the tokens before.
 
-    alphabet: the tokens it writes with. A vocabulary's first ones are seldom text.
+    alphabet: The token ids that the model writes. They are not the first ids of a vocabulary, which are
+        seldom text.
     """
 
     alphabet: Sequence[int] = range(300, 1324)
 
     def next(self, state: int) -> int:
-        """Return the token that follows a text with this state."""
+        """Return the token that follows a sequence.
+
+        state: The state after the sequence, see `state_of`.
+        """
         return self.alphabet[state % len(self.alphabet)]
 
     def write(self, tokens: Iterable[int], num_tokens: int) -> list[int]:
-        """Return the `num_tokens` tokens that decoding without speculation writes after `tokens`."""
+        """Return the tokens that decoding without speculation writes after a prompt; [] if `num_tokens` is 0.
+
+        tokens: The prompt's token ids.
+        num_tokens: How many tokens are written.
+        """
         state = state_of(tokens)
         written = list[int]()
         for _ in range(num_tokens):
@@ -82,8 +97,11 @@ class FakeLM:
         return written
 
     def knows(self, state: int, skill: float) -> bool:
-        """Return whether a drafter of this skill (0..1) guesses right after a text with this state; always
-        the same answer.
+        """Return whether a drafter predicts the token after a sequence correctly. The answer for one state is
+        always the same.
+
+        state: The state after the sequence.
+        skill: The fraction of states, 0..1, after which the drafter is right.
         """
         return next_state(state, 0) < skill * (1 << 32)
 
@@ -99,18 +117,21 @@ class OracleDrafter(Proposer):
         spend_time: Callable[[int], None],
         num_pages: int = 0,
     ) -> None:
-        """Prepare to draft.
+        """Prepare to draft; no sequence is open yet.
 
-        language_model: whose tokens it guesses. skill: probability (0..1) that a draft is right. max_depth:
-            levels at most. spend_time: called with the rows of every level that is grown. num_pages: free
-            pages that it reports, since it needs none.
+        language_model: The model whose tokens are predicted.
+        skill: The probability, 0..1, that a draft is right.
+        max_depth: Maximum number of levels of a tree.
+        spend_time: Called for every level that is grown, with the number of its rows.
+        num_pages: The number of free pages to report. The drafter itself needs none.
         """
         self.widths = (1,) * (max_depth - 1)
         self._pages = num_pages
-        self._voice = language_model
+        self._language_model = language_model
         self._skill = skill
         self._spend = spend_time
-        self._known: dict[int, tuple[int, int]] = {}  # tokens read so far, and the state behind them
+        # By open sequence: the number of its tokens that were read, and the state after them.
+        self._known: dict[int, tuple[int, int]] = {}
 
     @property
     def free_pages(self) -> int:
@@ -118,24 +139,36 @@ class OracleDrafter(Proposer):
         return self._pages
 
     def follows(self, sequence: int) -> bool:
-        """Return whether this sequence is open. sequence: its id."""
+        """Return whether a sequence is open.
+
+        sequence: The sequence's id.
+        """
         return sequence in self._known
 
     def open(self, sequence: DraftSequence) -> None:
-        """Begin to follow a sequence, of which nothing has been read."""
+        """Open a sequence, of which nothing has been read yet.
+
+        sequence: The sequence; its tokens are read when a tree is proposed.
+        """
         self._known[sequence.id] = 0, 0
 
     def close(self, sequence: int) -> None:
-        """Forget a sequence; an unknown id has no effect."""
+        """Close a sequence; an unknown id has no effect.
+
+        sequence: The sequence's id.
+        """
         self._known.pop(sequence, None)
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """Return a chain for each sequence, all equally long, as far as another level deserves its time.
+        """Return a chain for each sequence, all equally long. A chain ends early if growing another level is
+        not profitable.
 
-        sequences: those that need a tree. levels: maximum depth. keep_growing: is asked after each level
-            whether to draft another one; None: always.
+        sequences: The sequences that need a tree.
+        levels: Maximum number of levels, at least 1.
+        keep_growing: Asked after each level but the last whether to grow another one; None: all levels are
+            grown.
         """
         depths = np.arange(1, levels + 1)
         scores = np.tile(depths * np.log(self._skill or 1e-9), (len(sequences), 1))
@@ -149,41 +182,60 @@ class OracleDrafter(Proposer):
         return Candidates(tokens, scores[:, :levels], parents, depths[:levels])
 
     def _chain(self, sequence: DraftSequence, levels: int) -> list[int]:
-        """Return `levels` drafts for a sequence; token 0 stands where the drafter guesses wrong."""
-        state = self._read(sequence)
+        """Return the drafted tokens of a sequence, one for each level. Where the drafter is wrong, the draft
+        is token 0.
+
+        sequence: The sequence to draft for.
+        levels: The number of tokens.
+        """
+        state = self._state_after(sequence)
         chain = list[int]()
         for _ in range(levels):
-            next_token = self._voice.next(state)
-            chain.append(next_token if self._voice.knows(state, self._skill) else 0)
+            next_token = self._language_model.next(state)
+            chain.append(next_token if self._language_model.knows(state, self._skill) else 0)
             state = next_state(state, next_token)
         return chain
 
-    def _read(self, sequence: DraftSequence) -> int:
-        """Return the state after the sequence's tokens; only tokens that were not read before are read."""
+    def _state_after(self, sequence: DraftSequence) -> int:
+        """Return the state after all known tokens of a sequence. Only tokens that were not read before are
+        read.
+
+        sequence: An open sequence.
+        """
         num_read, state = self._known[sequence.id]
         state = state_of(sequence.tokens[num_read:], state)
         self._known[sequence.id] = len(sequence.tokens), state
         return state
 
 
+# Waits for that many seconds.
 Sleep = Callable[[float], object]
-# Seconds by rows: nearly nothing, but not nothing, since costs are divided.
-FREE: Curve = ((1, 1e-5), (64, 1e-5))  # next to nothing, but not nothing: costs are divided
+# Seconds by rows: a negligible time, but not 0, because costs are divisors.
+FREE: Curve = ((1, 1e-5), (64, 1e-5))
 
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
     """A ring without weights.
 
-    model: whose tokenizer and number of layers. kv_memory: bytes of each member; a row takes 256 a layer.
-    layer: seconds per rows of one layer; growth: of one level of all trees. sleep: how they are spent.
-    plan: what it writes as a skeleton; empty: the grammar's first choices. See `plan_of`.
-    skill: how often a drafted token is right behind right ones; its scores say the same.
-    width, fused: of hidden and fused rows, fp32; taps as those of a head of this model.
+    model: Directory of the model from which the tokenizer, the vocabulary and the number of layers are read.
+    language_model: The function that writes the tokens.
+    plan: The token ids that are written where a skeleton is asked for, see `plan_of`. Empty: a skeleton has
+        the language model's tokens where the grammar allows them, else the first token that it allows.
+    layer: Seconds that one layer takes, by the number of rows of a frame.
+    growth: Seconds that one level of all trees together takes, by its number of rows.
+    sleep: Spends these seconds; tests pass a function that does not wait.
+    skill: The probability, 0..1, that a drafted token is right if the drafts above it are. The drafter's
+        scores report the same probability.
+    shape: The largest tree that the drafter grows.
+    width: Columns of a hidden row, fp32; at least MIN_WIDTH.
+    fused: Columns of a fused feature row, fp32. The layers that are tapped are those of an EAGLE-3 head of
+        this model.
+    kv_memory: Bytes for KV on each member. A row takes 256 bytes per layer.
     """
 
     model: Path
-    voice: FakeLM = field(default_factory=FakeLM)
+    language_model: FakeLM = field(default_factory=FakeLM)
     plan: tuple[int, ...] = ()
     layer: Curve = FREE
     growth: Curve = FREE
@@ -204,30 +256,42 @@ class Simulator:
     ) -> Worker:
         """Return a worker of this ring.
 
-        name: the member's name. address: where it listens. dialer: connects it to others. compute: its
-            thread. observer: is told of its frames; None: nothing is observed.
+        name: The member's name.
+        address: The address at which the member listens.
+        dialer: Connects the member to other members.
+        compute: The executor on which its stage runs.
+        observer: Called with every frame of the worker; None: nothing is observed.
         """
         return Worker(MockWorker(self, name, address), dialer, compute, observer=observer)
 
     def drafter(self, name: str, address: str, dialer: Dialer, compute: Executor) -> Drafter:
-        """Return a drafter of this ring. name: the member's name. address: where it listens. dialer: connects
-        it to others. compute: its thread.
+        """Return a drafter of this ring.
+
+        name: The member's name.
+        address: The address at which the member listens.
+        dialer: Connects the member to other members.
+        compute: The executor on which its engine runs.
         """
         return Drafter(MockDrafter(self, name, address), dialer, compute)
 
 
 def plan_of(model: Path, points: int, length: int) -> tuple[int, ...]:
-    """Return the token ids of a skeleton, as the model's tokenizer spells it.
+    """Return the token ids of a skeleton, as the model's tokenizer encodes it.
 
-    model: directory with the tokenizer. points: number of points. length: tokens that each point asks for.
+    model: Directory of the model with the tokenizer.
+    points: Number of points of the skeleton; 0 gives a plan without points.
+    length: Number of tokens that each point asks for.
     """
     lines = [f"{n}.<{length}><None>[-]Point {n}\n" for n in range(1, points + 1)]
     return Text(model).encode_bare("[PLAN]\n" + "".join(lines) + "[END]")
 
 
 class MockWorker:
-    """Makes stages without weights, as `specsot_worker.stage_provider` describes. mock: the simulator. name,
-    address: of the member.
+    """Makes stages without weights, with the interface that `specsot_worker.stage_provider` describes.
+
+    mock: The simulator.
+    name: The member's name.
+    address: The address at which the member listens.
     """
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
@@ -238,44 +302,63 @@ class MockWorker:
         self.vocabulary = read_config(mock.model).vocab
 
     def registration(self) -> Registration:
-        """Return what the worker registers with."""
+        """Return what the worker registers with. Its costs are those of one layer."""
         return _registration(self._mock, "worker", self.name, self._address, self._mock.layer)
 
     def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner:
-        """Return a stage of these layers that spends the simulator's time. configuration: of the ring.
-        layers: its range.
+        """Return a stage that takes the simulator's time.
+
+        configuration: The ring's configuration, from which the number of pages and their size are read.
+        layers: The stage's layer range.
         """
         mock, layer = self._mock, CostCurve(self._mock.layer)
 
         def spend(rows: int) -> None:
-            """Sleep as long as the layers take for so many rows."""
+            """Sleep as long as the layers take.
+
+            rows: Number of rows of the frame.
+            """
             mock.sleep(layer.at(rows) * len(layers))
 
-        body = StageModel(mock.voice, spend, mock.width, mock.plan)
+        body = StageModel(mock.language_model, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
 
     def fetch(self, layers: Range) -> None:
-        """Do nothing, since there are no weights. layers: the range to fetch."""
+        """Do nothing, since there are no weights.
+
+        layers: The range to fetch.
+        """
 
     def preload(self, layers: Range | None = None) -> bool:
-        """Return False: nothing has to be loaded ahead. layers: the range to load."""
+        """Return False: there is nothing more to load.
+
+        layers: The layer range to load; None: what a later epoch may need.
+        """
         return False
 
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
-        """Return a verifier whose logits choose the token that the hidden row names. stage: the last stage.
-        configuration: of the ring.
+        """Return a verifier whose logits choose the token that each hidden row names. It has a feature store
+        if the ring's drafter reads features of this stage.
+
+        stage: The last stage.
+        configuration: The ring's configuration.
         """
         size = read_config(self._mock.model).vocab
         vocabulary = read_vocabulary(self._mock.model, size)
 
         def logits(hidden: torch.Tensor) -> torch.Tensor:
             """Return logits [num_rows, vocab_size] that are 1 for the token in column 2 of each hidden row,
-            else 0.
+            and 0 elsewhere.
+
+            hidden: Hidden rows, [num_rows, width].
             """
             return torch.zeros(len(hidden), size).scatter_(1, hidden[:, 2:3].long(), 1.0)
 
         def grammar(opening: Opening) -> Future[Grammar] | None:
-            """Return the grammar that an opening asks for; None if it asks for none."""
+            """Return the grammar that an opening asks for; None if it asks for none.
+
+            opening: The opening of a sequence.
+            """
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
         pages = (configuration.pages, configuration.page_rows)
@@ -285,8 +368,11 @@ class MockWorker:
 
 
 class MockDrafter:
-    """Makes engines without weights, as `specsot_drafter.drafter` describes. mock: the simulator. name,
-    address: of the member.
+    """Makes engines without weights, with the interface that `specsot_drafter.drafter` describes.
+
+    mock: The simulator.
+    name: The member's name.
+    address: The address at which the member listens.
     """
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
@@ -295,7 +381,7 @@ class MockDrafter:
         self._address = address
 
     def registration(self) -> Registration:
-        """Return what the drafter registers with, its head and its curve of growth included."""
+        """Return what the drafter registers with, its head and its growth curve included."""
         mock = self._mock
         return _registration(
             mock,
@@ -309,29 +395,37 @@ class MockDrafter:
         )
 
     def tap_slices(self) -> Mapping[int, Any]:
-        """Return, by tapped layer, a tensor of zeros of which only the height, the width of a feature, is
-        read.
+        """Return a tensor of zeros for each tapped layer, [width of a feature, 1], of which only the height
+        is read.
         """
         head = _head(self._mock)
-        return {layer: torch.zeros(head.width, 1) for layer in head.taps}  # its height alone is read
+        return {layer: torch.zeros(head.width, 1) for layer in head.taps}
 
     def make_engine(self, configuration: Configuration) -> DraftEngine:
-        """Return an engine whose drafter spends the simulator's time. configuration: of the ring."""
+        """Return an engine whose drafter takes the simulator's time.
+
+        configuration: The ring's configuration.
+        """
         mock, level = self._mock, CostCurve(self._mock.growth)
 
         def spend(rows: int) -> None:
-            """Sleep as long as a level of so many rows takes."""
+            """Sleep as long as growing a level takes.
+
+            rows: Number of rows of the level.
+            """
             mock.sleep(level.at(rows))
 
-        drafter = OracleDrafter(mock.voice, mock.skill, mock.shape.depth, spend, configuration.pages)
+        drafter = OracleDrafter(mock.language_model, mock.skill, mock.shape.depth, spend, configuration.pages)
         rule = make_budget("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)
         vocabulary = read_vocabulary(mock.model, read_config(mock.model).vocab)
         return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary)
 
 
 def _head(mock: Simulator) -> Head:
-    """Return a head that taps the simulator's model as EAGLE-3 does: near the beginning, in the middle, near
-    the end.
+    """Return a head that taps the simulator's model as EAGLE-3 does: a layer near the beginning, one in the
+    middle and one near the end. A model with few layers has fewer taps.
+
+    mock: The simulator.
     """
     layers = read_config(mock.model).layers
     taps = sorted({min(2, layers), layers // 2, max(layers - 3, 0)})
@@ -343,8 +437,12 @@ def _registration(
 ) -> Registration:
     """Return what a member registers with.
 
-    mock: the simulator. kind: "worker" or "drafter". name, address: of the member. curve: seconds by rows.
-        fields: further fields.
+    mock: The simulator.
+    kind: "worker" or "drafter".
+    name: The member's name.
+    address: The address at which the member listens.
+    curve: Seconds by rows that the member reports as its costs.
+    fields: Further fields of the registration.
     """
     config = read_config(mock.model)
     return Registration(
@@ -361,62 +459,83 @@ def _registration(
     )
 
 
-# Takes as long as so many rows take.
-SpendTime = Callable[[int], None]  # takes as long as so many rows take
-# Columns of a hidden row that are used: the state's high half, its low half, the next token.
-LEAST_WIDTH = 3  # a row: the state's high half, its low half, the next token
+# Takes as long as a forward pass over that many rows takes.
+SpendTime = Callable[[int], None]
+# Columns. The least width of a hidden row, of which three columns are used: the state's high 16 bits, its low
+# 16 bits, and the next token.
+MIN_WIDTH: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StageModel:
     """What all stages of a ring without weights have in common.
 
-    width: of a hidden row. spend: called with the number of rows of every frame.
-    plan: what is written instead where a skeleton is asked for, as long as it lasts.
+    language_model: The function that writes the tokens.
+    spend: Called with the number of rows of every frame, to take their time.
+    width: Columns of a hidden row; fewer than MIN_WIDTH count as MIN_WIDTH.
+    plan: The tokens that are written where a skeleton is asked for. After its last token the language model
+        continues.
     """
 
-    voice: FakeLM
+    language_model: FakeLM
     spend: SpendTime
-    width: int = LEAST_WIDTH
+    width: int = MIN_WIDTH
     plan: tuple[int, ...] = ()
 
 
 class MockStage:
-    """A stage without weights, see `StageRunner`: its KV rows are states of the text before them."""
+    """A stage without weights, with the interface of `StageRunner`. Its KV rows are the states after the
+    tokens before.
+
+    uncaptured: Always 0: the stage has no graphs, so no step misses one.
+    """
 
     uncaptured = 0
 
     def __init__(self, model: StageModel, layers: Range, pages: int, page_rows: int) -> None:
-        """Make a stage with empty pages. model: what all stages share. layers: its range. pages: their
-        number. page_rows: rows of a page.
+        """Make a stage with empty pages.
+
+        model: What all stages share.
+        layers: The stage's layer range.
+        pages: Number of KV pages.
+        page_rows: Rows of a page.
         """
         self.table = PageTable(pages, page_rows)
         self.layers = layers
         self._body = model
         self._states: dict[int, int] = {}
-        self._planning: dict[int, int] = {}  # by sequence: where its plan begins
+        # By open sequence that writes a plan: the position of the plan's first token.
+        self._planning: dict[int, int] = {}
         self._fused = 0
 
     def tap(self, layer: int, weight: Any) -> None:
-        """Let fused rows of the weight's height travel from now on; they are zeros. layer: not used. weight:
-        [height, ..].
+        """Send fused rows from now on, as wide as the weight is high. They are zeros.
+
+        layer: The tapped layer; not used.
+        weight: A tensor [width of a fused row, ...], of which only the height is read.
         """
         self._fused = int(weight.shape[0])
 
     def prompt_rows(self, rows: int) -> int:
-        """Return how many rows of a prompt fit into a frame: as many as `rows`."""
+        """Return the maximum number of prompt rows in a frame, which is `rows`.
+
+        rows: Maximum number of rows of other frames.
+        """
         return rows
 
     def hold(self) -> None:
-        """Do nothing, since no step is ever launched early."""
+        """Do nothing, since the stage never launches a step before its frame arrives."""
 
     def capture(self) -> None:
         """Do nothing, since there is no graph to capture."""
 
     def run(self, frame: Frame) -> Frame:
-        """Return the frame as it leaves this stage. Raises WireError if the stage before saw other texts.
+        """Return the frame as it leaves this stage, with the seconds that the stage took. A frame without
+        rows leaves without hidden rows.
 
-        frame: as it came.
+        frame: The frame as it arrived.
+
+        Raises WireError if the stage before has computed other rows.
         """
         start_time = time.perf_counter()
         kv_plan = plan_frame(self.table, frame)
@@ -433,7 +552,10 @@ class MockStage:
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
     def _move(self, kv_plan: KvPlan) -> None:
-        """Copy and move states between slots as the plan says, as a stage does with KV rows."""
+        """Copy and move states between slots, as a stage does with KV rows.
+
+        kv_plan: The frame's copies of pages and moves of slots. All moves are read before one is written.
+        """
         page_rows = self.table.page_rows
         states = self._states
         for copy in kv_plan.copies:
@@ -443,7 +565,11 @@ class MockStage:
         states.update(zip((target for _, target in kv_plan.moves), moved))
 
     def _wipe(self, frame: Frame, kv_plan: KvPlan) -> None:
-        """Drop the states of freed pages, and the plans of closed sequences."""
+        """Drop the states of freed pages, and the plans of closed sequences.
+
+        frame: The frame, from which the closed sequences are read.
+        kv_plan: The frame's plan, which names the freed pages.
+        """
         page_rows = self.table.page_rows
         for sequence in frame.closings:
             self._planning.pop(sequence, None)
@@ -452,49 +578,64 @@ class MockStage:
                 self._states.pop(slot, None)
 
     def _enter(self, frame: Frame, kv_plan: KvPlan) -> torch.Tensor:
-        """Return the rows as they leave, [num_rows, width]; those that came from another stage must be equal.
+        """Return the frame's rows as they leave, [num_rows, width], and store their states. Rows that come
+        from another stage must equal those computed here.
 
-        frame: as it came. kv_plan: where its rows are. Raises WireError if they differ.
+        frame: The frame as it arrived.
+        kv_plan: The slots and positions of the frame's rows.
+
+        Raises WireError if the rows differ.
         """
         states = [
             (segment.sequence, state)
             for segment, span in zip(frame.segments, kv_plan.spans)
-            for state in self._read(segment, span)
+            for state in self._row_states(segment, span)
         ]
         self._states.update(zip(kv_plan.slots, (state for _, state in states)))
         row_values = [
             (state >> 16, state & 0xFFFF, self._next(sequence, position, state))
             for position, (sequence, state) in zip(kv_plan.positions, states)
         ]
-        hidden = torch.zeros(len(states), max(self._body.width, LEAST_WIDTH))
-        hidden[:, :LEAST_WIDTH] = torch.tensor(row_values)
+        hidden = torch.zeros(len(states), max(self._body.width, MIN_WIDTH))
+        hidden[:, :MIN_WIDTH] = torch.tensor(row_values)
         if self.layers.first and not (frame.hidden is not None and torch.equal(hidden, frame.hidden)):
-            raise WireError(f"layers {self.layers} saw other texts in frame {frame.number} than came")
+            raise WireError(
+                f"layers {self.layers} computed other rows of frame {frame.number} than the stage before sent"
+            )
         return hidden
 
     def _next(self, sequence: int, position: int, state: int) -> int:
-        """Return the token that follows the token at `position`: the plan's next one while a plan
-        is written.
+        """Return the token that follows the token at a position: the plan's next token while a plan is
+        written, otherwise the language model's.
+
+        sequence: The sequence's id.
+        position: Position of the last known token, counted from 0.
+        state: The state after that token.
         """
         plan = self._body.plan
         start = self._planning.get(sequence)
         if start is not None and 0 <= position + 1 - start < len(plan):
             return plan[position + 1 - start]
-        return self._body.voice.next(state)
+        return self._body.language_model.next(state)
 
-    def _read(self, segment: Segment, span: RowSpan) -> Iterator[int]:
-        """Yield the state after every row of a segment: that of its parent and its own token. span: where the
-        segment's rows are.
+    def _row_states(self, segment: Segment, span: RowSpan) -> Iterator[int]:
+        """Yield the state after every row of a segment, computed from its parent's state and its own token.
+
+        segment: Rows of a prompt, or the nodes of a tree.
+        span: The pages and slots of the segment's rows.
         """
         tree = segment.tree.parents if isinstance(segment, TreeSegment) else None
         states = list[int]()
         for row, token in enumerate(tokens_of(segment)):
             parent = tree[row] if tree else row - 1
-            states.append(next_state(states[parent] if row else self._before(span), token))
+            states.append(next_state(states[parent] if row else self._state_before(span), token))
             yield states[-1]
 
-    def _before(self, span: RowSpan) -> int:
-        """Return the state before a segment's first row; EMPTY_STATE at the beginning of a text."""
+    def _state_before(self, span: RowSpan) -> int:
+        """Return the state before a segment's first row; EMPTY_STATE at the beginning of a sequence.
+
+        span: The pages and slots of the segment's rows.
+        """
         if not span.base:
             return EMPTY_STATE
         page, row = divmod(span.base - 1, self.table.page_rows)

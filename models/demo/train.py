@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specsot.core.skeleton import PlanRules, read_plan
 from specsot.params import Message
-from specsot_lab.train.rows import Row, endless, pad, row_of
+from specsot_lab.train.rows import Row, endless_batches, pad, row_of
 from specsot_lab.train.text_files import items_in
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -99,7 +99,7 @@ class TrainingBatches:
                 planned = list(self._planned(form.format(topic), points, group))
                 rows += planned if place == 0 else [planned[0], planned[1 + place % len(points)]]
             rows.append(self._row(self._chat(form.format(topic)), whole, group))
-        return [row.cut(LONGEST) for row in rows]
+        return [row.truncated(LONGEST) for row in rows]
 
     def _chosen(self, items: list[dict[str, Any]]) -> Iterator[tuple[str, Points]]:
         found: dict[str, Points] = {}
@@ -185,7 +185,7 @@ def train(model: LlamaForCausalLM, rows: list[Row], seconds: float, settle: bool
     muon = torch.optim.Muon(matrices, lr=RATE, weight_decay=0.0)
     adam = torch.optim.AdamW(rest, lr=RATE * ADAM, betas=(0.9, 0.95), weight_decay=0.0)
     began, losses = time.monotonic(), list[float]()
-    for step, batch in enumerate(endless(rows, BATCH_TOKENS, 0), 1):
+    for step, batch in enumerate(endless_batches(rows, BATCH_TOKENS, 0), 1):
         gone = (time.monotonic() - began) / seconds
         if gone >= 1:
             break

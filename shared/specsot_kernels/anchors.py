@@ -31,7 +31,8 @@ class PolicySights(NamedTuple):
 
 
 def policy_sights(spans: Sequence[RowSpan], window: int | None) -> PolicySights:
-    """Return the sights of all rows, in row order.
+    """Return what a policy leaves visible to every row, in row order. Rows without a policy have no anchors
+    and no rotation.
 
     window: the layer's sliding window, as in `sinces_of`, or None; the narrower of window and policy applies.
     spans: one span per segment of the frame, in row order.
@@ -46,8 +47,8 @@ def policy_sights(spans: Sequence[RowSpan], window: int | None) -> PolicySights:
 
 
 def anchor_runs(spans: Sequence[RowSpan], page_rows: int) -> Iterator[PageRun]:
-    """Yield the stretches of anchor columns; neighbouring spans with the same anchor pages form one
-    stretch.
+    """Yield the page runs of anchor columns; nothing if no row has anchors. Neighbouring spans with the same
+    anchor pages form one run.
 
     spans: one span per segment of the frame, in row order.
     page_rows: columns (rows) of a KV page.

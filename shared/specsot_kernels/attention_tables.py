@@ -1,10 +1,10 @@
 """Builds a frame's attention work as tables of integers: which rows read which KV columns.
 
 Pure NumPy, without torch. A *row* is one token of the batch, that is, one row of the query matrix. A *column*
-is one KV position of a sequence, numbered from the sequence's first token. A *stretch* is a run of KV pages
+is one KV position of a sequence, numbered from the sequence's first token. A *page run* is a run of KV pages
 together with the rows that read it. If neighbouring sequences share full pages (a common prefix) and every
-row of these sequences sees all of the columns on them, the shared pages form one stretch for all of these
-rows, so that they are read once. Stretches are then cut into *pieces*, one GPU program each, and the partial
+row of these sequences sees all of the columns on them, the shared pages form one page run for all of these
+rows, so that they are read once. Page runs are then cut into *pieces*, one GPU program each, and the partial
 results of a row are merged by their log-sum-exp.
 
 Two sequences with 4 columns a page that share the pages 7 and 8:
@@ -38,26 +38,30 @@ SHORTEST_ROWS = 64
 # Queries. Tile for frames that consist of prompts alone. Chosen by docs/results/h100-product.md.
 PROMPT_QUERIES = 128
 
+# A table of int32 numbers, as kernels read it.
 Numbers = NDArray[np.int32]
+# Numbers of 64 bits, for sums that may exceed 32 bits.
 Ints = NDArray[np.int64]
 
-# Columns. Smallest piece that is worth a GPU program; twice as many for tiles of FEW rows or more. Untuned.
-LEAST = 64
-# Rows. Tiles of at least so many rows use pieces of at least 2 * LEAST columns. Untuned.
-FEW = 8
-# The next five describe an H100 to the cost model that cuts stretches into pieces; see
+# Columns. Smallest piece that is worth a GPU program; twice as many for tiles of WIDE_TILE_ROWS rows or more.
+# Untuned.
+MIN_PIECE_COLUMNS = 64
+# Rows. Tiles of at least so many rows use pieces of at least 2 * MIN_PIECE_COLUMNS columns. Untuned.
+WIDE_TILE_ROWS = 8
+# The next five describe an H100 to the cost model that cuts page runs into pieces; see
 # docs/results/h100-kernels.md#how-long-texts-are-cut.
 # Programs. How many run at once: two on each of the 132 SMs.
 PROGRAMS = 264
 # KV heads. The number that most models have; the default where a model's number is not given.
 KV_HEADS = 8
 # Columns. How many a program reads in the time that starting and ending a piece costs.
-BEGUN = 384
-# Pieces. Most that one stretch is cut into, because the pieces of a row are merged one after another.
-PIECES = 32
+PIECE_OVERHEAD_COLUMNS = 384
+# Pieces. Largest number that one page run is cut into, because the pieces of a row are merged one after
+# another.
+MAX_PIECES = 32
 # Waves of programs. How many cutting may add to the least number of pieces; buffers are sized for all of
 # them.
-WAVES = 2
+MAX_EXTRA_WAVES = 2
 # Bits. Width of one word of a visibility mask.
 WORD = 32
 # Index. Where `bits` stands in `TableRoom.shapes`.
@@ -78,17 +82,34 @@ class TableSpan(Protocol):
     """
 
     @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """Return the number of rows."""
+        ...
+
     @property
-    def base(self) -> int: ...
+    def base(self) -> int:
+        """Return how many columns, from the first on, every row sees without looking at `visible`."""
+        ...
+
     @property
-    def tail(self) -> int: ...
+    def tail(self) -> int:
+        """Return the number of columns after these, which are seen in part."""
+        ...
+
     @property
-    def pages(self) -> tuple[int, ...]: ...
+    def pages(self) -> tuple[int, ...]:
+        """Return the page numbers that hold all these columns, in order."""
+        ...
+
     @property
-    def visible(self) -> tuple[int, ...] | None: ...
+    def visible(self) -> tuple[int, ...] | None:
+        """Return for each row the tail columns that it sees, as bits; None: row i sees 0 .. i of them."""
+        ...
+
     @property
-    def lead(self) -> int: ...
+    def lead(self) -> int:
+        """Return how many columns, from the first on, every row sees."""
+        ...
 
 
 class WholePages(NamedTuple):
@@ -100,7 +121,7 @@ class WholePages(NamedTuple):
     base: the column at which the page that holds the newest tokens begins.
     tail: number of columns from `base` to the end of the last page.
     pages: the page numbers, in order.
-    visible: always None; what single rows see is told by other tables.
+    visible: always None; other tables say what single rows see.
     """
 
     rows: int
@@ -111,7 +132,7 @@ class WholePages(NamedTuple):
 
     @property
     def lead(self) -> int:
-        """How many columns, from the first on, every row sees: those before `base`."""
+        """Return how many columns, from the first on, every row sees: those before `base`."""
         return self.base
 
 
@@ -260,16 +281,16 @@ class TableRoom:
         """Return how many pieces any frame has that shares at most two levels of prefixes; see
         `_piece_columns`.
         """
-        return WAVES * self.places + (2 + self.anchored) * self.rows
+        return MAX_EXTRA_WAVES * self.places + (2 + self.anchored) * self.rows
 
     @property
     def slots(self) -> int:
         """Return how many partial results there are at most.
 
-        A row reads at most three stretches, and its anchors, with one piece each; the pieces that cutting
+        A row reads at most three page runs, and its anchors, with one piece each; the pieces that cutting
         adds are counted as full of rows.
         """
-        cut = WAVES * self.places * min(self.rows, self.tile_rows)
+        cut = MAX_EXTRA_WAVES * self.places * min(self.rows, self.tile_rows)
         return cut + (3 + self.anchored) * self.rows
 
     @property
@@ -323,9 +344,8 @@ def room_for(
     """Return the sizes for tables of every frame of at most `rows` rows and `pages` pages.
 
     heads_per_kv: query heads of each KV head.
-    short, anchored: as in `TableRoom`.
-    rows: most rows of a frame.
-    pages: most page numbers that the pieces of a frame name.
+    rows: largest number of rows of a frame.
+    pages: largest number of page numbers that the pieces of a frame name.
     short: whether frames have many sequences with a few rows each.
     anchored: whether sequences may have a policy that leaves anchors.
     kv_heads: number of KV heads.
@@ -348,7 +368,7 @@ def tile_of(rows: int, heads_per_kv: int) -> int:
     """Return the queries of a tile: the power of two that holds all heads of `rows` rows, within 16 ..
     QUERIES.
 
-    rows: most rows of a frame.
+    rows: largest number of rows of a frame.
     heads_per_kv: query heads of each KV head.
     """
     return min(max(1 << (rows * heads_per_kv - 1).bit_length(), 16), QUERIES)
@@ -386,10 +406,10 @@ def tabulate(
     """Return the attention work of one frame whose spans come in row order.
 
     page_rows: columns of a page.
-    tile_rows: most rows of a piece.
+    tile_rows: largest number of rows of a piece.
     sinces: [rows], the first column that each row sees, see `sinces_of`; whole pages before them are not
         read.
-    anchored: stretches of anchor columns, see `anchors.anchor_runs`.
+    anchored: page runs of anchor columns, see `anchors.anchor_runs`; empty: no row has anchors.
     spans: one span per segment of the frame, in row order.
     window: how many positions of its path a row sees at most, as in `sights_of`; None: all.
     places: pieces that run at once under each KV head; see `places_of`.
@@ -411,18 +431,19 @@ def cut_pieces(
     anchored: Sequence[PageRun] = (),
     places: int = PROGRAMS // KV_HEADS,
 ) -> PieceTables:
-    """Cut stretches into pieces, tile by tile and column range by column range.
+    """Cut page runs into pieces, tile by tile and column range by column range.
 
     page_runs: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
     leads: [rows] as in `AttentionTables`.
-    times: each stretch row stands for so many rows of the frame.
-    places: see `places_of`.
+    times: each row of a page run stands for so many rows of the frame.
+    places: pieces that run at once under each KV head; see `places_of`.
     page_rows: columns of a page.
-    tile_rows: most rows of a piece.
+    tile_rows: largest number of rows of a piece.
     anchored: the runs of anchor columns, in row order; see `anchors.anchor_runs`.
 
-    A stretch of 6 rows and 1024 columns, cut with tile_rows = 4 and 512 columns a piece, becomes four pieces:
-    rows 0..3 with columns 0..511, rows 4..5 with 0..511, rows 0..3 with 512..1023, rows 4..5 with 512..1023.
+    A page run of 6 rows and 1024 columns, cut with tile_rows = 4 and 512 columns a piece, becomes four
+    pieces: rows 0..3 with columns 0..511, rows 4..5 with 0..511, rows 0..3 with 512..1023, rows 4..5 with
+    512..1023.
     """
     if not isinstance(page_runs, PageRuns):
         page_runs = as_arrays((*page_runs, *anchored))
@@ -432,12 +453,12 @@ def cut_pieces(
     rows = rows * times
     num_tiles = -(-rows // tile_rows)
     columns_per_piece = _piece_columns(columns, num_tiles, page_rows, tile_rows, places)
-    # A stretch is cut into a grid of `down` tiles of rows by `across` ranges of columns.
+    # A page run is cut into a grid of `down` tiles of rows by `across` ranges of columns.
     num_ranges = -(-columns // columns_per_piece)
     pieces_of_run = num_ranges * num_tiles
     run_of = np.arange(len(first)).repeat(pieces_of_run)
     place = np.arange(len(run_of)) - (pieces_of_run.cumsum() - pieces_of_run)[run_of]
-    # Piece `place` of a stretch is tile place % down of column range place // down.
+    # Piece `place` of a page run is tile place % down of column range place // down.
     first_column = place // num_tiles[run_of] * columns_per_piece
     row_in_run = place % num_tiles[run_of] * tile_rows
     first_row = first[run_of] + row_in_run
@@ -462,7 +483,7 @@ def as_arrays(page_runs: Sequence[PageRun]) -> PageRuns:
     page_runs: the runs; at least one.
     """
     fields = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in page_runs]
-    pages = numbers([page for stretch in page_runs for page in stretch.pages])
+    pages = numbers([page for page_run in page_runs for page in page_run.pages])
     first, rows, at, columns, held = np.array(fields).T
     return PageRuns(first, rows, at, columns, held, pages)
 
@@ -470,10 +491,9 @@ def as_arrays(page_runs: Sequence[PageRun]) -> PageRuns:
 def page_runs_unshared(
     rows: Sequence[int], pages: Sequence[tuple[int, ...]], page_rows: int
 ) -> PageRuns | None:
-    """Return one stretch for each sequence, which reads all of its pages, or None if sequences may share
+    """Return one page run for each sequence, which reads all of its pages, or None if sequences may share
     pages.
 
-    rows, pages: row count and pages of each sequence. Sharing is detected by equal first pages.
     rows: number of rows of each sequence.
     pages: page numbers of each sequence. Sharing is detected by equal first pages.
     page_rows: columns of a page.
@@ -491,7 +511,8 @@ def page_runs_unshared(
 def _slots_by_row(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
     """Group the slots by row: return `starts` and `slots` of `AttentionTables`.
 
-    firsts, counts: first row and number of rows of each piece.
+    firsts: int64 [pieces], first row of each piece.
+    counts: int64 [pieces], number of rows of each piece.
     rows: number of rows of the frame.
     Pieces with rows 0..1 and 0..2 have the slots 0, 1 and 2, 3, 4: starts [0, 2, 4, 5], slots [0, 2, 1, 3,
     4].
@@ -514,7 +535,7 @@ def tabulate_prompts(
 
     spans: one span per segment of the frame, in row order; all causal.
     page_rows: columns of a page.
-    tile_rows: most rows of a tile.
+    tile_rows: largest number of rows of a tile.
     padded: rows from the spans' end up to this number get tiles that read the first columns of some page, so
         that their outputs are defined. 0: no such rows.
     """
@@ -532,33 +553,36 @@ def tabulate_prompts(
 
 
 def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, places: int) -> int:
-    """Return the columns of a piece, a multiple of `page_rows`, that reads all stretches in the least
+    """Return the columns of a piece, a multiple of `page_rows`, that reads all page runs in the least
     estimated time.
 
-    The model: pieces run in waves of `places`; a piece costs its columns plus BEGUN; the remainder of a
-    stretch takes a proportional part of a place. Sizes that add more than WAVES * places pieces are not
-    considered.
+    The model: pieces run in waves of `places`; a piece costs its columns plus PIECE_OVERHEAD_COLUMNS; the
+    remainder of a page run takes a proportional part of a place. Sizes that add more than MAX_EXTRA_WAVES *
+    places pieces are not considered.
 
-    columns, tiles: columns of every stretch, and the number of tiles that its rows make.
-    places: see `places_of`.
+    columns: int64 [page runs], number of columns of each page run.
+    tiles: int64 [page runs], number of tiles that each page run's rows make.
+    places: pieces that run at once under each KV head; see `places_of`.
     page_rows: columns of a page; the result is a multiple of it.
-    tile_rows: most rows of a piece.
+    tile_rows: largest number of rows of a piece.
     """
-    min_columns = LEAST if tile_rows < FEW else 2 * LEAST
-    candidates = np.maximum(-(-int(columns.max()) // np.arange(1, PIECES + 1)), min_columns)
+    min_columns = MIN_PIECE_COLUMNS if tile_rows < WIDE_TILE_ROWS else 2 * MIN_PIECE_COLUMNS
+    candidates = np.maximum(-(-int(columns.max()) // np.arange(1, MAX_PIECES + 1)), min_columns)
     sizes = -(-candidates // page_rows) * page_rows
     pieces = -(-columns // sizes[:, None]) @ tiles
-    cost_of_piece = sizes + BEGUN
-    seconds = -(-(columns @ tiles + pieces * BEGUN) // (places * cost_of_piece)) * cost_of_piece
+    cost_of_piece = sizes + PIECE_OVERHEAD_COLUMNS
+    seconds = (
+        -(-(columns @ tiles + pieces * PIECE_OVERHEAD_COLUMNS) // (places * cost_of_piece)) * cost_of_piece
+    )
     # `TableRoom.pieces` keeps memory for so many pieces and no more.
-    fitting = pieces <= int(tiles.sum()) + WAVES * places
+    fitting = pieces <= int(tiles.sum()) + MAX_EXTRA_WAVES * places
     return int(sizes[fitting][seconds[fitting].argmin()])
 
 
 def page_runs_of(
     spans: Sequence[TableSpan], page_rows: int, sinces: Numbers | None = None
 ) -> tuple[PageRun, ...]:
-    """Return the stretches that the spans read. The spans come in row order. sinces: see `tabulate`.
+    """Return the page runs that the spans read, in row order.
 
     Shared prefixes are searched only if two spans have the same first page; see the module's example.
 
@@ -643,7 +667,7 @@ def _without_hidden_pages(page_runs: Sequence[PageRun], sinces: Numbers, page_ro
     """Yield each page run without the leading whole pages that none of its rows sees; nothing if all are
     hidden.
 
-    page_runs: the runs.
+    page_runs: the page runs, in row order.
     sinces: int32 [rows], the first column that each row of the frame sees.
     page_rows: columns (rows) of a KV page.
     """

@@ -21,7 +21,7 @@ from specsot_kernels.errors import InvalidArguments
 Array = Any  # numpy.ndarray or torch.Tensor
 
 # Nodes. Largest tree whose visibility bits fit into one word of QLEN_ONLY_BITPACKING.
-MOST_PACKED = 32
+MAX_PACKED_NODES = 32
 
 
 class TreeMaskMode(IntEnum):
@@ -43,6 +43,7 @@ class TreeMaskMode(IntEnum):
     QLEN_ONLY_BITPACKING = 2
 
 
+# The numbers that are layouts of a mask.
 MODES = frozenset(TreeMaskMode)
 
 
@@ -105,9 +106,9 @@ def check_mode(mode: int, nodes: int) -> TreeMaskMode:
     if mode not in MODES:
         known = ", ".join(f"{mode.name} ({mode.value})" for mode in TreeMaskMode)
         raise InvalidArguments(f"tree_mask_mode must be one of {known}, got {mode!r}", "tree_mask_mode")
-    if mode == TreeMaskMode.QLEN_ONLY_BITPACKING and nodes > MOST_PACKED:
+    if mode == TreeMaskMode.QLEN_ONLY_BITPACKING and nodes > MAX_PACKED_NODES:
         raise InvalidArguments(
-            f"tree_mask_mode QLEN_ONLY_BITPACKING holds {MOST_PACKED} nodes, the trees have {nodes}",
+            f"tree_mask_mode QLEN_ONLY_BITPACKING holds {MAX_PACKED_NODES} nodes, the trees have {nodes}",
             "tree_mask_mode",
         )
     return TreeMaskMode(mode)
@@ -128,7 +129,7 @@ def check_candidates(
     """Check that the three lists of one drafting fit each other and offer enough candidates for `nodes`
     nodes.
 
-    Raises InvalidArguments.
+    Raises InvalidArguments if they do not.
 
     score_list: scores of each level, [bs, 1, k], then [bs, k, k].
     token_list: tokens of each level, [bs, k], then [bs, k * k].
@@ -174,7 +175,7 @@ def check_shape(name: str, array: Array, *sizes: int) -> None:
     """Check an array's shape.
 
     name: name of the argument, for the error.
-    array: the array.
+    array: the array, whose shape is checked.
     sizes: the size that each dimension must have.
 
     Raises InvalidArguments with both shapes.
@@ -240,7 +241,7 @@ def compute_tree_statistics(accept_lengths: Array, num_draft_tokens: int, num_st
 
     accept_lengths: accepted drafts of each tree: numbers, or an array [trees].
     num_draft_tokens: nodes of each tree, the root included.
-    num_steps: most drafts that one path can have.
+    num_steps: largest number of drafts that one path can have.
     Raises InvalidArguments if there are no lengths, or if such a tree cannot have one of them.
     """
     lengths = [int(length) for length in accept_lengths]

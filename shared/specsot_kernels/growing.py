@@ -73,7 +73,7 @@ class VerifiedTrees(NamedTuple):
         before the root.
     slots: [trees, n]: KV slots of the sequence's draft rows from that number of tokens on.
 
-    Two trees of 3 and 2 nodes: rows [r a b | r c], told [[0, 3, 10], [3, 2, 7]].
+    Two trees of 3 and 2 nodes: rows [r a b | r c], trees [[0, 3, 10], [3, 2, 7]].
     """
 
     targets: Tensor
@@ -89,13 +89,13 @@ class DueNumbers(NamedTuple):
 
     A row is due if its token was accepted, and the head has not computed it yet.
 
-    due: [4, n]: tokens, positions, KV slots and feature origins of the due rows, `most` places a tree.
+    due: [4, n]: tokens, positions, KV slots and feature origins of the due rows, max_due places a tree.
     asked: [trees]: the place of each tree's last due row, whose output starts the next draft.
     leads: [trees, attending]: the row sees the columns before this one.
     grown: [3, m]: positions, KV slots and bases of the rows that are grown afterwards.
     places: [trees, g]: where in `grown` the rows of each tree are.
     depths: [g]: how far below the root's child each grown row is.
-    due_tokens: [trees, 1 + most]: the number of due rows of each tree, then their tokens.
+    due_tokens: [trees, 1 + max_due]: the number of due rows of each tree, then their tokens.
     """
 
     due: Tensor
@@ -128,8 +128,8 @@ class ChoiceNumbers(NamedTuple):
 class TreeRows(NamedTuple):
     """The rows of trees that a captured graph of a verification step reads, all int32.
 
-    tokens: [rows].
-    positions: [rows].
+    tokens: [rows], the token of each row.
+    positions: [rows], the position of each row.
     bits: [rows, words]: which rows of its tree, itself included, each row sees; see `AttentionTables`.
     """
 

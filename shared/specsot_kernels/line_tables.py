@@ -116,8 +116,8 @@ class LineRoom(TableRoom):
 def line_room(rows: int, pages: int, heads_per_kv: int) -> LineRoom:
     """Return the sizes for tables of batch-invariant frames.
 
-    rows: most rows of a frame.
-    pages: most page numbers that a frame names.
+    rows: largest number of rows of a frame.
+    pages: largest number of page numbers that a frame names.
     heads_per_kv: query heads of each KV head.
     """
     return LineRoom(rows, tile_rows_of(heads_per_kv), pages)
@@ -151,7 +151,7 @@ def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_r
     spans: one span per segment of the frame, in row order.
     leads: [rows], how many first columns each row reads in pieces, from `line_sights`.
     page_rows: columns of a page.
-    tile_rows: most rows of a piece.
+    tile_rows: largest number of rows of a piece.
     """
     rows = np.array([span.rows for span in spans])
     # An upper bound of what a tree row reads by itself: less than a block before its base, and its tail.
@@ -195,11 +195,11 @@ def _cut_pieces(
     leads: int32 [rows of the frame], how many first columns each row reads in pieces.
     wheres: int32 [rows of the frame], index in the page table of the first page of each row's sequence.
     shared: [sequences + 1]: columns that each sequence shares with its predecessor; 0 at both ends.
-    tile_rows: most rows of a piece.
+    tile_rows: largest number of rows of a piece.
     """
     firsts = rows.cumsum() - rows
     # Columns that a sequence shares with a neighbour are read by all of them in one run; the sequence's own
-    # stretch begins after these columns.
+    # page run begins after these columns.
     own_starts = np.maximum(shared[:-1], shared[1:])
     runs = [*_joint_reads(firsts.tolist(), rows.tolist(), shared)]
     reads = np.concatenate(
@@ -213,7 +213,7 @@ def _cut_pieces(
     num_ranges = np.maximum(-((at - stop) // PIECE_COLUMNS), 0)
     pieces_of_run: Ints = num_tiles * num_ranges
     run_of = np.arange(len(reads)).repeat(pieces_of_run)
-    # Piece `place` of a stretch is tile place % down of column range place // down.
+    # Piece `place` of a page run is tile place % down of column range place // down.
     place = np.arange(len(run_of)) - (pieces_of_run.cumsum() - pieces_of_run)[run_of]
     first_row = first[run_of] + place % num_tiles[run_of] * tile_rows
     num_rows = np.minimum(first[run_of] + num_rows[run_of] - first_row, tile_rows)

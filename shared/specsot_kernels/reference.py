@@ -147,7 +147,7 @@ def _lay_out(masks: Array, seq_lens: Array, mode: TreeMaskMode) -> Array:
 
     masks: bool [bs, n, n], which nodes each node sees.
     seq_lens: [bs], number of tokens before each root, all of which are seen.
-    mode: the layout.
+    mode: the layout of the result.
     """
     if mode == TreeMaskMode.QLEN_ONLY:
         return masks.reshape(-1)

@@ -203,7 +203,7 @@ class ReadPlan:
 
 
 def plan_reads(spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> ReadPlan:
-    """Plan the reads of a frame: which rows read which columns of which page.
+    """Return the reads of a frame: which rows read which columns of which page.
 
     spans: one span per segment of the frame, in row order; an empty frame yields no groups.
     page_rows: number of rows of a KV page.
@@ -328,7 +328,8 @@ def _reads_together(left: RowSpan, right: RowSpan, page_rows: int, padding_is_ch
     """Return whether the first pages of two spans can be read together: one shared page, or neighbouring
     pages.
 
-    left, right: two spans of which `right` follows `left`. Spans with a policy are never read together.
+    left: a span. Spans with a policy are never read together.
+    right: the span that follows `left`.
     page_rows: number of rows of a KV page.
     padding_is_cheap: True if the spans may be padded to equal rows, which neighbouring pages need.
     """
@@ -364,7 +365,8 @@ def _is_cheap_padding(padded: int, rows: int) -> bool:
 def _shares_page(left: RowSpan, right: RowSpan, level: int, page_rows: int) -> bool:
     """Return whether both spans have the same page at an index, full, and all rows of both see all of it.
 
-    left, right: two spans.
+    left: a span.
+    right: another span.
     level: index of the page among a span's pages.
     page_rows: number of rows of a KV page.
     """
@@ -376,7 +378,8 @@ def _joins_batch(left: RowSpan, right: RowSpan, level: int, layout: Layout) -> b
     """Return whether two spans can be cells of one batched product: consecutive pages and equal numbers of
     rows.
 
-    left, right: two spans of which `right` follows `left`.
+    left: a span.
+    right: the span that follows `left`.
     level: index of the page among a span's pages.
     layout: only "batched" allows batched products.
     """
@@ -464,6 +467,7 @@ def tail_seen(span: RowSpan) -> NDArray[np.bool_]:
     return np.unpackbits(shaped, axis=1, count=span.tail, bitorder="little").view(bool)
 
 
+# A mask; True where a row must not see a column.
 Bools = NDArray[np.bool_]
 # A reading, and which of its columns rows must not see: [rows, columns] or [rows, heads, columns].
 MaskedRead = tuple[PageRead, Bools]

@@ -162,8 +162,6 @@ def arrange_trees(
 ) -> TreeArrays:
     """Build trees whose parents are known, whatever drafted them.
 
-    tokens, parents: [bs, n], the root first, parents before children. A parent is a node number; it is -1 for
-        the root and for a node without a parent in the tree.
     seq_lens: [bs], tokens before each root.
     tokens: [bs, n], the token of each node, the root first.
     parents: [bs, n], the parent of each node, as a node number; parents come before children. It is -1 for

@@ -119,7 +119,7 @@ def plan_attention(
     invariant: bool = False,
     window: int | None = None,
 ) -> AttentionPlan:
-    """Plan one frame's attention, for `attend`.
+    """Return the plan of one frame's attention, for `attend`.
 
     spans: One span per segment, in row order.
     page_rows: Rows of a KV page.
@@ -161,14 +161,14 @@ def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> Att
     """
     rows = [span.rows for span in spans]
 
-    def read(q: Tensor, kv_layer: Tensor, **rest: Any) -> Tensor:
+    def read(q: Tensor, kv_layer: Tensor, **extras: Any) -> Tensor:
         """Return the attention output of every row of the frame, each span's rows by the span's own plan.
 
         q: [rows, kv_heads, heads_per_kv, head_dim], already scaled.
         kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of `KVPages`.
-        rest: The sinks and the softcap of `attend`, if there are any.
+        extras: The sinks and the softcap of `attend`, if there are any.
         """
-        return torch.cat([attend(part, kv_layer, plan, **rest) for part, plan in zip(q.split(rows), plans)])
+        return torch.cat([attend(part, kv_layer, plan, **extras) for part, plan in zip(q.split(rows), plans)])
 
     return AttentionPlan((), (), None, None, read)
 
@@ -193,7 +193,7 @@ def plan_readings(
     device: torch.device | str,
     frequencies: Tensor | None = None,
 ) -> AttentionPlan:
-    """Plan attention in torch alone, for any device.
+    """Return a plan of attention in torch alone, for any device.
 
     In the layout "packed", spans are read one by one, except that shared pages are read once. In the layout
     "batched", spans whose pages are consecutive are read as one product, padded to equal row counts. A
@@ -283,7 +283,8 @@ def attend(
     q = q if plan.source_rows is None else q.index_select(0, plan.source_rows)
     sliding = q if plan.turns is None else _turn_queries(q, plan.turns)
     parts_read = [
-        _run_pass(sliding if each.turned else q, kv_layer, each, softcap) for each in plan.first_passes
+        _run_pass(sliding if read_pass.turned else q, kv_layer, read_pass, softcap)
+        for read_pass in plan.first_passes
     ]
     out, weight = parts_read[0] if len(parts_read) == 1 else (torch.cat(parts) for parts in zip(*parts_read))
     if plan.merged_passes:
@@ -330,10 +331,10 @@ def _merge(
     """
     merged = out.float()
     weight = weight.contiguous()
-    for each in merged_passes:
-        read_out, read_weight = _run_pass(turned_q if each.turned else q, kv_layer, each, softcap)
-        before = weight[each.rows]
-        rows = merged[each.rows]
+    for read_pass in merged_passes:
+        read_out, read_weight = _run_pass(turned_q if read_pass.turned else q, kv_layer, read_pass, softcap)
+        before = weight[read_pass.rows]
+        rows = merged[read_pass.rows]
         after = torch.logaddexp(before, read_weight)
         rows.mul_((before - after).exp_().unsqueeze(-1)).add_(
             read_out * (read_weight - after).exp_().unsqueeze(-1)
@@ -383,7 +384,8 @@ def _softmax(
     The output of a row that sees no column is finite but otherwise unspecified.
 
     q: [cells, heads, rows, dim], already scaled.
-    keys, values: [cells, heads, columns, dim].
+    keys: [cells, heads, columns, dim], the keys of the columns.
+    values: [cells, heads, columns, dim], their values.
     mask: Added to the scores, broadcast to [cells, heads, rows, columns]; None: nothing is hidden.
     softcap: Scores become softcap * tanh(score / softcap) before the mask is added; None: no cap.
     """

@@ -45,8 +45,8 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 # (docs/results/h100-product.md).
 SHORT_BUCKETS = (48, 64, 320, 512)
 # Rows. What a sequence of a large short graph may have, on average over the frame and at most. Untuned.
-SHORT_MEAN = 8
-SHORT_MOST = 32
+MAX_MEAN_SHORT_ROWS = 8
+MAX_SHORT_ROWS = 32
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
 # needs 2,048 rows to fill an H100 (docs/results/h100-product.md).
 PROMPT_BUCKETS = (512, 1024, 2048)
@@ -61,9 +61,11 @@ MIN_ROWS_WITH_MOVES = 16
 
 # Which frames a graph is for.
 RowKind = Literal["any", "short", "prompts"]
+# Runs the work that is captured on the current stream, and returns its outputs.
 Work = Callable[[], Outputs]
 # A function that runs the captured work again, and the outputs that it overwrites.
 Captured = tuple[Callable[[], object], Outputs]
+# Captures work as a CUDA graph.
 Capture = Callable[[Work], Captured]
 
 
@@ -119,7 +121,7 @@ class GraphCapture:
     _turns = Lock()
 
     def __init__(self) -> None:
-        """Make a pool for the GPU that is current at this moment."""
+        """Allocate a memory pool on the GPU that is current at this moment."""
         self._pool = torch.cuda.graph_pool_handle()
         self._streams = defaultdict[int, torch.cuda.Stream](torch.cuda.Stream)
 
@@ -132,7 +134,7 @@ class GraphCapture:
         work()
         graph = torch.cuda.CUDAGraph()
         stream = self._streams[torch.cuda.current_device()]
-        with self._turns, _uncollected(), torch.cuda.graph(graph, self._pool, stream, "thread_local"):
+        with self._turns, _without_collection(), torch.cuda.graph(graph, self._pool, stream, "thread_local"):
             outputs = work()
         # The first replay is slow; at this point no request waits for it.
         graph.replay()
@@ -140,8 +142,10 @@ class GraphCapture:
 
 
 @contextmanager
-def _uncollected() -> Generator[None]:
-    """Turn the garbage collector off: if it destroyed an older graph now, the capture would break."""
+def _without_collection() -> Generator[None]:
+    """Run the body without garbage collection: if the collector destroyed an older graph now, the capture
+    would break.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -186,8 +190,8 @@ class CapturedSteps:
         """
         parts = decoder.parts(kv)
 
-        def captured(sizes: Iterable[int], kind: RowKind, hidden: bool = False) -> Graphs:
-            """Return captured graphs by size, each a list with one graph per device.
+        def capture_graphs(sizes: Iterable[int], kind: RowKind, hidden: bool = False) -> Graphs:
+            """Capture graphs, and return them by size, each a list with one graph per device.
 
             sizes: Sizes of the graphs, in rows.
             kind: Which frames the graphs are for.
@@ -204,16 +208,18 @@ class CapturedSteps:
 
         self._invariant = decoder.batch_invariant
         self._group = decoder.config.heads // decoder.config.kv_heads
-        self._graph_timer = captured
+        self._capture_graphs = capture_graphs
         self._hidden = defaultdict[RowKind, Graphs](dict)
-        self._prompts = captured(prompt_sizes, "prompts")
-        self._steps = captured(buckets, "any")
+        self._prompts = capture_graphs(prompt_sizes, "prompts")
+        self._steps = capture_graphs(buckets, "any")
         # Small tiles over int8 KV are not measured, so the small short graphs are left out there.
         int8_kv = any(layer.dtype == torch.int8 for _, pages in parts for layer in pages.layers)
         min_rows = SHORTEST_ROWS + 1 if int8_kv else 0
         # Batch-invariant attention is divided in the same way for every frame, so it has no short graphs.
         short_buckets = () if self._invariant else short_sizes
-        self._short = captured((rows for rows in short_buckets if min_rows <= rows <= max(buckets)), "short")
+        self._short = capture_graphs(
+            (rows for rows in short_buckets if min_rows <= rows <= max(buckets)), "short"
+        )
         every = (*self._steps.values(), *self._short.values(), *self._prompts.values())
         self._size = max(step.size for steps in every for step in steps)
         self._stagings = [Staging(self._size, part.device) for part, _ in parts]
@@ -266,7 +272,7 @@ class CapturedSteps:
         graphs = self._hidden[kind]
         if bucket not in graphs:
             with torch.inference_mode():
-                graphs |= self._graph_timer((bucket,), kind, hidden=True)
+                graphs |= self._capture_graphs((bucket,), kind, hidden=True)
             (step,) = graphs[bucket]
             if step.size > self._size:
                 self._size = step.size
@@ -349,7 +355,7 @@ Graphs = dict[int, list["_CapturedStep"]]
 
 
 def _are_short(spans: Sequence[RowSpan], bucket: int, heads_per_kv: int) -> bool:
-    """Tell whether the short graph of `bucket` rows suits these spans. group: query heads per KV head.
+    """Tell whether the short graph of `bucket` rows suits these spans.
 
     spans: One span per segment of the frame.
     bucket: Rows of the graph.
@@ -358,7 +364,7 @@ def _are_short(spans: Sequence[RowSpan], bucket: int, heads_per_kv: int) -> bool
     rows = [span.rows for span in spans]
     if bucket <= SHORTEST_ROWS:
         return max(rows) <= SHORTEST // heads_per_kv
-    return max(rows) <= SHORT_MOST and sum(rows) <= SHORT_MEAN * len(rows)
+    return max(rows) <= MAX_SHORT_ROWS and sum(rows) <= MAX_MEAN_SHORT_ROWS * len(rows)
 
 
 def _fill_for(rows: StepRows, steps: Sequence[_CapturedStep]) -> FilledStep | None:
@@ -391,7 +397,8 @@ class _CapturedStep:
         kind: RowKind,
         hidden: bool = False,
     ) -> None:
-        """
+        """Allocate the tables, and capture the graph.
+
         decoder: The layer range whose forward pass is captured.
         kv: The KV cache of the layer range.
         taps: By layer, the weight of its tap; the graph keeps reading these tensors.
@@ -508,8 +515,8 @@ class _CapturedStep:
             self._walked.commit()
 
     def outputs(self, count: int) -> Outputs:
-        """Return copies of the outputs of the last launch, for its first rows: hidden states, and taps or
-        None.
+        """Return copies of the outputs of the last launch, for its first rows: hidden states [count, H], and
+        the sum of the taps [count, Hd], which is None if the range has no taps.
 
         count: Number of rows of the frame that was launched.
         """

@@ -61,7 +61,8 @@ class Decoder:
         parts: LoadedParts | None = None,
         devices: Sequence[torch.device] = (),
     ) -> None:
-        """
+        """Load the layers of a range, and prepare the kernels that run them.
+
         config: The base model's config.
         files: Where the weight tensors are read from.
         layers: Range of layers to load; `Decoder.load` has checked it.
@@ -256,7 +257,7 @@ class Decoder:
         return self._kv_dtype == "auto" or self.device.type == "cuda"
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
-        """Plan the attention of one frame, for `forward`.
+        """Return the plan of one frame's attention, for `forward`.
 
         The plan does not depend on which layers this range has. If some layers attend to a sliding window
         only, the plan of those layers is the `sliding` of the result, or the result itself if all layers do.
@@ -280,8 +281,8 @@ class Decoder:
     def _plan(
         self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, window: int | None = None
     ) -> AttentionPlan:
-        """Plan the attention of one frame for the kind of layers that run here: packed, split over devices,
-        or plain.
+        """Return the plan of one frame's attention for the kind of layers that run here: packed, split over
+        devices, or neither.
 
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.
@@ -295,13 +296,13 @@ class Decoder:
             return self._split.plan(spans, page_rows, layout, self._kernels_read)
         group = self.config.heads // self.config.kv_heads
         rates = self._rotary.frequencies
-        where = (layout, self.dtype, self.device)
-        given = *where, rates, self._kernels_read, self.batch_invariant
-        plan = plan_attention(spans, page_rows, group, *given, window)
+        placement = (layout, self.dtype, self.device)
+        options = *placement, rates, self._kernels_read, self.batch_invariant
+        plan = plan_attention(spans, page_rows, group, *options, window)
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
-        """Allocate the KV cache of this range.
+        """Allocate the KV cache of this range, and return it.
 
         pages: Number of pages in every layer.
         page_rows: Rows (tokens) of a page.
@@ -316,7 +317,7 @@ class Decoder:
         return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *form)
 
     def hold_tap(self, weight: Tensor) -> Tap:
-        """Convert a tap's weight to the form that `forward` takes.
+        """Return a tap's weight in the form that `forward` takes.
 
         With packed CPU layers the weight becomes int8: in floats, taps would take a twelfth of a step, and
         the rounding is harmless because features only influence drafts, never accepted tokens.
@@ -336,9 +337,9 @@ class Decoder:
         """
         if self._embedding is None:
             raise ModelError(f"layers {self.layers} hold no embedding")
-        found = look_up(self._embedding, tokens)
+        embeddings = look_up(self._embedding, tokens)
         scale = self.config.embedding_scale
-        return found if scale == 1 else found * torch.tensor(scale, dtype=found.dtype)
+        return embeddings if scale == 1 else embeddings * torch.tensor(scale, dtype=embeddings.dtype)
 
     @torch.inference_mode()
     def forward(
@@ -439,8 +440,8 @@ class Decoder:
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
         cap = self.config.logit_softcap
-        found = self._split_head(hidden) if self._split_head else None
+        kernel_logits = self._split_head(hidden) if self._split_head else None
         if self._fused:
-            found = fused_logits(self._head, self._norm, hidden, self.batch_invariant)
-        logits = logits_of(self._head, self._norm, hidden) if found is None else found
+            kernel_logits = fused_logits(self._head, self._norm, hidden, self.batch_invariant)
+        logits = logits_of(self._head, self._norm, hidden) if kernel_logits is None else kernel_logits
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -52,7 +52,7 @@ class StoredMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in) of the matrix."""
+        """Return (out, in) of the matrix."""
         return self.codes.shape[0], self.codes.shape[1]
 
     def dense(self, dtype: torch.dtype) -> Tensor:
@@ -92,12 +92,12 @@ class Codes(NamedTuple):
 
     @property
     def shape(self) -> torch.Size:
-        """(out, in) of the matrix."""
+        """Return (out, in) of the matrix."""
         return self.values.shape
 
     @property
     def device(self) -> torch.device:
-        """Device of the matrix."""
+        """Return the device of the matrix."""
         return self.values.device
 
     def split(self, max_outputs: int) -> list[Codes]:
@@ -141,7 +141,7 @@ def _int4_codes(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes
     """Return int4 codes. A stored group of 64 or 128 inputs becomes groups of 32 with equal scales.
 
     codes: [out, in], integers of 4 bits; int8 codes are signed and are shifted by 8.
-    scale: fp32 [out, groups].
+    scale: fp32 [out, groups], the scales.
     zero: fp32 [out, groups], the code that stands for 0.
     group: Inputs per stored group.
 
@@ -155,14 +155,14 @@ def _int4_codes(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes
     if values.max() > 15:
         raise ValueError("the codes have more than 4 bits")
     parts = scale, -(zero + sign_offset) * scale
-    return Codes(values, *(each.repeat_interleave(group // GROUP, 1)[:, :groups] for each in parts))
+    return Codes(values, *(part.repeat_interleave(group // GROUP, 1)[:, :groups] for part in parts))
 
 
 def unpack(packed: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
     """Unpack int32 [..., n] to uint8 [..., n * 32 / bits], the lowest bits first.
 
     places: The place (in units of `bits`) of each number within an int32; None: in order.
-    packed: int32 [..., n].
+    packed: int32 [..., n], the packed numbers.
     bits: Bits of a number: 2, 4 or 8.
 
     # bits 4: [0x76543210] -> [0 1 2 3 4 5 6 7], with AWQ_PLACES -> [0 4 1 5 2 6 3 7]
@@ -251,7 +251,7 @@ def _compressed_tensors(part: Part, has: Has, numbers: Numbers, published: Publi
 def _powers(exponents: Tensor) -> Tensor:
     """Return the powers of two that bytes stand for, 2 ** (byte - 127), fp32 in the shape of `exponents`.
 
-    exponents: uint8.
+    exponents: uint8, the exponents plus 127.
     """
     return torch.exp2(exponents.float() - 127)
 
@@ -365,6 +365,7 @@ def _unless_sequential(order: Tensor | None, group: int) -> Tensor | None:
     return order
 
 
+# The function that reads the matrices of each format.
 DECODERS: Mapping[Method, Callable[[Part, Has, Numbers, Published], StoredMatrix]] = {
     "awq": _awq,
     "gptq": _gptq,

@@ -85,7 +85,7 @@ class DeltaBlock(Block):
         """Return the normed output of each head times silu of its gate, [rows, heads, value_dim].
 
         mixed: [rows, heads, value_dim], the outputs of the delta rule.
-        gate: [rows, heads, value_dim].
+        gate: [rows, heads, value_dim], the gates.
         """
         exact = mixed.float()
         normed = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.config.eps)
@@ -130,13 +130,13 @@ class DeltaBlock(Block):
         q, k, v = (summed * _sigmoid(summed)).split((delta.keys, delta.keys, delta.values), -1)
         group = delta.value_heads // delta.key_heads
         q, k = (
-            _unit_vectors(each.unflatten(-1, (delta.key_heads, -1))).repeat_interleave(group, 2)
-            for each in (q, k)
+            _unit_vectors(part.unflatten(-1, (delta.key_heads, -1))).repeat_interleave(group, 2)
+            for part in (q, k)
         )
         decay = self.decay * _softplus(a + self.bias)
         heads = q * delta.key_dim**-0.5, k, v.unflatten(-1, (delta.value_heads, -1)), decay, _sigmoid(b)
         # One memory layout for one replay and for several; else products would differ in their last bits.
-        q, k, v, decay, beta = (each.transpose(1, 2).contiguous() for each in heads)
+        q, k, v, decay, beta = (part.transpose(1, 2).contiguous() for part in heads)
         return q, k, v, decay, beta
 
 
@@ -202,8 +202,9 @@ def apply_delta_rule(
 
     For each row: S := exp(decay) S, then S += k (beta (v - S^T k))^T, and the output is S^T q.
 
-    q, k: fp32 [replays, heads, rows, key_dim]; `rows` is a multiple of CHUNK.
-    v: fp32 [replays, heads, rows, value_dim].
+    q: fp32 [replays, heads, rows, key_dim], queries; `rows` is a multiple of CHUNK.
+    k: fp32 [replays, heads, rows, key_dim], keys.
+    v: fp32 [replays, heads, rows, value_dim], values.
     decay: [replays, heads, rows], the logarithm of the factor by which the state shrinks.
     beta: [replays, heads, rows], the rate of each update.
     state: [replays, heads, key_dim, value_dim], the state before the first row.

@@ -68,18 +68,18 @@ class ReplayBatch:
         for index, replay in enumerate(replays):
             for chunk, state in replay.saves:
                 saves.setdefault(chunk, []).append((index, state))
-        pairs = [list(each) for part in (outputs, *saves.values()) for each in zip(*part)]
+        pairs = [list(column) for part in (outputs, *saves.values()) for column in zip(*part)]
         number_lists = [[slot for replay in slots for slot in replay], states, *pairs]
         sent = indices([number for part in number_lists for number in part], device)
-        rows, first, places, targets, *kept = sent.split([len(part) for part in number_lists])
-        by_chunk = {chunk: (kept[2 * n], kept[2 * n + 1]) for n, chunk in enumerate(saves)}
+        rows, first, places, targets, *save_parts = sent.split([len(part) for part in number_lists])
+        by_chunk = {chunk: (save_parts[2 * n], save_parts[2 * n + 1]) for n, chunk in enumerate(saves)}
         return cls(rows.view(len(replays), -1), first, places, targets, by_chunk)
 
 
 def _num_chunks(replay: PathReplay, history: int) -> int:
     """Return the number of chunks of a path, the last one perhaps partly filled.
 
-    replay: The path.
+    replay: The path through a sequence.
     history: Number of preceding tokens that a convolution reads.
     """
     return -(-(len(replay.slots) - history) // CHUNK)
@@ -108,7 +108,8 @@ class DeltaPages(KVPages):
         device: torch.device | str,
         kv_dtype: KvDtype,
     ) -> None:
-        """
+        """Reserve the pages and the stored states, filled with zeros.
+
         config: The model's config.
         layers: The range of layers.
         pages: Number of pages of every layer.
@@ -122,9 +123,9 @@ class DeltaPages(KVPages):
         super().__init__(is_delta.count(False), *sizes, dtype, device, kv_dtype)
         shape = config.delta or Delta()
         self._inputs = KVPages(is_delta.count(True), pages, page_rows, 1, shape.half, dtype, device)
-        self._places = [(one, is_delta[:layer].count(one)) for layer, one in enumerate(is_delta)]
+        self._places = [(kind, is_delta[:layer].count(kind)) for layer, kind in enumerate(is_delta)]
         both = self.layers, self._inputs.layers
-        self.layers = tuple(both[one][index] for one, index in self._places)
+        self.layers = tuple(both[kind][index] for kind, index in self._places)
         num_states = states_for(pages * page_rows)
         self.history = shape.kernel - 1
         self._cached_states = CachedStates(
@@ -136,11 +137,12 @@ class DeltaPages(KVPages):
 
     @property
     def bytes(self) -> int:
-        """Bytes of KV, stored inputs and stored states of all layers."""
+        """Return the bytes of KV, stored inputs and stored states of all layers."""
         return super().bytes + self._inputs.bytes + self._states.nbytes
 
     def arrange(self, spans: Sequence[RowSpan]) -> None:
-        """Plan what gated delta layers run for a frame; call it before the layers run.
+        """Plan what gated delta layers run for a frame; call it before the layers run. A range without such
+        layers runs nothing.
 
         spans: One span per segment of the frame, in row order.
         """
@@ -163,14 +165,15 @@ class DeltaPages(KVPages):
     def states(self, layer: int) -> Tensor:
         """Return the stored states of a layer, fp32 [states, value_heads, key_dim, value_dim].
 
-        layer: Index of the layer within the range.
+        layer: Index of a gated delta layer within the range.
         """
         return self._states[self._places[layer][1]]
 
     def finish(self, layer: int) -> None:
-        """Record that a layer has run. After the last gated delta layer, the saved states become valid.
+        """Record that a layer has run. After the last gated delta layer of the range, the states that the
+        frame saves become valid.
 
-        layer: Index of the layer within the range.
+        layer: Index of a gated delta layer within the range.
         """
         if self._places[layer][1] == len(self._states) - 1:
             self._cached_states.commit()
@@ -326,7 +329,7 @@ class WalkedPages(DeltaPages):
         return sequences
 
     def _send_walk(self, walk: Walk) -> WalkTables:
-        """Copy the tables of a walk to the device in one transfer.
+        """Copy the tables of a walk to the device in one transfer, and return them.
 
         walk: The tables on the host.
         """

@@ -13,7 +13,9 @@ from specsot_model.decoding import Codes
 
 # Weight [in] and epsilon of an RMSNorm.
 NormWeight = tuple[Tensor, float]
+# Type of fp8 weights and activations.
 FP8_DTYPE = torch.float8_e4m3fn
+# Largest finite number of that type.
 FP8_MAX = torch.finfo(FP8_DTYPE).max
 # CUDA compute capability (Ada) from which GPUs multiply fp8.
 ADA = (8, 9)
@@ -35,7 +37,7 @@ class ShortRows(NamedTuple):
 class Unscaled(NamedTuple):
     """A product before its scales are applied.
 
-    product: [rows, out].
+    product: [rows, out], the product.
     rows: fp32 [rows], what each row is still to be multiplied by.
     columns: fp32 [out], what each column is still to be multiplied by.
     """
@@ -52,7 +54,7 @@ class Fp8:
     rounding of a row does not depend on the batch. Other devices convert the weight back to floats.
 
     weight: [out, in], floats or `Codes` of fp8 with a scale per output.
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     """
 
     __slots__ = ("_fp8_weight", "_scales", "_unit_scale", "bias")
@@ -75,7 +77,7 @@ class Fp8:
 
     @property
     def _outputs_at_a_time(self) -> int:
-        """How many outputs become floats at a time (1 or more), so that they stay in cache."""
+        """Return how many outputs become floats at a time (1 or more), so that they stay in cache."""
         return max(FP8_WEIGHTS_AT_A_TIME // self._fp8_weight.shape[1], 1)
 
     @property
@@ -133,7 +135,7 @@ class Fp8:
         The result may be `Unscaled`: its scales are left to `turn_and_store`, which applies them in the same
         kernel.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
         rows: The normed rows in fp8, if they are computed already; None: they are computed here.
         """
@@ -194,7 +196,7 @@ class Fp8:
     def _biased(self, product: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the product in `dtype`, with the bias added if there is one.
 
-        product: [rows, out].
+        product: [rows, out], the product.
         dtype: Type of the result.
         """
         product = product.to(dtype)
@@ -242,7 +244,8 @@ def _unscaled_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @cache
 def multiplies_fp8(device: torch.device) -> bool:
-    """Tell whether this device multiplies fp8 and has Triton.
+    """Tell whether this device multiplies fp8: an NVIDIA GPU of Ada or later, with Triton. False for all
+    other devices.
 
     device: The torch device that is asked about.
     """

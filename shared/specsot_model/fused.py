@@ -62,7 +62,8 @@ class FusedBlock:
         invariant: bool = False,
         make_product: Callable[[Linear], AddedProduct] | None = None,
     ) -> None:
-        """
+        """Prepare the products and norms of a layer.
+
         block: The layer, whose weights are shared.
         head_turns: How queries and keys are normed, rotated and scaled; see `head_turns_of`.
         invariant: Products are batch-invariant (`InvariantRowProduct`).
@@ -106,12 +107,14 @@ class FusedBlock:
         positions: [rows], the position of each row in its sequence.
         slots: [rows], the KV slot of each row; a row with a negative slot writes no KV.
         layer: Index of this layer within `kv`.
-        rows: The normed rows of `hidden` in 8 bits, if the previous layer returned them.
+        rows: The normed rows of `hidden` in 8 bits, if the previous layer returned them; None: they are
+            computed here.
         hidden: [rows, hidden], the residual stream.
         plan: The attention plan of the frame.
         kv: The KV cache of the layer range.
 
-        Return the normed rows for the next layer in 8 bits, or None.
+        Return the normed rows for the next layer in 8 bits. Return None if the next layer does not multiply
+        in fp8, or none was connected.
         """
         kv_heads, group = self._heads
         heads: Tensor | Unscaled = self._qkv.heads(hidden, self._input_norm, rows)
@@ -238,6 +241,7 @@ def rotate_heads(
     return rows
 
 
+# A layer that runs without waiting for the host.
 OnDevice = FusedBlock | CapturedBlock | FusedDelta
 
 
@@ -287,7 +291,7 @@ def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -
 
     Return None if there is no kernel for this norm and lm_head.
 
-    head: The lm_head.
+    head: The lm_head, [hidden] -> vocab.
     norm: The norm before the lm_head.
     hidden: [rows, H], the output of the last layer.
     invariant: True if the product must be batch-invariant.

@@ -19,15 +19,16 @@ class FusedDelta:
     """Runs the layer of a `DeltaBlock` in GPU kernels, over the same weights."""
 
     def __init__(self, block: DeltaBlock, add_mlp: Callable[[Tensor], object]) -> None:
-        """
+        """Prepare the products and the rule of a layer.
+
         block: The layer, whose weights are shared.
         add_mlp: Adds the layer's MLP update to the residual stream [rows, hidden], in place.
         """
         from specsot_kernels.gpu.delta import DeltaRule
 
-        products = [captured_product(each) for each in (block.qkv, block.out)]
+        products = [captured_product(product) for product in (block.qkv, block.out)]
         norm = block.input_norm
-        self._inputs, self._out = (each for each in products if isinstance(each, RowProduct))
+        self._inputs, self._out = (product for product in products if isinstance(product, RowProduct))
         assert isinstance(norm, Norm)
         self._input_norm = (norm.weight, norm.eps)
         self._add_mlp = add_mlp

@@ -13,6 +13,7 @@ from specsot.checkpoint.gguf.directory import read_places
 from specsot.checkpoint.gguf.layout import Place
 from specsot.errors import ModelError
 
+# Bytes of a tensor as the file stores them.
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 # Numbers. How many are dequantized at once, as one row. Chosen by measurement: 1.2 to 2.9 times as fast as
 # the gguf package, which takes 16 rows at a time (Q4_1, Q8_0, Q4_K, Q6_K, IQ3_S; 768 and 4,096 columns; one
@@ -27,7 +28,10 @@ class GgufTensors:
     """
 
     def __init__(self, pointer: Path) -> None:
-        """pointer: The file in a model directory that names each tensor's place; see `gguf.directory`."""
+        """Read where each tensor of the file lies.
+
+        pointer: The file in a model directory that names each tensor's place; see `gguf.directory`.
+        """
         self._places = read_places(pointer)
 
     def keys(self) -> Iterable[str]:
@@ -42,7 +46,8 @@ class GgufTensors:
         return self._places[name]
 
     def get_slice(self, name: str) -> Shaped:
-        """Return an object that tells a tensor's shape, without reading the tensor.
+        """Return an object with a tensor's shape, without reading the tensor. Raises KeyError if the file has
+        no such tensor.
 
         name: Name of the tensor in the model.
         """
@@ -53,7 +58,7 @@ class GgufTensors:
 
         name: Name of the tensor in the model.
 
-        Raises ModelError if the file cannot be read.
+        Raises KeyError if the file has no such tensor, ModelError if the file cannot be read.
         """
         from gguf import GGMLQuantizationType, dequantize
 

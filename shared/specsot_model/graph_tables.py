@@ -60,7 +60,8 @@ class FrameTables:
     def __init__(
         self, room: TableRoom, page_rows: int, window: int | None = None, frequencies: Tensor | None = None
     ) -> None:
-        """
+        """Start with an empty cache of page tables.
+
         room: Sizes of the tables.
         page_rows: Rows (tokens) of a KV page.
         window: In these layers a row sees at most so many positions; None: all.
@@ -76,7 +77,7 @@ class FrameTables:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the tables that `fill` returns; the last one at its full length."""
+        """Return the shapes of the tables that `fill` returns; the last one at its full length."""
         return *((self._room.rows,),) * self.num_sight_tables, *self._room.shapes
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
@@ -89,9 +90,9 @@ class FrameTables:
 
         tables = views(flat, self.shapes)
         sizes = (self._room, self._page_rows, heads_per_kv)
-        num_sight_tables = tables[: self.num_sight_tables]
+        sight_tables = tables[: self.num_sight_tables]
         tables = tables[self.num_sight_tables :]
-        plan = plan_over(tables, *sizes, num_sight_tables, self._frequencies)
+        plan = plan_over(tables, *sizes, sight_tables, self._frequencies)
         if plan.anchored:
             self.prepare = plan.anchored.turn
         return plan_with_kernel(plan)
@@ -129,10 +130,12 @@ class FrameTables:
         make_tables: Callable[[], list[Numbers] | None],
         sights: RowSights,
     ) -> list[Numbers] | None:
-        """Return the tables, from the cache where possible.
+        """Return the tables of a frame, from the cache where possible; None if the graph has no room for
+        them.
 
         key: Key of the page tables in the cache.
-        make_tables: Makes the page tables if they are not cached.
+        make_tables: Makes the page tables if they are not cached; returns None if the graph has no room for
+            them.
         sights: Which columns the rows see.
         spans: One span per segment of the frame, in row order.
         """
@@ -143,10 +146,10 @@ class FrameTables:
         filled = self._cached_tables[key]
         if filled is None:
             return None
-        num_sight_tables = np.zeros((self.num_sight_tables, self._room.rows), np.int32)
-        for table, row_values in zip(num_sight_tables, self._sight_tables(spans)):
+        sight_tables = np.zeros((self.num_sight_tables, self._room.rows), np.int32)
+        for table, row_values in zip(sight_tables, self._sight_tables(spans)):
             table[: len(row_values)] = row_values
-        return [*num_sight_tables, filled[0], *self._room.fill_sights(sights), *filled[1:]]
+        return [*sight_tables, filled[0], *self._room.fill_sights(sights), *filled[1:]]
 
     def _sight_tables(self, spans: Sequence[RowSpan]) -> Sequence[Numbers]:
         """Return the leading tables, int32 [rows] each: each row's first visible column and, with a policy,
@@ -183,9 +186,9 @@ class FrameTables:
         all_visible = self._frequencies is None and not any(firsts)
         page_runs = page_runs_unshared(rows, pages, size) if all_visible else None
         if page_runs is None:
-            whole = [whole_pages(*each, size) for each in zip(rows, bases, pages)]
+            whole_spans = [whole_pages(*span_parts, size) for span_parts in zip(rows, bases, pages)]
             sinces = np.repeat(numbers(firsts) * size, rows) if any(firsts) else None
-            page_runs = page_runs_of(whole, size, sinces)
+            page_runs = page_runs_of(whole_spans, size, sinces)
         if self._frequencies is not None:
             of_anchors = list(anchor_runs(spans, size))
         leads = numbers(bases).repeat(rows)
@@ -201,7 +204,8 @@ class LineFrames(FrameTables):
     """
 
     def __init__(self, room: LineRoom, page_rows: int, window: int | None = None) -> None:
-        """
+        """Start with an empty cache of page tables.
+
         room: Sizes of the tables.
         page_rows: Rows (tokens) of a KV page.
         window: In these layers a row sees at most so many positions; None: all.
@@ -213,7 +217,7 @@ class LineFrames(FrameTables):
         """Return the attention plan that reads these tables.
 
         flat: int32 buffer on the device with as many numbers as `shapes` need.
-        heads_per_kv: Not used.
+        heads_per_kv: Not used; batch-invariant tiles do not depend on it.
         """
         from specsot_kernels.gpu.lines import plan_over_lines
 
@@ -261,11 +265,11 @@ def frame_tables(
     config = decoder.config
     layers = set(range(decoder.layers.first, decoder.layers.last))
     windows = [config.window] * bool(layers & config.windowed) + [None] * bool(layers - config.windowed)
-    given = rows, kv.pages + rows, config.heads // config.kv_heads
+    sizes = rows, kv.pages + rows, config.heads // config.kv_heads
     if decoder.batch_invariant:
-        return [LineFrames(line_room(*given), kv.page_rows, window) for window in windows]
+        return [LineFrames(line_room(*sizes), kv.page_rows, window) for window in windows]
     rates = frequencies(config.rope, config.head_dim).to(decoder.device) if hidden else None
-    room = room_for(*given, short_sequences, hidden, config.kv_heads)
+    room = room_for(*sizes, short_sequences, hidden, config.kv_heads)
     return [FrameTables(room, kv.page_rows, window, rates) for window in windows]
 
 
@@ -276,7 +280,8 @@ class PromptTables:
     """
 
     def __init__(self, rows: int, pages: int, page_rows: int, heads_per_kv: int) -> None:
-        """
+        """Compute the sizes of the tables.
+
         rows: Rows of the graph.
         pages: How many page numbers a frame may need.
         page_rows: Rows (tokens) of a KV page.

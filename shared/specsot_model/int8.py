@@ -23,7 +23,7 @@ class Int8:
     exact. A row's result is therefore the same in any batch, bit for bit.
 
     weight: [out, in], floats or `Codes` of int8 with a scale per output.
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     """
 
     __slots__ = ("_counts", "_int8_weight", "_scales", "bias")
@@ -44,7 +44,7 @@ class Int8:
 
     @property
     def _outputs_at_a_time(self) -> int:
-        """How many outputs become floats at a time; at least 1."""
+        """Return how many outputs become floats at a time; at least 1."""
         return max(WEIGHTS_AT_A_TIME // self._int8_weight.shape[1], 1)
 
     @property

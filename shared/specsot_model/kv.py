@@ -79,7 +79,8 @@ class KVPages:
         device: torch.device | str,
         form: KvDtype = "auto",
     ) -> None:
-        """
+        """Reserve the cache, filled with zeros.
+
         layers: Number of layers.
         pages: Number of pages of every layer.
         page_rows: Number of rows (tokens) of a page.
@@ -102,7 +103,7 @@ class KVPages:
 
     @property
     def bytes(self) -> int:
-        """Memory of all layers, in bytes."""
+        """Return the memory of all layers, in bytes."""
         return self._whole.nbytes
 
     def locate(self, slots: Tensor) -> Places:
@@ -129,7 +130,7 @@ class KVPages:
 
         layer: Index of the layer within the cache.
         places: Page and offset of each row, as `locate` returns them.
-        rows: [rows, 2, kv_heads, numbers of a stored row].
+        rows: [rows, 2, kv_heads, numbers of a stored row], the rows.
         """
         self._rows[:, :, layer].index_put_(places, rows)
 
@@ -171,7 +172,7 @@ class KVPages:
         layer: int,
         sources: Tensor,
         targets: Tensor,
-        own: Tensor | None = None,
+        holds_row: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
         """Prune by key norm: move the rows of each head whose keys have the least L2 norm to `targets`.
@@ -180,7 +181,7 @@ class KVPages:
 
         sources: Slots [rows] to choose from.
         targets: Slots [kept] that receive the chosen rows.
-        own: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
+        holds_row: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
         counts: [kv_heads], how many rows each head keeps, in the first targets. The remaining targets receive
             some finite row that the head never sees. None: every head fills all targets.
         layer: Index of the layer within the cache.
@@ -194,8 +195,8 @@ class KVPages:
         rows = self._rows[:, :, layer][self.locate(sources)]  # [rows, 2, kv_heads, head_dim]
         keys = as_numbers(rows[:, 0], torch.float32).float()
         norms = keys.norm(dim=-1).bfloat16()
-        if own is not None:
-            norms = norms.masked_fill(~own, float("inf"))
+        if holds_row is not None:
+            norms = norms.masked_fill(~holds_row, float("inf"))
         # The stable sort runs over reversed rows, so that among equal norms the later row comes first.
         smallest = norms.flip(0).argsort(dim=0, stable=True)[: len(targets)]
         last = len(sources) - 1
@@ -254,7 +255,7 @@ class KVPages:
     def clear_rows(self, slots: Sequence[int]) -> None:
         """Zero rows in every layer.
 
-        slots: Slots of the rows, page * page_rows + offset.
+        slots: Slots of the rows, page * page_rows + offset; empty: nothing is done.
         """
         page, offset = self.locate(indices(slots, self._whole.device))
         self._rows[page, offset] = 0
@@ -324,7 +325,9 @@ def row_bytes(head_dim: int, itemsize: int, form: KvDtype) -> int:
     return head_dim + SCALE_BYTES if form == "int8" else head_dim * itemsize
 
 
+# A table of int32 numbers.
 Numbers = NDArray[np.int32]
+# Shape of each tensor in a shared buffer.
 Shapes = Sequence[tuple[int, ...]]
 # int32 numbers. Tensors in a shared buffer begin at multiples of this. Chosen by Triton, which compiles a
 # kernel once more for addresses with another alignment.
@@ -380,7 +383,7 @@ def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.devi
 
 
 def aligned(count: int) -> int:
-    """Return a count rounded up to a multiple of ALIGNED.
+    """Return a count rounded up to a multiple of ALIGNED; 0 for 0.
 
     count: How many int32 numbers.
     """

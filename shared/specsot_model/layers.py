@@ -26,16 +26,18 @@ from specsot_model.projections import fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
 from specsot_model.weights import Fetch
 
+# A part of a model: an embedding, a norm or an lm_head.
 Part = TypeVar("Part")
-AnyNorm = Callable[[Tensor], Tensor]  # [rows, ..., size] -> the same shape
+# A norm, [rows, ..., size] -> the same shape.
+AnyNorm = Callable[[Tensor], Tensor]
 # Applies rotary embedding to the queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, and
 # stores keys and values in the KV cache.
 RotateAndStore = Callable[[Tensor], None]
 
 
 class Norm:
-    """
-    RMSNorm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside.
+    """RMSNorm over the last dimension: x / sqrt(mean(x^2) + eps) * weight, computed in fp32.
+
     weight: [size], the factor of each number.
     eps: Added to the mean square.
 
@@ -68,7 +70,8 @@ class Norm:
 class LayerNorm:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
 
-    weight, bias: [size] each.
+    weight: [size], the factor of each number.
+    bias: [size], added to each number.
     eps: Added to the variance.
     """
 
@@ -233,7 +236,7 @@ class Block:
 def _unchanged(update: Tensor) -> Tensor:
     """Return the update itself: the norm after attention or MLP of a model that has none there.
 
-    update: [rows, hidden].
+    update: [rows, hidden], what the layer adds to the residual stream.
     """
     return update
 
@@ -262,7 +265,7 @@ def fetch_head_norms(
 
     fetch: Reads tensors from the model's files.
     prefix: Name of the attention module, without a dot at the end.
-    head_dim: Head size.
+    head_dim: Numbers of a head.
     eps: Epsilon of both norms.
     rotated: How many numbers of a head rotate; None: all. The weights are reordered as `interleave` does it.
     spans: How many query heads, and how many key heads, one norm covers at once: (1, 1) normalizes each head

@@ -32,13 +32,15 @@ SMALL = 1 << 17
 # size; `_product_for` checks that. Untuned.
 PACKED_FOR = 64
 
+# A product, [rows, in] -> [rows, out].
 Multiply = Callable[[Tensor], Tensor]
 
 
 class Linear:
     """A product y = x W^T + b: x [rows, in] -> [rows, out], with weight [out, in] and bias [out] or None.
 
-    weight, bias: None if the weight is packed or quantized; only `__call__` can use it then.
+    weight: The weight [out, in]; None if it is packed or quantized, because then only `__call__` can use it.
+    bias: The bias [out]; None if there is none, or if the weight is packed or quantized.
     shape: (out, in).
     multiply: The product in the chosen form.
     """
@@ -50,10 +52,11 @@ class Linear:
     def __init__(
         self, weight: Table | Codes, bias: Tensor | None = None, quantization: Quantization | None = None
     ) -> None:
-        """
+        """Store the weight in the chosen form.
+
         weight: [out, in]; `Codes` if the files hold it quantized in the form `quantization` already; `Packed`
             if it is packed for the CPU kernels already.
-        bias: [out], or None.
+        bias: [out]; None: no bias is added.
         quantization: Form in which to store the weight; None keeps its dtype.
         """
         self.shape = weight.shape
@@ -83,8 +86,8 @@ class Linear:
 def _torch_product(weight: Tensor, bias: Tensor | None) -> Multiply:
     """Return PyTorch's own product with a weight.
 
-    weight: [out, in].
-    bias: [out], or None.
+    weight: [out, in], the weight.
+    bias: [out]; None: no bias is added.
     """
     return lambda x: F.linear(x, weight, bias)
 
@@ -93,7 +96,7 @@ def _onednn_product(weight: Tensor, bias: Tensor | None) -> Multiply:
     """Return oneDNN's product with a weight, which is packed here.
 
     weight: [out, in], fp32 or bf16, on a CPU.
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)  # noqa: SLF001
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # noqa: SLF001
@@ -103,16 +106,21 @@ def _quantized_product(weight: Tensor | Codes, bias: Tensor | None, kind: Quanti
     """Return the product with a weight in a quantized form.
 
     weight: [out, in]: floats, or `Codes` if the files hold it quantized in this form already.
-    bias: [out], or None. It is added here if the form does not add it.
+    bias: [out]; None: no bias is added. It is added here if the form does not add it.
     kind: The quantized form.
     """
-    held = quantize(weight, kind, bias)
-    return held if bias is None or isinstance(held, Packed | Fp8 | Int8) else lambda x: held(x).add_(bias)
+    rounded = quantize(weight, kind, bias)
+    return (
+        rounded
+        if bias is None or isinstance(rounded, Packed | Fp8 | Int8)
+        else lambda x: rounded(x).add_(bias)
+    )
 
 
 @cache
 def _product_for(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None], Multiply]:
-    """Return oneDNN's packed product for this dtype if this machine has it and computes correctly with it.
+    """Return oneDNN's packed product for this dtype if this machine has it and computes correctly with it;
+    else PyTorch's own product.
 
     It is tried on small shapes instead of trusted, because a weight is packed for one batch size but used
     for all.
@@ -150,9 +158,9 @@ def _onednn_agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
 def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias in fp32, as it is summed, if the library can; else in x's dtype.
 
-    x: [rows, in].
-    weight: [out, in].
-    bias: [out], or None.
+    x: [rows, in], the input.
+    weight: [out, in], the weight.
+    bias: [out]; None: no bias is added.
     """
     if x.dtype == torch.float32 or not _can_return_sums(x.device):
         return F.linear(x, weight, bias)
@@ -175,8 +183,8 @@ def _can_return_sums(device: torch.device) -> bool:
 class RowProduct:
     """A product for CUDA graphs in floats, which chooses its kernel by the number of rows.
 
-    weight: [out, in].
-    bias: [out], or None.
+    weight: [out, in], the weight.
+    bias: [out]; None: no bias is added.
     """
 
     weight: Tensor
@@ -187,7 +195,7 @@ class RowProduct:
     ) -> Tensor | Unscaled:
         """Return queries, keys and values [rows, out], after an RMSNorm if one is given.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
         rows: Not used; 8-bit products take it.
         """
@@ -225,7 +233,7 @@ class RowProduct:
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         """Multiply x [rows, in] -> [rows, out].
 
-        x: [rows, in].
+        x: [rows, in], the input.
         gated: If true, return silu(first half) * second half of the product, [rows, out / 2].
         """
         from specsot_kernels.gpu.ordered import multiply_ordered
@@ -282,14 +290,14 @@ class RowProduct:
     def _is_single_row(self, x: Tensor) -> bool:
         """Tell whether x has a single row, for which there is a kernel of its own.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         """
         return len(x) == 1
 
     def _runs_ordered(self, x: Tensor, gated: bool = False) -> bool:
         """Tell whether the kernel with a fixed order of sums is faster for so many rows.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         gated: Whether the kernel also combines the two halves of the product.
         """
         from specsot_kernels.gpu.ordered import is_faster
@@ -305,19 +313,20 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
     def _is_single_row(self, x: Tensor) -> bool:
         """Return False: a single row runs in the same kernel as many rows, so that its sums keep their order.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         """
         return False
 
     def _runs_ordered(self, x: Tensor, gated: bool = False) -> bool:
         """Return True: every batch runs in the kernel with a fixed order of sums.
 
-        x: [rows, in].
+        x: [rows, in], the input.
         gated: Whether the kernel also combines the two halves of the product.
         """
         return True
 
 
+# A product that a CUDA graph can capture.
 CapturedProduct = RowProduct | Fp8 | Int8
 
 
@@ -509,8 +518,10 @@ class Packed:
 
     dtype: Type of the rows that `rows` returns: that of the original weight, or fp32 for `Codes`.
     weight: [out, in], floats or `Codes` of this form.
-    bias: [out], or None.
+    bias: [out]; None: no bias is added.
     kind: "int8" or "int4".
+
+    Raises ModelError if the processor lacks instructions that the kernels need.
     """
 
     __slots__ = ("device", "dtype", "weight")
@@ -527,7 +538,7 @@ class Packed:
 
     @property
     def shape(self) -> torch.Size:
-        """(out, in) of the weight."""
+        """Return (out, in) of the weight."""
         return self.weight.shape
 
     def rows(self, numbers: Tensor) -> Tensor:
@@ -553,7 +564,7 @@ Table = Tensor | Packed
 
 
 def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
-    """Return an embedding in the form that it is kept in: int8 with packed CPU weights, else as it is.
+    """Return an embedding in the form in which it is stored: int8 with packed CPU weights, else as it is.
 
     table: [vocab, hidden], in floats.
     quantization: Form of the matrices; None: they are not quantized.

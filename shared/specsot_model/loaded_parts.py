@@ -81,7 +81,8 @@ class AbsentWeights(Weights):
     """Random tensors in the shapes that a config asks for; `shape` knows every tensor that a model reads."""
 
     def __init__(self, names: tuple[str, ...], config: ModelConfig) -> None:
-        """
+        """Record the shape of every tensor that the model reads.
+
         names: The tensors that `in` reports as present; they decide which layout of tensors is read.
         config: The model's config, from which all shapes follow.
         """

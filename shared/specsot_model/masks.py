@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specsot_kernels.segments import PageRead, ReadGroup, tail_seen
 
+# A mask; True where a row must not see a column.
 Bools = NDArray[np.bool_]
 
 

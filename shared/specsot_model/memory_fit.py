@@ -50,7 +50,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Return the sum of all bytes."""
         return self.weights + self.pages + self.graphs
 
     def __str__(self) -> str:
@@ -133,17 +133,17 @@ class WeightForm:
 
     @property
     def of_norms(self) -> WeightForm:
-        """The form of norms: not quantized."""
+        """Return the form of norms: not quantized."""
         return WeightForm(self.itemsize)
 
     @property
     def of_embedding(self) -> WeightForm:
-        """The form of the embedding: int8 with packed CPU weights, else not quantized."""
+        """Return the form of the embedding: int8 with packed CPU weights, else not quantized."""
         return WeightForm(self.itemsize, "int8" if self.packed else None)
 
     @property
     def of_lm_head(self) -> WeightForm:
-        """The form of the lm_head: int8 where other matrices are int4."""
+        """Return the form of the lm_head: that of the other matrices, but int8 where those are int4."""
         return WeightForm(self.itemsize, lm_head_quantization(self.quantization))
 
 

@@ -25,6 +25,7 @@ Act = Callable[[Tensor], Tensor]
 # [rows, 2 * width], gates followed by ups -> [rows, width].
 Gate = Callable[[Tensor], Tensor]
 
+# The function of each activation.
 ACTS: Mapping[Activation, Act] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -140,7 +141,8 @@ class Router:
     def __init__(
         self, weight: Tensor, routing: Routing, bias: Tensor | None = None, correction: Tensor | None = None
     ) -> None:
-        """
+        """Prepare a router from its weights.
+
         weight: [experts, hidden], the product that scores the experts.
         routing: How scores become weights, and how many experts a row gets.
         bias: [experts], added to the scores before softmax or sigmoid; None: no bias.
@@ -227,7 +229,8 @@ class SigmoidGatedMlp:
     __slots__ = ("_gate", "_mlp")
 
     def __init__(self, gate: Tensor, mlp: Mlp) -> None:
-        """
+        """Combine an MLP with its gate.
+
         gate: [1, hidden], the weight of the gate.
         mlp: The MLP whose output is multiplied.
         """
@@ -250,9 +253,10 @@ class GroupedExperts:
     def __init__(
         self, gate_up: Tensor, down: Tensor, gate: Gate = gate, biases: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """
+        """Prepare the experts from their weights, of which all experts' are in one tensor.
+
         gate_up: [experts, 2 * width, hidden], gates followed by ups.
-        down: [experts, hidden, width].
+        down: [experts, hidden, width], the last product of each expert.
         gate: Combines gates and ups: [pairs, 2 * width] -> [pairs, width].
         biases: Those of both products, [experts, outputs] each; None: there are none.
         """
@@ -298,7 +302,7 @@ class LoopedExperts:
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
         """Return each row's output of its expert, [pairs, hidden].
 
-        rows: [pairs, hidden], sorted by expert.
+        rows: [pairs, hidden], sorted by expert; at least one row.
         experts: Integers [pairs], the expert of each row, ascending.
         """
         counts = experts.bincount(minlength=len(self._experts)).tolist()

@@ -57,7 +57,9 @@ class LayerParts:
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """The layer as the kernel reads it: int64 [steps.LAYER], addresses and sizes; see `steps.LAYER`."""
+        """Return the layer as the kernel reads it: int64 [steps.LAYER], addresses and sizes; see
+        `steps.LAYER`.
+        """
         products = (self.qkv, self.out, self.gate_up, self.down)
         norms = (self.input_norm, self.mlp_norm, *(self.head_norms or (None, None)))
         addresses = [norm.weight.data_ptr() if norm else 0 for norm in norms]
@@ -84,7 +86,7 @@ class LayerSizes:
 
     @property
     def width(self) -> int:
-        """Numbers of all query heads."""
+        """Return the width of all query heads together."""
         return self.heads * self.head_dim
 
     @property
@@ -99,7 +101,8 @@ class PackedLayers:
     """Consecutive layers that a CPU kernel runs in one call."""
 
     def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, frequencies: Tensor) -> None:
-        """
+        """Tabulate the layers for the kernel.
+
         parts: The products and norms of each layer.
         sizes: Sizes that all layers share.
         frequencies: Radians per position of each rotary pair, fp32 [head_dim / 2]; see `Rotary.frequencies`.
@@ -235,12 +238,12 @@ class PackedLayers:
         frame.run(self._tables[layer], steps.REMEMBER)
 
     def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, max_columns: int | None) -> KernelFrame:
-        """Make the kernel's argument block for a batch.
+        """Return the kernel's argument block for a batch.
 
         positions: LongTensor [rows], the position of each row in its sequence.
         slots: LongTensor [rows], the KV slot of each row.
         kv: The KV cache of the layer range.
-        max_columns: The most columns that a row sees; None if no attention runs.
+        max_columns: Largest number of columns that a row sees; None if no attention runs.
         """
         from specsot_kernels.cpu import steps
         from specsot_kernels.cpu.running import KernelFrame
@@ -300,7 +303,7 @@ class PackedLayers:
         if len(self._turns) < positions:
             count = max(TURNS_AT_ONCE, 2 ** (positions - 1).bit_length())
             angles = torch.arange(count).float()[:, None] * self._frequencies
-            cosines, sines = (each.float() for each in (angles.double().cos(), angles.double().sin()))
+            cosines, sines = (table.float() for table in (angles.double().cos(), angles.double().sin()))
             signed = torch.stack((-sines, sines), -1).flatten(1)
             self._turns = torch.stack((cosines.repeat_interleave(2, 1), signed), 1).contiguous()
         return self._turns
@@ -388,7 +391,7 @@ def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
     A packed lm_head computes each row by itself. The result is fp32 if the library returns fp32 without extra
     cost (`multiply_wide`), else in the type of `hidden`.
 
-    head: The lm_head.
+    head: The lm_head, [hidden] -> vocab.
     norm: The norm before the lm_head.
     hidden: [rows, H], the output of the last layer.
     """
@@ -406,7 +409,7 @@ def best_tokens(
     norm: Norm before the lm_head; None: there is none.
     offsets: [V], the number that turns each output's index into a token id of the base model (d2t) when it is
         added to the index; None: the index is the token id.
-    head: The lm_head.
+    head: The lm_head, [hidden] -> vocab.
     outputs: [rows, H], hidden states.
     count: How many tokens to return per row.
 

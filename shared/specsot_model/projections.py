@@ -63,7 +63,9 @@ def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
     """
     head_dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
     if len(parts) == 1 and not config.names.qkv_by_head:
-        parts = parts[0].split([many * head_dim for many in (config.heads, config.kv_heads, config.kv_heads)])
+        parts = parts[0].split(
+            [count * head_dim for count in (config.heads, config.kv_heads, config.kv_heads)]
+        )
     elif len(parts) == 1:
         parts = tuple(part.flatten(0, 1) for part in parts[0].unflatten(0, (-1, 3, head_dim)).unbind(1))
     q, k, v = parts
@@ -102,6 +104,6 @@ def _fuse(
             f"the projections {', '.join(shapes)} run as one product, but only some of them are quantized;"
             " set --dtype, which decodes the quantized ones"
         )
-    weight = Codes(*(join(*each) for each in zip(*codes))) if codes else join(*weights)
+    weight = Codes(*(join(*parts) for parts in zip(*codes))) if codes else join(*weights)
     biases = [fetch(f"{name}.bias", shape[:1]) for name, shape in shapes.items()] if bias else []
     return Linear(weight, join(*biases) if biases else None, fetch.form(f"{next(iter(shapes))}.weight"))

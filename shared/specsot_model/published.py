@@ -22,6 +22,7 @@ from specsot_model.int8 import multiplies_int8
 from specsot_model.linear import lm_head_quantization, uses_packed_kernels
 from specsot_model.weights import WeightFiles, Weights
 
+# A kind of model options; `as_published` returns the kind that it was given.
 Given = TypeVar("Given", bound=ModelOptions)
 
 
@@ -29,7 +30,6 @@ def open_weights(
     directory: Path, allow_pickle_bin: bool = False, quantization: Quantization | None = None
 ) -> WeightFiles | PublishedWeights:
     """Open the weight files of a base model, whether they are quantized or not.
-
 
     Raises ModelError if the files cannot be read, and InvalidRequest if they are quantized already in another
     form than `quantization`.
@@ -109,7 +109,7 @@ class PublishedWeights(Weights):
 
     @property
     def stored(self) -> int:
-        """Bytes of all weight files, which must all be present."""
+        """Return the bytes of all weight files. Raises FileNotFoundError if one of them is not present."""
         return self._files.stored
 
     def names(self) -> tuple[str, ...]:

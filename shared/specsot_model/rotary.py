@@ -123,7 +123,8 @@ class Rotary:
         device: torch.device | str,
         scalar: int | None = None,
     ) -> None:
-        """
+        """Compute the frequencies and scales of the tables.
+
         rope: The model's rotary parameters.
         heads: Number of query heads.
         kv_heads: Number of key heads.

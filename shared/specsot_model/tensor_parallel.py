@@ -266,7 +266,7 @@ class SplitPages(KVPages):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the KV pages on all devices."""
+        """Return the bytes of the KV pages on all devices."""
         return sum(part.bytes for part in self.parts)
 
     def move(self, moves: Moves) -> None:
@@ -282,15 +282,15 @@ class SplitPages(KVPages):
         layer: int,
         sources: Tensor,
         targets: Tensor,
-        own: Tensor | None = None,
+        holds_row: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
-        """Prune by key norm on every device: each device gets its own heads of `own` and `counts`.
+        """Prune by key norm on every device: each device gets its own heads of `holds_row` and `counts`.
 
         layer: Index of the layer within the cache.
         sources: Slots [rows] to choose from.
         targets: Slots [kept] that receive the chosen rows.
-        own: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
+        holds_row: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
         counts: [kv_heads], how many rows each head keeps; None: every head fills all targets.
         """
         first = 0
@@ -299,9 +299,9 @@ class SplitPages(KVPages):
             heads = slice(first, first + kv_layer.shape[2])
             device = kv_layer.device
             first = heads.stop
-            part_own = None if own is None else own[:, heads].to(device)
+            part_holds_row = None if holds_row is None else holds_row[:, heads].to(device)
             part_counts = None if counts is None else counts[heads].to(device)
-            part.keep_least(layer, sources.to(device), targets.to(device), part_own, part_counts)
+            part.keep_least(layer, sources.to(device), targets.to(device), part_holds_row, part_counts)
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of a page to another page, in every layer, on every device.
@@ -333,10 +333,11 @@ class SplitPages(KVPages):
 def can_capture_split(config: ModelConfig, devices: Sequence[torch.device]) -> bool:
     """Tell whether layers split over devices run as one CUDA graph per device.
 
-    This needs fused kernels for the layers, and GPUs that reach each other's memory.
+    This needs fused kernels for the layers, and GPUs that reach each other's memory. False for other layers
+    or devices.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
-    devices: The devices.
+    devices: The devices that share each layer.
     """
     if not all(map(runs_kernels, devices)) or not can_fuse(config):
         return False
@@ -382,7 +383,8 @@ class SummedBlock(FusedBlock):
     """One device's part of a layer; the device has the whole residual stream."""
 
     def __init__(self, block: Block, exchange: PeerSums, part: int, is_first: bool) -> None:
-        """
+        """Prepare the device's part of a layer.
+
         block: This device's part of the layer.
         exchange: Sums the parts of each update over the devices.
         part: Number of this device, from 0.
@@ -439,8 +441,8 @@ class SummedBlock(FusedBlock):
 class FusedPart:
     """The part of a layer range that one device runs.
 
-    config: Config of the part: fewer heads, a narrower MLP.
-    device: The device.
+    config: Config of the part: fewer heads, and a narrower MLP.
+    device: The device that runs the part.
     blocks: The device's part of every layer.
     alone: Context in which the device waits for no other, for capturing; see `PeerSums.alone`.
     """
@@ -455,7 +457,8 @@ class SplitHead:
     """The final norm and lm_head, split over devices by vocabulary."""
 
     def __init__(self, norm: Norm, weight: Tensor, devices: Sequence[torch.device]) -> None:
-        """
+        """Copy each device's part of the lm_head to the device.
+
         norm: The final norm, on the first device.
         weight: The whole lm_head [vocab, hidden], on the first device.
         devices: The devices, in order.
@@ -506,7 +509,7 @@ class SplitLayers:
         self._rotaries = [Rotary(config.rope, *sizes, device) for device in devices]
 
     def make_exchange(self) -> PeerSums:
-        """Allocate the buffers by which GPUs sum their parts of each update."""
+        """Allocate the buffers by which GPUs sum their parts of each update, and return them."""
         from specsot_kernels.gpu.exchange import PeerSums
 
         return PeerSums(self.devices, MAX_ROWS, self._part_config.hidden, self._dtype)
@@ -530,7 +533,7 @@ class SplitLayers:
         ]
 
     def make_kv(self, pages: int, page_rows: int, kv_dtype: KvDtype) -> SplitPages:
-        """Allocate the KV cache on every device.
+        """Allocate the KV cache on every device, and return it.
 
         pages: Number of pages in every layer.
         page_rows: Rows (tokens) of a page.
@@ -540,7 +543,7 @@ class SplitLayers:
         return SplitPages([KVPages(*shape, self._dtype, device, kv_dtype) for device in self.devices])
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, use_kernels: bool) -> SplitPlan:
-        """Plan one frame's attention on every device.
+        """Return the plan of one frame's attention on every device.
 
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.

@@ -89,7 +89,7 @@ class Weights(ABC):
 
     @cached_property
     def _sorted_names(self) -> list[str]:
-        """The names of all tensors, sorted."""
+        """Return the names of all tensors, sorted."""
         return sorted(self.names())
 
     def expect(
@@ -146,7 +146,8 @@ class HeldWeights(Weights):
     """Tensors that are in memory already. A tensor that needs no conversion is not copied."""
 
     def __init__(self, tensors: Mapping[str, Tensor], owner: str) -> None:
-        """
+        """Take the tensors as they are.
+
         tensors: The tensors by name.
         owner: Name of their source, for messages.
         """
@@ -169,7 +170,7 @@ class HeldWeights(Weights):
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         """
-        return tuple(self._find_files(name).shape)
+        return tuple(self._tensor_of(name).shape)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Return a tensor, converted to a dtype and copied to a device; without conversion it is not copied.
@@ -180,13 +181,13 @@ class HeldWeights(Weights):
 
         Raises ModelError if there is no such tensor, or if its numbers were never loaded.
         """
-        tensor = self._find_files(name)
+        tensor = self._tensor_of(name)
         if tensor.is_meta:
             raise ModelError(f"{self._owner}: {name} is on no device (it was never loaded, or offloaded)")
         return tensor.detach().to(device=device, dtype=dtype)
 
-    def _find_files(self, name: str) -> Tensor:
-        """Return a tensor as it is held. Raises ModelError if there is no such tensor.
+    def _tensor_of(self, name: str) -> Tensor:
+        """Return a tensor as it is in memory. Raises ModelError if there is no such tensor.
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         """
@@ -205,7 +206,8 @@ class WeightFiles(Weights):
     def __init__(
         self, directory: Path, allow_pickle_bin: bool = False, remap_bytes: int = REMAP_BYTES
     ) -> None:
-        """
+        """Find the weight files, and read which tensors they have.
+
         directory: Folder of the model.
         allow_pickle_bin: Read pytorch_model.bin if there is no safetensors file, by restricted unpickling of
             tensors only.
@@ -234,7 +236,7 @@ class WeightFiles(Weights):
 
     @property
     def stored(self) -> int:
-        """Bytes of all weight files, which must all be present."""
+        """Return the bytes of all weight files. Raises FileNotFoundError if one of them is not present."""
         return sum((self._directory / file).stat().st_size for file in set(self._files.values()))
 
     def names(self) -> tuple[str, ...]:
@@ -302,7 +304,7 @@ class WeightFiles(Weights):
             self._borrow(name, self._source(name))
 
     def _borrow(self, name: str, source: Any) -> None:
-        """Fetch a tensor's bytes if only another member of the fleet has them.
+        """Fetch a tensor's bytes if only another member of the fleet has them; else do nothing.
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         source: The opened file that holds the tensor.
@@ -409,7 +411,8 @@ class Fetch:
 
 
 def has_files(directory: Path, allow_pickle_bin: bool = False) -> bool:
-    """Tell whether all weight files that `WeightFiles` would read are present in the directory.
+    """Tell whether all weight files that `WeightFiles` would read are present in the directory. False if
+    there are none, or if the index is malformed.
 
     directory: Folder of the model.
     allow_pickle_bin: Whether pickled weight files (`*.bin`) count.

@@ -73,7 +73,7 @@ DRAFTED = answer((0.5, 1), (1.0, 4), proposed=4)
 
 def test_a_length_is_read_off_a_longer_answer() -> None:
     one = PLAIN.up_to(3)
-    assert (one.tokens, one.seconds, one.first, one.text) == (3, 1.5, 0.5, (0, 1, 2))
+    assert (one.tokens, one.seconds, one.first, one.token_ids) == (3, 1.5, 0.5, (0, 1, 2))
     assert one.rate == 2
     assert one.per_token == 0.5
     assert one.per_step == 1, "the first token came with the prompt, not with a step"
@@ -84,7 +84,7 @@ def test_a_length_is_read_off_a_longer_answer() -> None:
 
 def test_a_planned_answer_counts_its_own_tokens_over_the_whole_time() -> None:
     planned = answer((0.5, 1), (1.0, 6), planned=True)
-    one = Recording(planned.moments, (1, 2, 3), 3.0, planned=True).up_to(2)
+    one = Recording(planned.samples, (1, 2, 3), 3.0, planned=True).up_to(2)
     assert (one.tokens, one.seconds, one.first) == (3, 3.0, 0.5)
 
 
@@ -126,7 +126,7 @@ def test_runs_come_by_length_and_plans_are_asked_for_each() -> None:
     assert [one.name for one in found] == [
         "plain, 2 tokens", "linear K=4, 2 tokens", "SoT, 2 tokens", "plain, 4 tokens", "SoT, 4 tokens"
     ]  # fmt: skip
-    assert baseline_of(found, 2).readings[0].tokens == 2
+    assert baseline_of(found, 2).excerpts[0].tokens == 2
 
 
 def test_the_tables_have_what_the_seeds_had() -> None:
@@ -233,7 +233,7 @@ def test_a_row_is_left_out_once() -> None:
 def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (tmp_path, tmp_path / "run.md", tmp_path / "run.tex"):
-        with pytest.raises(InvalidRequest, match="no name for JSON"):
+        with pytest.raises(InvalidRequest, match="cannot be the JSON file"):
             _ = OutputOptions(wrong).place
     with pytest.raises(FileExistsError):
         _ = OutputOptions(tmp_path / "file" / "run.json").place

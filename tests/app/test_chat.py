@@ -79,7 +79,7 @@ def test_a_stopped_answer_stays_as_far_as_it_was_written() -> None:
 
 def test_the_last_question_is_answered_the_other_way_for_comparison_and_not_remembered() -> None:
     session = Session("/compare", "a?", "/compare", "b?")
-    assert session.err.startswith("nothing was answered yet\n")
+    assert session.err.startswith("no question was answered yet\n")
     assert "0.0 s (3 tokens); direct, by /compare: 0.0 s (3 tokens); 3 tokens in 0 steps" in session.err
     assert [ask.mode for ask in session.fleet.asked] == ["auto", "sot", "auto"]
     assert session.sent(1) == ["a?"]
@@ -94,7 +94,7 @@ def test_an_answer_is_tried_again_in_its_place() -> None:
     assert {ask.sampling.temperature for ask in session.fleet.asked} == {0.0}, "a seed was chosen"
     drawn = Session("a?", "/retry", "b?", seed=None)
     assert [ask.sampling.temperature for ask in drawn.fleet.asked] == [0.0, 0.7, 0.0]
-    assert session.err.startswith("nothing was answered yet\n")
+    assert session.err.startswith("no question was answered yet\n")
 
 
 def test_what_cannot_be_done_is_said_and_the_rest_is_done() -> None:
@@ -116,12 +116,12 @@ def test_what_cannot_be_done_is_said_and_the_rest_is_done() -> None:
     said = Session(*lines, "never asked").err.replace(f"{wrapped_help(HELP, 80)}\n", "")
     assert said.splitlines() == [
         *["/mode takes one of auto, sot, direct"] * 2,
-        "no command is called /stop it; /help tells all",
-        "a seed is drawn each time",
+        "unknown command /stop it; /help lists all commands",
+        "each answer gets a random seed",
         *["/seed takes a whole number up to 9223372036854775807, or nothing"] * 2,
         "/load needs a file",
-        "nothing is being written",
-        "a seed is drawn each time",
+        "no answer is being written",
+        "each answer gets a random seed",
         "no system message",
     ]
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_done_is_said_and_the_rest_is_done() -> None:
 def test_a_conversation_goes_on_where_it_was_kept(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     first = Session("/system Be brief.", "a?", f"/save {file}", f"/save {tmp_path}")
-    assert f"1 exchange kept in {file}\n{tmp_path}: Is a directory\n" in first.err
+    assert f"1 exchange saved to {file}\n{tmp_path}: Is a directory\n" in first.err
     second = Session("b?", f"/load {file}", "c?", f"/load {tmp_path / 'none'}")
     assert second.sent(1) == ["Be brief.", "a?", "yes, a?", "c?"]
     assert second.err.endswith(f"{tmp_path / 'none'}: No such file or directory\n")
@@ -172,7 +172,7 @@ def test_remarks_are_not_part_of_the_conversation() -> None:
     session = Session("/help", "/stop", "/fly", "", "/exit", "a?")
     assert session.out == ""
     assert "/mode auto|sot|direct" in session.err
-    assert "nothing is being written\nno command is called /fly; /help tells all\n" in session.err
+    assert "no answer is being written\nunknown command /fly; /help lists all commands\n" in session.err
     assert session.fleet.asked == []
 
 

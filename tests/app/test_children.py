@@ -148,7 +148,7 @@ async def test_a_member_that_cannot_be_helped_is_given_up(word: str, times: int)
     ear = Ear()
     assert str(await keep_running([await start(little(word), ear)], ear)).startswith("little-0: ")
     assert ear.lines.count(("little-0", "here I am")) == times
-    told = "3 times in a row within 30 minutes of its start: it is given up"
+    told = "3 times in a row within 30 minutes of its start: it is not started again"
     assert (told in ear.lines[-1][1]) == (times == 3)
 
 
@@ -280,7 +280,7 @@ def test_a_file_of_tokens_is_the_master_s_and_its_clients(tmp_path: Path) -> Non
 def test_what_serve_prints_is_an_address_in_every_shell(host: str, shown: str) -> None:
     """Brackets are quoted, which zsh would take for a pattern; everywhere is here, too."""
     serving = Serving(host=host)
-    lines = "\n".join(closing_lines("demo", serving, serving.reached(50050), 8000))
+    lines = "\n".join(closing_lines("demo", serving, serving.reachable_address(50050), 8000))
     assert f"infer --master {shown.format(50050)} " in lines
     assert f"{shown.format(50050)} specsot.v1.Master/Generate" in lines
     page = shown.format("8000/v1/chat/completions")

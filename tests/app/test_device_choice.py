@@ -47,30 +47,30 @@ def test_a_gpu_is_chosen_where_the_model_has_room(
 @pytest.mark.parametrize(
     ("found", "need", "line"),
     [
-        (NONE, None, "device cpu: no NVIDIA GPU is here"),
+        (NONE, None, "device cpu: this machine has no NVIDIA GPU"),
         (ONE, 4 * GIB, "device cuda:0, NVIDIA H200 (70.0 GiB free); 4.0 GiB needed"),
         (
             ONE,
             80 * GIB,
             "device cpu: the model needs 80.0 GiB, "
-            "the most that a GPU has free is cuda:0, NVIDIA H200 (70.0 GiB free)",
+            "the GPU with the most free memory is cuda:0, NVIDIA H200 (70.0 GiB free)",
         ),
         (
             replace(NONE, installed=1),
             None,
-            "device cpu: an NVIDIA GPU is here, but torch 2.13.0+cpu is built for CPUs; "
+            "device cpu: this machine has an NVIDIA GPU, but torch 2.13.0+cpu is built for CPUs; "
             "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130 "
             "installs one with CUDA",
         ),
         (
             replace(ONE, gpus=(), hidden=True),
             None,
-            "device cpu: an NVIDIA GPU is here, but CUDA_VISIBLE_DEVICES hides them all",
+            "device cpu: this machine has an NVIDIA GPU, but CUDA_VISIBLE_DEVICES hides them all",
         ),
         (
             replace(TWO, gpus=()),
             None,
-            "device cpu: 2 NVIDIA GPUs are here, but torch 2.13.0+cu130 cannot use them; "
+            "device cpu: this machine has 2 NVIDIA GPUs, but torch 2.13.0+cu130 cannot use them; "
             "its CUDA may need a newer driver (nvidia-smi)",
         ),
     ],
@@ -87,7 +87,7 @@ def test_a_split_layer_takes_the_first_gpus() -> None:
     assert "and cuda:1" in chosen.reason
     short = choose_device(TWO, 60 * GIB, shards=2)
     assert short.device == "cuda:0", "what was asked for is not left out; loading refuses it"
-    assert "30.0 GiB of it on each, for which there is not room on cuda:0" in short.reason
+    assert "30.0 GiB of it on each, which does not fit on cuda:0" in short.reason
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_fleet_of_ones_own_takes_the_gpu() -> None:
 def test_the_line_is_printed_with_the_name_of_the_program() -> None:
     out = io.StringIO()
     print_choice(choose_device(NONE), out)
-    assert out.getvalue() == "specsot: device cpu: no NVIDIA GPU is here\n"
+    assert out.getvalue() == "specsot: device cpu: this machine has no NVIDIA GPU\n"
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from specsot.events import (
 from specsot_app.core.answer_view import (
     Size,
     answer,
-    apply_forecast,
     columns_for,
-    conclude,
+    describe_forecast,
     draw,
+    final_picture,
+    interrupted_picture,
     summary,
-    unfinished,
 )
 from tests.app.stories import DIRECT, PLANNED, watch
 
@@ -100,7 +100,7 @@ def test_a_direct_answer_is_one_frame() -> None:
 
 def test_the_end_keeps_the_answer_and_the_line_about_it() -> None:
     view = watch(PLANNED)
-    text = render(conclude(view, summary(view)), SIZES[1])
+    text = render(final_picture(view, summary(view)), SIZES[1])
     assert "\n2. REM 睡眠 🌙" in text
     assert text.rstrip().splitlines()[-1] == "0.5 s; 3 branches in 24 steps, drafts brought 2.5 tokens a step"
 
@@ -181,7 +181,9 @@ CODE = """class Account:
 @pytest.mark.parametrize("fence", ["```python", "```", "~~~"])
 def test_code_copied_from_the_terminal_runs(fence: str) -> None:
     said = f"Here it is:\n\n{fence}\n{CODE}\n{fence[:3]}\n\nThat is all."
-    lines = [line.rstrip() for line in render(conclude(View(merged=said), "8.1 s"), SIZES[1]).splitlines()]
+    lines = [
+        line.rstrip() for line in render(final_picture(View(merged=said), "8.1 s"), SIZES[1]).splitlines()
+    ]
     begin, end = lines.index("class Account:"), lines.index("That is all.")
     assert "\n".join(lines[begin:end]).rstrip() == CODE
 
@@ -199,12 +201,12 @@ def test_a_forecast_stands_above_what_is_written() -> None:
 
 
 def test_a_wide_range_is_told_in_place_of_one_figure() -> None:
-    assert apply_forecast(Forecast(9.0, 6.0, 4.6, 25.0, 5.2, 8.9)) == "direct 4.6-25 s, planned 5-9 s"
+    assert describe_forecast(Forecast(9.0, 6.0, 4.6, 25.0, 5.2, 8.9)) == "direct 4.6-25 s, planned 5-9 s"
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:
     view = View(planned=True, merged="\x1b[2Jgone\x9b31m\x07")
-    text = render(draw(view, SIZES[0]), SIZES[0]) + render(conclude(view, ""), SIZES[0])
+    text = render(draw(view, SIZES[0]), SIZES[0]) + render(final_picture(view, ""), SIZES[0])
     assert not set("\x1b\x9b\x07") & set(text)
     assert "gone" in text
 
@@ -221,6 +223,6 @@ def test_a_direct_answer_and_a_plan_that_are_written_together_are_both_shown() -
 def test_what_stays_of_an_answer_that_broke_has_its_introduction_and_a_closing_without_heading() -> None:
     panels = (Panel(Point(1, 9, "Alpha"), "First."), Panel(Point(2, 0, ""), "So there is one."))
     view = View(merged="Letters are signs.", introduced=18, planned=True, panels=panels)
-    left = render(unfinished(view), SIZES[0])
+    left = render(interrupted_picture(view), SIZES[0])
     assert left.index("Letters are signs.") < left.index("Alpha") < left.index("So there is one.")
     assert "closing" in render(draw(view, SIZES[0]), SIZES[0])

@@ -20,7 +20,7 @@ from specsot_app.commands.join import JoinOptions, worker_service
 from specsot_app.commands.serve import run_fleet
 from specsot_app.core.device_map import FIRST_PORT
 from specsot_app.fleet.joining import (
-    DOOR,
+    JOIN_ROLE,
     Authority,
     JoinCode,
     JoinedFleet,
@@ -63,7 +63,7 @@ async def shared(first: Path, master: str = "a:50060") -> AsyncGenerator[tuple[J
 async def saying(first: Path, *words: dict[str, Any]) -> AsyncGenerator[tuple[JoinCode, list[Any]]]:
     """An endpoint that says these words, one before each line that it hears, and then hangs up."""
     authority, heard = Authority(first), list[Any]()
-    authority.write(DOOR)
+    authority.write(JOIN_ROLE)
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for word in words:
@@ -71,7 +71,7 @@ async def saying(first: Path, *words: dict[str, Any]) -> AsyncGenerator[tuple[Jo
             heard.append(await reader.readline())
         writer.close()
 
-    context = context_of(Tls(cert=first / DOOR / "own.pem", key=first / DOOR / "own.key"))
+    context = context_of(Tls(cert=first / JOIN_ROLE / "own.pem", key=first / JOIN_ROLE / "own.key"))
     async with await asyncio.start_server(meet, "127.0.0.1", 0, ssl=context) as server:
         host, port = server.sockets[0].getsockname()
         yield JoinCode(f"{host}:{port}", pin(authority.pem), bytes(11)), heard
@@ -85,7 +85,7 @@ def test_a_code_is_read_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("part", [slice(0), slice(1), slice(30), slice(-1), slice(4, None)])
 def test_a_part_of_a_code_is_no_code(part: slice) -> None:
-    with pytest.raises(InvalidRequest, match="not a whole code"):
+    with pytest.raises(InvalidRequest, match="the code is incomplete"):
         parse_code(str(JoinCode("a:1", bytes(16), bytes(11)))[part])
 
 
@@ -103,7 +103,7 @@ async def test_who_shows_the_code_gets_a_workers_certificate_and_nothing_more(
     named = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert named.get_values_for_type(x509.DNSName) == ["worker", "localhost"]
     assert not held.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    assert "127.0.0.1 was let in" in told
+    assert "127.0.0.1 was admitted" in told
 
 
 async def test_a_code_is_good_once_and_the_machine_that_used_it_needs_no_other(
@@ -112,7 +112,7 @@ async def test_a_code_is_good_once_and_the_machine_that_used_it_needs_no_other(
     async with shared(first) as (endpoint, told):
         code = str(endpoint.code)
         before = await join_fleet(code, second)
-        with pytest.raises(Refused, match="used already"):
+        with pytest.raises(Refused, match="been used already"):
             await join_fleet(code, second.parent / "third")
         assert told[0].endswith(code)
         assert told[2].endswith(str(endpoint.code))
@@ -137,7 +137,7 @@ async def test_a_newer_code_is_asked_about_and_leaves_the_older_one_as_it_was(
 async def test_a_wrong_code_is_refused_and_the_right_one_stays_good(first: Path, second: Path) -> None:
     async with shared(first) as (endpoint, _):
         right = endpoint.code
-        with pytest.raises(Refused, match="mistyped: take the newest one"):
+        with pytest.raises(Refused, match="mistyped: use the newest code"):
             await join_fleet(str(JoinCode(right.address, right.authority, bytes(11))), second)
         with pytest.raises(Refused, match="not the fleet of this code"):
             await join_fleet(str(JoinCode(right.address, bytes(16), right.secret)), second)
@@ -232,5 +232,5 @@ def test_one_stage_is_left_to_those_who_join() -> None:
     found = with_join_server(Serving(), None, "cpu", "10.0.0.1:50060")
     assert (len(found.places), found.joining, found.private, found.fleet) == (1, 1, True, "10.0.0.1:50060")
     assert with_join_server(Serving(), 4, "cpu", "10.0.0.1:1").joining == 3
-    with pytest.raises(InvalidRequest, match="fewer than --stages"):
+    with pytest.raises(InvalidRequest, match="fewer of them than --stages"):
         with_join_server(Serving(), 1, "cpu", "10.0.0.1:1")

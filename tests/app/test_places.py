@@ -81,7 +81,7 @@ def test_members_of_one_host_have_ports_of_their_own() -> None:
 
 def test_this_machine_is_told_from_others() -> None:
     assert local_hosts(["127.0.0.1", "localhost", "192.0.2.1"]) == {"127.0.0.1", "localhost"}
-    with pytest.raises(InvalidRequest, match=r"nobody here knows the host nowhere\.invalid"):
+    with pytest.raises(InvalidRequest, match=r"cannot resolve the host nowhere\.invalid"):
         local_hosts(["nowhere.invalid"])
 
 
@@ -95,18 +95,22 @@ def test_this_machine_is_told_from_others() -> None:
 )
 def test_what_is_missing_is_said(devices: str, here, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        with_member_server(replace(PRIVATE, places=parse_devices(devices), here=frozenset(here)), None, False)
+        with_member_server(
+            replace(PRIVATE, places=parse_devices(devices), own_hosts=frozenset(here)), None, False
+        )
 
 
 def test_a_machine_without_stages_must_say_where_it_is_reached() -> None:
     serving = replace(PRIVATE, places=parse_devices("10.0.0.2#0"))
-    with pytest.raises(InvalidRequest, match="no device is here: give --fleet-listen HOST:50060"):
+    with pytest.raises(InvalidRequest, match="no device is on this machine: give --fleet-listen HOST:50060"):
         with_member_server(serving, None, True)
     assert with_member_server(serving, "10.0.0.9:7", True).fleet == "10.0.0.9:7"
 
 
 def test_a_fleet_of_this_machine_alone_needs_none_of_it() -> None:
-    serving = replace(PRIVATE, places=parse_devices("127.0.0.1#0,127.0.0.1#1"), here=frozenset(["127.0.0.1"]))
+    serving = replace(
+        PRIVATE, places=parse_devices("127.0.0.1#0,127.0.0.1#1"), own_hosts=frozenset(["127.0.0.1"])
+    )
     assert with_member_server(serving, None, False) == serving
     master, *members = lineup(serving)
     assert master.arguments.count("--fleet-listen") == 0
@@ -119,7 +123,7 @@ def test_with_certificates_members_have_a_endpoint_of_their_own(tmp_path: Path) 
 
 
 def test_those_elsewhere_get_a_command_that_their_service_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    serving = replace(PRIVATE, places=TWO, here=HERE, members=("--insecure", "on"))
+    serving = replace(PRIVATE, places=TWO, own_hosts=HERE, members=("--insecure", "on"))
     master, first, second, drafter = lineup(with_member_server(serving, None, True))
     assert [one.host for one in (master, first, second, drafter)] == [None, None, "10.0.0.2", "10.0.0.2"]
     assert read_master([*master.arguments, "--insecure"]).fleet_listen == "10.0.0.1:50060"
@@ -137,7 +141,9 @@ def test_those_elsewhere_get_a_command_that_their_service_reads(monkeypatch: pyt
 
 
 def test_certificates_reach_every_service_by_its_role(tmp_path: Path) -> None:
-    serving = with_member_server(replace(PRIVATE, places=TWO, here=HERE, certificates=tmp_path), None, False)
+    serving = with_member_server(
+        replace(PRIVATE, places=TWO, own_hosts=HERE, certificates=tmp_path), None, False
+    )
     for service in lineup(serving):
         role = service.module.removeprefix("specsot_")
         tls_files = [given(service, flag) for flag in ("--tls-ca", "--tls-cert", "--tls-key")]
@@ -153,7 +159,7 @@ def test_every_ring_has_workers_and_a_drafter_of_its_own() -> None:
         check_stages(2, places, 3)
     with pytest.raises(InvalidRequest, match="devices are 4, stages those of 3 rings"):
         check_stages(None, places, 3)
-    master, *members = lineup(replace(PRIVATE, replicas=2, places=places, here=HERE))
+    master, *members = lineup(replace(PRIVATE, replicas=2, places=places, own_hosts=HERE))
     assert (given(master, "--replicas"), given(master, "--workers")) == ("2", "2")
     assert read_master(list(master.arguments)).ring.replicas == 2
     found = [(one.name, one.host, given(one, "--device")) for one in members]
@@ -188,7 +194,7 @@ def test_a_fleet_of_ones_own_has_its_stages_on_the_devices_that_are_named() -> N
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (FleetOptions(devices="192.0.2.1#0"), "devices name 192.0.2.1, another machine: specsot serve"),
+        (FleetOptions(devices="192.0.2.1#0"), "devices name 192.0.2.1, another machine: start the fleet"),
         (FleetOptions(devices="127.0.0.1#0", stages=2), "devices are 1, stages 2"),
         (FleetOptions(devices="127.0.0.1#0", layers="0:3,3:8"), "devices are 1, stages 2"),
     ],
@@ -236,7 +242,7 @@ def test_stages_of_one_machine_take_turns_with_all_its_cores(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if chosen:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
-    serving = replace(PRIVATE, places=parse_devices(devices), here=frozenset("h"), replicas=replicas)
+    serving = replace(PRIVATE, places=parse_devices(devices), own_hosts=frozenset("h"), replicas=replicas)
     master, *members = lineup(replace(serving, fleet=fleet))
     assert read_master([*master.arguments, "--insecure"]).ring.max_in_flight == in_flight
     assert [dict(one.environment)["OMP_NUM_THREADS"] for one in members] == threads.split()

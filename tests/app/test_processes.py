@@ -28,9 +28,9 @@ from specsot_app.fleet.processes import (
     ChildProcess,
     end_all,
     free_port,
-    keep_quiet,
+    ignore_missing,
+    ignore_output,
     ready_client,
-    require_members,
     start,
     unless_one_ends,
 )
@@ -199,7 +199,7 @@ async def test_a_drafter_may_be_a_part_of_its_workers_process(
         nothing_said.delenv("OMP_NUM_THREADS", raising=False)
         services = services_of(wanted, models_of(wanted), free_port(), tmp_path)
     services = [replace(one, environment=UNCONFIGURED) for one in services]  # threads as the tests have them
-    assert [one.within for one in services] == [None, *[None] * stages, f"worker-{stages - 1}"]
+    assert [one.host_service for one in services] == [None, *[None] * stages, f"worker-{stages - 1}"]
     children: list[ChildProcess] = []
     asks = [
         Ask(QUESTION, mode="direct", drafter=drafter, limits=Limits(max_new_tokens=40))
@@ -207,9 +207,9 @@ async def test_a_drafter_may_be_a_part_of_its_workers_process(
     ]
     try:
         for service in processes_of(services):
-            children.append(await start(service, keep_quiet))
+            children.append(await start(service, ignore_output))
         assert len(children) == 1 + stages
-        whole = ready_client(services, ClientOptions(), None, require_members)
+        whole = ready_client(services, ClientOptions(), None, ignore_missing)
         client = await unless_one_ends(children, whole)
         plain, drafted = [[one.event async for one in client.generate(ask)][-1] for ask in asks]
         assert {one.kind for one in (await client.info()).members} == {"worker", "drafter"}
@@ -230,7 +230,7 @@ def test_a_drafter_beside_the_only_worker_or_where_all_take_turns_is_a_part_of_i
 
     def within(**given: Any) -> list[str | None]:
         wanted = FleetOptions(kind="processes", **given)
-        return [one.within for one in services_of(wanted, models_of(wanted), 1, tmp_path)]
+        return [one.host_service for one in services_of(wanted, models_of(wanted), 1, tmp_path)]
 
     assert within(stages=1, device="cuda") == [None, None, "worker-0"]
     assert within(stages=2, device="cuda") == [None] * 4

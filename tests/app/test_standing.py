@@ -50,7 +50,7 @@ def test_every_fact_is_a_line() -> None:
         "drafter   head at c:3",
         "pages     384 of 512 free · 3 hold beginnings of prompts",
         "requests  2 running in 9 sequences · 1 waiting · 7 stop · 3 refused"
-        " · 25% of prompt tokens were there",
+        " · 25% of prompt tokens were cached",
         "steps     12.5/s with 4.2 tokens and 31.0 rows each · 52 tokens/s · 100 steps, 420 tokens in all",
         "epoch     2 · ready",
         "version   1.2.3",
@@ -120,7 +120,7 @@ async def test_a_lost_master_is_looked_for_and_found_again() -> None:
     seen = status_views(look, pause)
     first, lost, found = [await anext(seen) for _ in range(3)]
     assert (first.lost, lost.info, found.lost, found.info.epoch) == (None, INFO, None, 3)
-    assert lost.lost == "nobody answers at a:1; looking again. Ctrl-C leaves"
+    assert lost.lost == "nobody answers at a:1; retrying. Ctrl-C leaves"
     assert len([await anext(seen) for _ in range(CURVE_LENGTH)][-1].pace) == CURVE_LENGTH
 
 
@@ -145,6 +145,6 @@ def test_somebody_watches_a_master_that_goes_away(demo_model: Path) -> None:
             screen.wait_for("Ctrl-C leaves")
             screen.wait_for("Ctrl-C leaves")  # another look
             master.kill()
-            screen.wait_for("looking again")
+            screen.wait_for("retrying")
             screen.type("\x03")
             assert screen.ends() == 0

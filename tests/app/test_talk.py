@@ -61,7 +61,7 @@ def test_help_fits_its_screen_between_words() -> None:
 
 
 def test_a_conversation_is_sent_whole_and_loses_its_oldest_exchange_first() -> None:
-    talk = ChatHistory(system="Be brief.").answered("a?", "A.").answered("b?", "B.")
+    talk = ChatHistory(system="Be brief.").with_exchange("a?", "A.").with_exchange("b?", "B.")
     assert [message.content for message in talk.with_question("c?")] == [
         "Be brief.",
         "a?",
@@ -70,15 +70,15 @@ def test_a_conversation_is_sent_whole_and_loses_its_oldest_exchange_first() -> N
         "B.",
         "c?",
     ]
-    assert [message.role for message in talk.without_oldest().with_question("c?")] == [
+    assert [message.role for message in talk.without_oldest_exchange().with_question("c?")] == [
         "system", "user", "assistant", "user",
     ]  # fmt: skip
-    assert talk.without_oldest().turns == (Message("user", "b?"), Message("assistant", "B."))
-    assert ChatHistory().answered("a?", "  ") == ChatHistory()
+    assert talk.without_oldest_exchange().turns == (Message("user", "b?"), Message("assistant", "B."))
+    assert ChatHistory().with_exchange("a?", "  ") == ChatHistory()
 
 
 def test_a_conversation_that_was_kept_is_the_same_again() -> None:
-    talk = ChatHistory("sot", "Be brief.").answered("a?", "A.\n").answered("ü?", "B.")
+    talk = ChatHistory("sot", "Be brief.").with_exchange("a?", "A.\n").with_exchange("ü?", "B.")
     assert read_messages(ChatHistory("sot"), write_messages(talk)) == talk
 
 
@@ -87,7 +87,7 @@ def test_parts_of_text_are_a_text() -> None:
     parts = '[{"type": "text", "text": "a"}, {"type": "text", "text": "?"}]'
     kept = f"""[{{"role": "system", "content": ""}}, {{"role": "user", "content": {parts}}},
                {{"role": "assistant", "content": "A."}}]"""
-    assert read_messages(ChatHistory(), kept) == ChatHistory().answered("a?", "A.")
+    assert read_messages(ChatHistory(), kept) == ChatHistory().with_exchange("a?", "A.")
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_the_verdict_on_the_head_is_said_plainly() -> None:
 
 def test_a_fleet_that_never_drafted_is_told() -> None:
     idle = Report((CheckedAnswer("Why?", 9, 1.0, ()),), 1e-4, "eagle")
-    assert "only the split was put to the test" in list(lines_of(idle, str))[-1]
+    assert "only the split into stages was tested" in list(lines_of(idle, str))[-1]
     assert not replace(idle, drafter="none").idle
 
 
@@ -281,16 +281,16 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
     reference, prompt = of_transformers(demo_model / "base", torch.float32, "cpu"), list(range(300, 310))
     written: list[int] = []
     for _ in range(6):
-        (wish,) = compare(reference, prompt, written, ends=[])
+        (wish,) = compare(reference, prompt, written, end_ids=[])
         assert (wish.at, wish.ours) == (len(written), None)
         written.append(wish.theirs)
-    assert compare(reference, prompt, written, ends=None) == []
+    assert compare(reference, prompt, written, end_ids=None) == []
     itself = of_base(load_decoder(ModelOptions(demo_model / "base", dtype="fp32")))
-    assert compare(itself, prompt, written, ends=None) == []
-    (own,), (theirs,) = (compare(one, prompt, written, ends=[]) for one in (itself, reference))
+    assert compare(itself, prompt, written, end_ids=None) == []
+    (own,), (theirs,) = (compare(one, prompt, written, end_ids=[]) for one in (itself, reference))
     assert (own.at, own.theirs, own.gap) == (6, theirs.theirs, pytest.approx(theirs.gap, abs=1e-3))
     changed = [*written[:3], written[3] + 1]
-    (found,) = compare(reference, prompt, changed, ends=None)
+    (found,) = compare(reference, prompt, changed, end_ids=None)
     assert (found.at, found.ours, found.theirs) == (3, changed[3], written[3])
     assert found.gap > 0
 

@@ -50,7 +50,7 @@ class Guesser:
     paused_trees, free_pages, awake = 0, 0, False
 
     def __init__(self, mock: Simulator, rng: random.Random, skill: float, nodes: int, lie: Lie) -> None:
-        self._voice, self._vocabulary = mock.voice, read_config(mock.model).vocab
+        self._voice, self._vocabulary = mock.language_model, read_config(mock.model).vocab
         self._rng, self._skill, self._nodes, self._lie = rng, skill, nodes, lie
         self.texts: dict[int, list[int]] = {}
         self._wanted: dict[int, FeatureBatch] = {}

@@ -110,6 +110,6 @@ async def test_a_member_that_dies_ends_what_depends_on_it_now_and_later(demo_mod
     dying = going_wrong(9, Hung("one hangs"))
     async with fleet_of(demo_model, "one", stages=1, sleep=dying) as (fleet, _):
         for _ in range(2):
-            with pytest.raises(Unavailable, match="one died: one hangs"):
+            with pytest.raises(Unavailable, match="one failed: one hangs"):
                 await asyncio.wait_for(written(fleet), 100)
         assert not (await fleet.info()).ready

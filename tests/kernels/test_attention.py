@@ -151,9 +151,9 @@ def test_pieces_are_taken_one_after_another(
     """Rows of one piece and of two, more rows than a short tile has; columns and rows that nobody fills; some
     heads of a row merged together, and those that are left.
     """
-    monkeypatch.setattr(attention, "MOST", 2)
-    monkeypatch.setattr(attention, "RUNNING", 2)
-    monkeypatch.setattr(attention, "MERGERS", size * 2)
+    monkeypatch.setattr(attention, "MAX_UNLOOPED_PIECES", 2)
+    monkeypatch.setattr(attention, "LOOPING_PROGRAMS", 2)
+    monkeypatch.setattr(attention, "MAX_MERGE_PROGRAMS", size * 2)
     torch.manual_seed(3)
     spans = [*branches(random.Random(3), 3, 2, 10), RowSpan(2, 20, 2, (30, 31))]
     room = room_for(size, PAGES, 3, short=short)

@@ -29,17 +29,17 @@ def test_every_part_adds_all_parts() -> None:
         wanted = (sum(addends[1:], addends[0]) + hidden[0]).half()
         for part in range(parts):
             if part < parts - 1:
-                exchange.told[part].fill_(OPEN)
+                exchange.peer_counts[part].fill_(OPEN)
             exchange.add(part, turn % PLACES, hidden[part])
         assert all(each.equal(wanted) for each in hidden)
-    assert exchange.told[2][:2].eq(ROUNDS).all()
+    assert exchange.peer_counts[2][:2].eq(ROUNDS).all()
 
 
 def test_one_that_was_alone_leaves_counts_at_zero() -> None:
     exchange = PeerSums([DEVICE] * 2, 2, 8, torch.float16)
     with exchange.alone(0):
         exchange.add(0, 0, torch.zeros(2, 8, dtype=torch.float16, device=DEVICE))
-    assert not any(each.any() for each in (*exchange.told, *exchange.counts))
+    assert not any(each.any() for each in (*exchange.peer_counts, *exchange.counts))
 
 
 class Driver:

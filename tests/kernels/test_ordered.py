@@ -13,12 +13,12 @@ if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 from specsot_kernels.gpu import ordered
 from specsot_kernels.gpu.ordered import (
-    FEW,
-    FEWEST,
-    HIGH,
-    LEAST,
-    SHORT,
-    TALL,
+    ALWAYS_FASTER_ROWS,
+    FEW_ROWS,
+    MIN_PART_INPUTS,
+    MIN_TILE_OUTPUTS,
+    SHORT_GATED_TILES,
+    TALL_OUTPUT_TILES,
     OrderedTile,
     is_faster,
     multiply_ordered,
@@ -50,7 +50,7 @@ def whole(*shape: int, kind: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("gated", [False, True])
 def test_it_is_the_product(rows: int, parts: int, outputs: int, inputs: int, gated: bool) -> None:
     torch.manual_seed(outputs)
-    tile, kind = OrderedTile(64, 16 if rows < FEW else 64, 32, 4, 2, rows < FEW), torch.float32
+    tile, kind = OrderedTile(64, 16 if rows < FEW_ROWS else 64, 32, 4, 2, rows < FEW_ROWS), torch.float32
     x, weight = whole(rows, inputs, kind=kind), whole(outputs * (1 + gated), inputs, kind=kind)
     wanted = x.double() @ weight.double().T
     if gated:
@@ -68,14 +68,14 @@ def test_it_is_the_product(rows: int, parts: int, outputs: int, inputs: int, gat
 
 def test_how_inputs_are_cut_is_said_by_the_matrix_alone() -> None:
     assert [parts_of(*size) for size in SIZES] == [1, 4, 8, 2, 1, 4]
-    assert all(inputs // parts_of(outputs, inputs) >= LEAST or parts_of(outputs, inputs) == 1
+    assert all(inputs // parts_of(outputs, inputs) >= MIN_PART_INPUTS or parts_of(outputs, inputs) == 1
                for outputs, inputs in SIZES)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_a_few_rows_are_multiplied_so_in_any_step(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gates of tall matrices, too, which are short here."""
-    monkeypatch.setattr(ordered, "SHORT", 0)
+    monkeypatch.setattr(ordered, "SHORT_GATED_TILES", 0)
     torch.manual_seed(5)
     x, weight, hidden = (torch.randn(size).to(DEVICE, kind) for size in ((3, 608), (64, 608), (3, 64)))
     usual, invariant, norm = RowProduct(weight), InvariantRowProduct(weight), (x[0], 1e-5)
@@ -90,13 +90,16 @@ def test_a_few_rows_are_multiplied_so_in_any_step(kind: torch.dtype, monkeypatch
 
 def test_many_rows_are_the_librarys() -> None:
     """And those of four bytes a number, and of odd widths."""
-    rows, tall = torch.zeros(FEW + 1, 32, dtype=torch.bfloat16), TALL * HIGH
-    assert is_faster(rows[:FEWEST], HIGH, False)
-    assert not is_faster(rows[: FEWEST + 1], HIGH, False)
-    assert is_faster(rows[:FEW], tall, False)
-    assert not is_faster(rows[:FEW], tall, True), "half of them are gates"
+    rows, tall = torch.zeros(FEW_ROWS + 1, 32, dtype=torch.bfloat16), TALL_OUTPUT_TILES * MIN_TILE_OUTPUTS
+    assert is_faster(rows[:ALWAYS_FASTER_ROWS], MIN_TILE_OUTPUTS, False)
+    assert not is_faster(rows[: ALWAYS_FASTER_ROWS + 1], MIN_TILE_OUTPUTS, False)
+    assert is_faster(rows[:FEW_ROWS], tall, False)
+    assert not is_faster(rows[:FEW_ROWS], tall, True), "half of them are gates"
     assert not is_faster(rows, 2 * tall, True)
-    assert [is_faster(rows[:2], tiles * 2 * HIGH, True) for tiles in (SHORT - 1, SHORT)] == [False, True]
+    assert [
+        is_faster(rows[:2], tiles * 2 * MIN_TILE_OUTPUTS, True)
+        for tiles in (SHORT_GATED_TILES - 1, SHORT_GATED_TILES)
+    ] == [False, True]
     assert not is_faster(rows[:2].float(), tall, False)
     assert not is_faster(rows[:2, :24], tall, False)
 

@@ -47,7 +47,7 @@ def made(
 def test_prompts_of_any_length_behind_any_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, g: int, page_rows: int, dim: int, kind: torch.dtype
 ) -> None:
-    monkeypatch.setattr(attention, "PROMPTS", 2)
+    monkeypatch.setattr(attention, "MIN_PROMPT_ROWS", 2)
     spans = prompts(g, page_rows, [(37, 0), (1, 70), (21, 43)])
     q, kv = made(spans, page_rows, g, dim, kind)
     plan = attention.plan_attention(spans, page_rows, g, DEVICE)
@@ -73,7 +73,7 @@ def test_many_rows_on_a_gpu_are_those_of_the_other_kernel(rows: int, base: int) 
 def test_trees_and_few_rows_are_not_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     few = prompts(1, 16, [(5, 3)])
     assert attention.plan_attention(few, 16, 4, DEVICE).prompts is None
-    monkeypatch.setattr(attention, "PROMPTS", 2)
+    monkeypatch.setattr(attention, "MIN_PROMPT_ROWS", 2)
     assert attention.plan_attention(few, 16, 4, DEVICE).prompts is not None
     tree = RowSpan(3, 2, 3, (5,), (1, 3, 5))
     for spans, window in (([*few, tree], None), (few, 4)):
@@ -81,7 +81,7 @@ def test_trees_and_few_rows_are_not_prompts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_the_kernel_does_not_read_is_read_by_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "PROMPTS", 2)
+    monkeypatch.setattr(attention, "MIN_PROMPT_ROWS", 2)
     spans = prompts(2, 16, [(5, 3)])
     q, kv = made(spans, 16, 4, 64, torch.float16)
     assert suits(q.dtype, kv)

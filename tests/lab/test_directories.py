@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from specsot_app.fleet.demo import small_pair
-from specsot_lab.bench.synthetic_models import followers, write_directory
+from specsot_lab.bench.synthetic_models import next_token_table, write_directory
 
 
 def test_all_words_are_one_circle_and_others_follow_themselves():
-    after, seen, token = followers(12, 9, 1.0), set[int](), 0
+    after, seen, token = next_token_table(12, 9, 1.0), set[int](), 0
     while token not in seen:
         seen.add(token)
         token = int(after[token])
@@ -22,7 +22,7 @@ def test_all_words_are_one_circle_and_others_follow_themselves():
 
 
 def test_so_many_words_have_another_follower_and_none_has_two():
-    after, other = followers(5000, 4000, 1.0), followers(5000, 4000, 0.7)
+    after, other = next_token_table(5000, 4000, 1.0), next_token_table(5000, 4000, 0.7)
     assert float((after == other)[:4000].float().mean()) == pytest.approx(0.7, abs=0.03)
     assert sorted(other.tolist()) == list(range(5000))
 
@@ -36,4 +36,4 @@ def test_a_model_says_what_follows_whatever_came_before(tmp_path: Path):
     tokens = torch.randint(8192, (1, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         said = model(tokens).logits[0].argmax(-1)
-    assert said.tolist() == followers(50304, 8192, 0.8)[tokens[0]].tolist()
+    assert said.tolist() == next_token_table(50304, 8192, 0.8)[tokens[0]].tolist()

@@ -20,26 +20,34 @@ from specsot.members import Range, TreeShape
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
 from specsot_lab.bench.clock import RowLog
-from specsot_lab.bench.gpu import NAMED, ROWS, GpuRun, measure
+from specsot_lab.bench.gpu import NAME_KEYS, ROWS, GpuRun, measure
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, RequestPart
-from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, spelling
-from specsot_lab.bench.gpu_replay import CHANCES, RECORDED, Ranks, Replay, grown, scaled_ranks, tau_of
-from specsot_lab.bench.gpu_speculation import PLANS, SKELETON, scaled
+from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, vocabulary_with
+from specsot_lab.bench.gpu_replay import (
+    LEVEL_CHANCES,
+    RECORDED_RANKS,
+    Ranks,
+    Replay,
+    grow_tree,
+    scaled_ranks,
+    tau_of,
+)
+from specsot_lab.bench.gpu_speculation import PLANS, SKELETON, scaled_lengths
 from specsot_lab.bench.gpu_steps import (
-    MOST,
+    MAX_KERNELS,
     Speeds,
     bytes_of_a_pass,
+    exclusive_times,
     floor_of_draft,
     floor_of_step,
-    longest,
-    parents_of,
-    shares,
+    longest_kernels,
+    random_parents,
 )
 from specsot_lab.bench.synthetic_models import (
     SHAPES,
     MadeUp,
-    Telling,
+    NextTokenWeights,
     bytes_of_a_token,
     bytes_of_kv,
     config_of,
@@ -60,7 +68,7 @@ def test_a_token_reads_all_of_a_model_but_its_embeddings() -> None:
 
 def test_what_is_measured_in_turns_has_names_of_its_own_and_is_kept_as_it_comes(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
-    log = RowLog("gpu", {}, file, *NAMED)
+    log = RowLog("gpu", {}, file, *NAME_KEYS)
     for number, row in enumerate([{"what": "a", "rows": 1}, {"what": "b"}, {"what": "a", "rows": 1}], 1):
         log.add(row)
         assert len(json.loads(file.read_text())["rows"]) == number
@@ -80,7 +88,7 @@ def test_a_shape_nobody_knows_is_refused() -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_measured_trees_are_trees(rows: int) -> None:
-    assert len(Tree(tuple(range(rows)), parents_of(rows))) == rows
+    assert len(Tree(tuple(range(rows)), random_parents(rows))) == rows
 
 
 def test_made_up_weights_have_the_shape_that_is_asked_for() -> None:
@@ -103,7 +111,7 @@ SMALL: dict[str, Any] = {
 
 def small_decoder() -> Decoder:
     config = make_config(SMALL, {}, Path("small"))
-    return Decoder(config, Telling(), Range(0, 8), torch.float32, torch.device("cpu"))
+    return Decoder(config, NextTokenWeights(), Range(0, 8), torch.float32, torch.device("cpu"))
 
 
 def test_weights_that_tell_say_the_next_token() -> None:
@@ -120,12 +128,12 @@ def test_a_chance_brings_as_many_tokens_as_were_published() -> None:
 
 
 def test_shares_of_a_plan_make_up_the_whole() -> None:
-    assert scaled((1, 1, 2), 10) == (2, 3, 5)
-    assert all(sum(scaled(plan, 900)) == 900 and min(scaled(plan, 900)) > 0 for plan in PLANS)
+    assert scaled_lengths((1, 1, 2), 10) == (2, 3, 5)
+    assert all(sum(scaled_lengths(plan, 900)) == 900 and min(scaled_lengths(plan, 900)) > 0 for plan in PLANS)
 
 
 def test_a_step_takes_at_least_its_bytes_or_its_products() -> None:
-    llama, speeds = config_of("Llama-3.1-8B"), Speeds(copied=4e12, multiplied=800e12)
+    llama, speeds = config_of("Llama-3.1-8B"), Speeds(copy_speed=4e12, multiply_speed=800e12)
     weights = bytes_of_a_token(llama, 2)
     read = (weights + 1024 * 128 * 1024) / 4e12
     assert (
@@ -137,16 +145,16 @@ def test_a_step_takes_at_least_its_bytes_or_its_products() -> None:
 
 
 def test_a_profile_names_what_takes_longest() -> None:
-    spent = {f"kernel_{number}": 1.0 + number for number in range(MOST + 2)}
-    told = longest(spent | {"void gemm<3, float>(int)": 50.0, "void gemm<4, float>(int)": 50.0})
+    spent = {f"kernel_{number}": 1.0 + number for number in range(MAX_KERNELS + 2)}
+    told = longest_kernels(spent | {"void gemm<3, float>(int)": 50.0, "void gemm<4, float>(int)": 50.0})
     assert next(iter(told.items())) == ("gemm", 100.0)
     assert told["others"] == 1 + 2 + 3
-    assert len(told) == MOST + 1
+    assert len(told) == MAX_KERNELS + 1
 
 
 def test_what_kernels_overlap_counts_once() -> None:
     spans = [(8.0, 12.0, "early"), (0.0, 10.0, "long"), (20.0, 21.0, "early"), (2.0, 4.0, "hidden")]
-    assert shares(spans) == {"long": 10.0, "hidden": 0.0, "early": 2.0 + 1.0}
+    assert exclusive_times(spans) == {"long": 10.0, "hidden": 0.0, "early": 2.0 + 1.0}
 
 
 @torch.inference_mode()
@@ -159,13 +167,13 @@ def test_a_replayed_request_writes_all_its_branches() -> None:
     for drafted in (drafting, None):
         clock = GpuLoop(decoder, 40, 64, drafted).write(100, (RequestPart(3, (9,)), RequestPart(5, lengths)))
         assert clock.tokens == 9 + sum(lengths)
-        assert max(clock.rows) == 6 * 5, "the branches' own prompts, and later 30 rows for all trees"
-        assert 0 < clock.fed < clock.whole
+        assert max(clock.step_rows) == 6 * 5, "the branches' own prompts, and later 30 rows for all trees"
+        assert 0 < clock.prompt_seconds < clock.total_seconds
         if drafted is None:
             assert clock.steps == 9 + 40
             continue
         assert clock.steps < 30
-        assert 12 in clock.rows[-3:], "the last one has a whole tree, until its text is about to end"
+        assert 12 in clock.step_rows[-3:], "the last one has a whole tree, until its text is about to end"
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -177,9 +185,9 @@ def test_a_replay_has_the_tuner_of_its_head(at_once: bool) -> None:
     assert Replay(inner, 0.5, decoder.config.vocab, 2, 3).at_once == at_once
 
 
-@pytest.mark.parametrize("ranks", [CHANCES, RECORDED], ids=["tau told", "by node rank"])
+@pytest.mark.parametrize("ranks", [LEVEL_CHANCES, RECORDED_RANKS], ids=["tau told", "by node rank"])
 def test_a_replayed_bush_is_one_and_its_first_path_the_likeliest(ranks: Ranks) -> None:
-    bush = grown(10, 8, ranks)
+    bush = grow_tree(10, 8, ranks)
     path = bush.follow((0,) * 8)
     assert len(bush.scores) == 10 + 7 * 100
     above = [0.0, *bush.scores.tolist()]
@@ -197,7 +205,7 @@ def test_a_replayed_bush_is_one_and_its_first_path_the_likeliest(ranks: Ranks) -
 def test_a_node_is_worth_what_it_adds() -> None:
     """By node rank 60 nodes bring what was published, fewer bring less, and draws say so, too."""
     ranks = scaled_ranks(6.13, 10, 8, 60)
-    bush = grown(10, 8, ranks)
+    bush = grow_tree(10, 8, ranks)
     for nodes, tau in ((60, 6.13), (16, 5.51), (8, 4.99)):
         assert tau_of(ranks, 10, 8, nodes) == pytest.approx(tau, rel=0.02)
         kept = set(np.argsort(-bush.scores, kind="stable")[: nodes - 1].tolist())
@@ -210,7 +218,7 @@ def test_a_node_is_worth_what_it_adds() -> None:
 
 def test_the_text_that_is_told_is_a_plan_and_a_list() -> None:
     """Token for token what the grammars allow, from the first on."""
-    vocabulary = spelling(4000, 300, plan_pieces())
+    vocabulary = vocabulary_with(4000, 300, plan_pieces())
     rules, state = automaton(vocabulary, RULES), automaton(vocabulary, RULES).start()
     for place in range(len(plan_pieces())):
         after = rules.advance(state, 300 + place)

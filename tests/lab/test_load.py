@@ -19,8 +19,8 @@ from specsot.params import Ask
 from specsot_app.cli import main
 from specsot_app.fleet.options import FleetOptions
 from specsot_bench.results import write_results
-from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once, spread
-from specsot_lab.bench.load import LoadTest, grown, memory_page, page_of, resident_of
+from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once, percentiles
+from specsot_lab.bench.load import LoadTest, memory_growth, memory_page, page_of, resident_of
 from specsot_master.engine import EngineConfig
 from tests.endpoints.front import front
 from tests.master.letters import DIRECT, SOT
@@ -30,21 +30,21 @@ pytestmark = pytest.mark.timeout(60)
 
 def test_what_one_client_felt() -> None:
     heard = RequestTimes(10.0, 12.5, (10.5, 10.5001, 11.0, 12.0), tokens=6)
-    assert heard.first == 0.5
-    assert [round(gap, 3) for gap in heard.between] == [0.5, 1.0], "two texts of one step are one"
-    assert heard.per_token == pytest.approx(0.3)
+    assert heard.first_text_seconds == 0.5
+    assert [round(gap, 3) for gap in heard.step_gaps] == [0.5, 1.0], "two texts of one step are one"
+    assert heard.seconds_per_token == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 1000])
 def test_percentiles_are_values_that_were_measured(count: int) -> None:
     values = [(n * 7919 % count) / 64 for n in range(count)]
-    found = spread(values)
+    found = percentiles(values)
     assert found["p50"] == statistics.median_low(values)
     assert found["p99"] == sorted(values)[-(-99 * count // 100) - 1]
 
 
 def test_no_value_has_no_percentile() -> None:
-    assert spread([]) == {"p50": None, "p99": None}
+    assert percentiles([]) == {"p50": None, "p99": None}
 
 
 def test_only_answers_count() -> None:
@@ -88,8 +88,11 @@ async def test_every_request_is_asked_once() -> None:
         for clients in (1, 3):
             level = await ask_at_once(one.address, clients, islice(numbers, 7), ask)
             assert (level.clients, len(level.answered), level.errors) == (clients, 7, {})
-            assert all(one.begun < one.texts[0] <= one.texts[-1] <= one.ended for one in level.heard)
-            assert all(one.tokens > 5 for one in level.heard)
+            assert all(
+                one.sent_at < one.text_times[0] <= one.text_times[-1] <= one.ended_at
+                for one in level.requests
+            )
+            assert all(one.tokens > 5 for one in level.requests)
         await one.quiet()
         assert sorted(asked) == list(range(14))
         assert one.stage.engine.requests().ended == (("stop", 14),)
@@ -124,7 +127,7 @@ def test_what_processes_have_grown() -> None:
         {"requests": n, "resident_bytes": {"master": held << 20, "worker-0": 70}}
         for n, held in ((500, 50), (1000, 90), (2000, 60))
     ]
-    assert grown(looks) == {"master": 10 << 20, "worker-0": 0}
+    assert memory_growth(looks) == {"master": 10 << 20, "worker-0": 0}
     page = memory_page(looks)
     assert len(page.splitlines()) == 6
     assert "| master   | 50.0 | 90.0 | 60.0 |  10.0 |      16 |" in page

@@ -27,17 +27,17 @@ TABLES = {"ablation": ablation_of((3, 5), (64, 256)), "demo": DEMO}
 
 
 def options_of(table: str, *only: str, lengths: tuple[int, ...] = (12,)) -> PairOptions:
-    wanted = FleetOptions(dtype="fp32")
-    models = models_of(wanted, None)
+    fleet = FleetOptions(dtype="fp32")
+    models = models_of(fleet, None)
     contrasts = [one for one in TABLES[table] if one.name.startswith(only)]
-    return PairOptions(table, wanted, models, questions_of(None, True, ()), contrasts, 1, lengths)
+    return PairOptions(table, fleet, models, questions_of(None, True, ()), contrasts, 1, lengths)
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_row_is_explained_and_changes_something(table: str) -> None:
     rows = TABLES[table]
     assert len({one.name for one in rows}) == len(rows)
-    assert all(one.what and one.a != one.b for one in rows)
+    assert all(one.explanation and one.a != one.b for one in rows)
     sides = [side for one in rows for side in (one.a, one.b)]
     assert all(replace(FleetOptions(), **dict(side.fleet)) for side in sides), "of options there are"
 
@@ -111,7 +111,7 @@ def test_a_planned_row_is_measured_also_where_fewer_tokens_are_asked_for_than_a_
     ]
     for contrast, tokens in options.rows:
         for side in (contrast.a, contrast.b):
-            check_plan(options.ask(0, side.asked, tokens))
+            check_plan(options.ask(0, side.request, tokens))
     several = options_of("ablation", "plan", lengths=(16, 32, 128)).rows
     assert [(one.name, tokens) for one, tokens in several] == [
         ("plan, 64 tokens", 64),

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 from specsot.members import QUANTIZATIONS  # noqa: E402
 from specsot.service.options import ModelOptions  # noqa: E402
 from specsot_lab.bench.policies import ReadingOptions  # noqa: E402
-from specsot_lab.bench.precision import Precision, line_of, measure, precisions, rows_of, writing_of  # noqa: E402
+from specsot_lab.bench.precision import Precision, head_trial_of, line_of, measure, precisions, rows_of  # noqa: E402
 
 EIGHT = Precision("fp32", draft_quantization="fp8")
 
@@ -54,7 +54,7 @@ def test_a_head_in_eight_bits_leaves_the_base_alone(demo_model: Path, tmp_path: 
     text.write_text("The heart is a muscle that pumps blood through the body. " * 12)
     weights = ModelOptions(demo_model / "base", dtype="fp32")
     reading = ReadingOptions(weights, text, 100, 1)
-    writing = writing_of(weights.base, demo_model / "eagle3", 12, of_demo=True)
+    writing = head_trial_of(weights.base, demo_model / "eagle3", 12, of_demo=True)
     assert writing is not None
     few = replace(writing, prompts=writing.prompts[:2])
     whole, eight = rows_of(reading, few, (EIGHT.base, EIGHT))

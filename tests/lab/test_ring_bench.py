@@ -23,18 +23,18 @@ from specsot_lab.bench.ring import (
     RingMeasurement,
     RingPlace,
     TextsDiffer,
-    check,
-    go,
+    check_equal_texts,
+    check_expected,
     measure,
-    own_hosts,
+    measure_ways,
+    measurement_of,
     rows_of,
-    same,
     table_of,
-    wanted,
+    with_own_hosts,
 )
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
 from specsot_lab.bench.ring_fleet import Line, RingFleet, StepProbe, StepTimes, Written, answers_of, ring_of
-from specsot_lab.bench.ring_sites import RingTask, question, set_up, small_weights
+from specsot_lab.bench.ring_sites import RingTask, plan_question, set_up, small_weights
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,14 +110,14 @@ def test_on_hosts_of_their_own_no_frame_waits_and_no_stage_computes_beside_anoth
     met = StepTimes(1, 1.6, (0.2, 0.6), alone=False)
     other = StepTimes(7, 1.0, (0.5, 0.5), alone=False)  # nobody knows what it takes alone
     run = Written(((1,),), 4, 2.1, (3,), (alone, met, met, other), (0.0, 0.4), 9)
-    hosted = own_hosts(run)
+    hosted = with_own_hosts(run)
     assert [step.seconds for step in hosted.steps] == [(0.1, 0.3), (0.1, 0.3), (0.1, 0.3), (0.5, 0.5)]
     assert hosted.queued == (0.0, 0.0)
     assert sum(step.elapsed for step in hosted.steps) == pytest.approx(5.2 - 0.8 - 0.4)
     assert hosted.seconds == pytest.approx(2.1 * 4.0 / 5.2)
     still = replace(run, steps=(alone,), queued=(0.0, 0.0))
-    assert own_hosts(still) == still
-    assert own_hosts(written((1,))) == written((1,)), "no step, nothing to compute from"
+    assert with_own_hosts(still) == still
+    assert with_own_hosts(written((1,))) == written((1,)), "no step, nothing to compute from"
 
 
 def test_a_probe_knows_which_frames_flew_beside_others():
@@ -132,18 +132,18 @@ def test_a_probe_knows_which_frames_flew_beside_others():
 
 
 def test_different_texts_are_found_out():
-    same([written((1, 2, 3)), written((1, 2), (7,))], "ring")
+    check_equal_texts([written((1, 2, 3)), written((1, 2), (7,))], "ring")
     with pytest.raises(TextsDiffer, match="branch 0"):
-        same([written((1, 2, 3)), written((1, 9))], "ring")
+        check_equal_texts([written((1, 2, 3)), written((1, 9))], "ring")
     task = RingTask((), ((),), 1, 1, lambda branch, tokens: (5, 6, 7)[:tokens])
-    check(task, "plain", written((5, 6)))
+    check_expected(task, "plain", written((5, 6)))
     with pytest.raises(TextsDiffer, match="plain decoding"):
-        check(task, "both", written((5, 9)))
+        check_expected(task, "both", written((5, 9)))
 
 
 def test_what_is_wanted_comes_from_the_command_line():
-    assert wanted(False) == RingMeasurement()
-    asked = wanted(True, [5.0], [4], 2, "model", [7], [10.0, 100.0])
+    assert measurement_of(False) == RingMeasurement()
+    asked = measurement_of(True, [5.0], [4], 2, "model", [7], [10.0, 100.0])
     assert asked == RingMeasurement((5.0,), (4,), 2, (7,), 6, ("model",), (10.0, 100.0))
     assert [(place.rtt, place.mbit) for place in asked.plan()] == [(5.0, 10.0), (5.0, 100.0)]
     assert asked.plan()[0].line == Line(0.0025, 1.25e6)
@@ -194,7 +194,7 @@ async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
     site, task = set_up("mock", 2, 2, 3, small_weights())
     place = RingPlace("mock", 2, 1.0, 10_000.0)
     async with ring_of(site, place.line) as ring:
-        distance = await go(ring, place, task, 1, lambda: None)
+        distance = await measure_ways(ring, place, task, 1, lambda: None)
     both = rows_of(distance)
     rows, own = both[::2], both[1::2]
     assert [row["way"] for row in own] == [f"{way}, own hosts" for way in METHODS]
@@ -217,7 +217,7 @@ async def test_whole_answers_are_written_the_same_with_drafts_and_without():
         runs = await ask_all(
             answer,
             {"stages": 2, "rtt_ms": 0.0, "mbit": None},
-            question(small_weights().base),
+            plan_question(small_weights().base),
             64,
             1,
             lambda: None,
@@ -235,7 +235,7 @@ async def test_a_ring_that_breaks_ends_the_run_with_a_word():
     async with ring_of(site, Line()) as ring:
         writing = asyncio.create_task(ring.write(task.job("plain")))
         while not ring.stages[0].steps:
-            await ring.hear()
+            await ring.wait_for_news()
         await ring.hosts.proxies[1].close()
         with pytest.raises(Unavailable, match=r"the ring broke: .*lost"):
             await writing

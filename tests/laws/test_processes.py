@@ -16,7 +16,7 @@ from specsot.events import BranchText, Finished, MergedText, Reason
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.opening import open_fleet
 from specsot_app.fleet.options import FleetOptions, Models
-from specsot_app.fleet.processes import ProcessFleet, keep_quiet, start
+from specsot_app.fleet.processes import ProcessFleet, ignore_output, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -82,7 +82,7 @@ async def until_said(said, pattern, before=0, count=1):
 
 
 @asynccontextmanager
-async def apart(demo_model, tell=keep_quiet):
+async def apart(demo_model, tell=ignore_output):
     """The three kinds of services, each a process."""
     models = Models(demo_model / "base", demo_model / "eagle3")
     fleet = await ProcessFleet.start(
@@ -196,7 +196,7 @@ async def restarted(fleet, name, by):
     child = fleet.children[number]
     os.kill(child.pid, by)
     await child.wait_ended()
-    fleet.children[number] = await start(child.service, keep_quiet)
+    fleet.children[number] = await start(child.service, ignore_output)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ async def formed(fleet, epoch):
         await asyncio.sleep(0.01)
 
 
-async def one_more(fleet, tell=keep_quiet):
+async def one_more(fleet, tell=ignore_output):
     """A worker beyond those that are needed: it stands by."""
     like = next(child.service for child in fleet.children if child.service.name == "worker-1")
     flags = tuple(word.replace("worker-1", "worker-2") for word in like.arguments)

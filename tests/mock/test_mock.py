@@ -1,4 +1,4 @@
-"""The ring without weights: what it writes is the voice's, whoever drafts, and a wrong page is found out."""
+"""Tests the ring without weights: its output is independent of the drafter, and a wrong page is detected."""
 
 import asyncio
 import random
@@ -112,7 +112,7 @@ def test_a_stage_that_lost_its_way_is_found_out():
     ring = stages()
     through(ring, Frame(1, 1, (Opening(1, 5),), (PromptChunk(1, 0, (1, 2, 3, 4, 5), True),)))
     ring[1]._states[4] ^= 1  # what a wrong page would look like
-    with pytest.raises(WireError, match="other texts"):
+    with pytest.raises(WireError, match="computed other rows"):
         through(ring, Frame(1, 2, (), (TreeSegment(1, 1, 5, (), Tree((6,), (0,))),)))
 
 

@@ -50,7 +50,7 @@ class Turns(PeerSums):
             self.turn.release()
             self._met.wait()
             self.turn.acquire()
-            self.told[part].fill_(OPEN)
+            self.peer_counts[part].fill_(OPEN)
         super().add(part, place, hidden)
 
 

@@ -35,7 +35,14 @@ OF_CHAT = Offer(
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """Options of `specsot chat`."""
+    """Options of `specsot chat`.
+
+    system_prompt: System message before the conversation; empty: none.
+    request: Options of every question's request.
+    sampling: Sampling options of every question.
+    attention: KV policy of every question.
+    fleet: Options of the fleet that answers.
+    """
 
     HEADING: ClassVar[str] = "Conversation"
 
@@ -79,9 +86,11 @@ def chat(options: ChatOptions) -> int:
 
 
 def leave(signal_number: int, frame: FrameType | None) -> None:
-    """End the process by SystemExit with status TERMINATED, so that the fleet is closed on the way out.
+    """End the process with status TERMINATED, so that the fleet is closed on the way out.
 
-    signal_number, frame: as Python passes them to a signal handler.
+    signal_number: Number of the signal; it is not used.
+    frame: The interrupted stack frame, which Python passes to a signal handler; it is not used.
+    Raises SystemExit always.
     """
     raise SystemExit(TERMINATED)
 
@@ -97,9 +106,12 @@ def converse(
     """Open the fleet, run the chat, and close the fleet; return the exit status: 1 if a question was not
     answered, else 0.
 
-    options: the fleet to open. history: the conversation to begin with. request_options: keywords of `ask_of`
-        for every question. keyboard: the source of lines. streams: where answers and remarks go. opener:
-        opens the fleet.
+    options: Options of the fleet to open.
+    history: The conversation to begin with.
+    request_options: Keywords of `ask_of` that hold for every question.
+    keyboard: The source of the user's lines.
+    streams: The streams of answers and of remarks.
+    opener: Opens the fleet.
     """
     from specsot_app.runtime import BackgroundLoop
     from specsot_app.terminal.chat import Chat
@@ -108,7 +120,8 @@ def converse(
     def make_ask(history: ChatHistory, question: str) -> Ask:
         """Return the request for a question; the history decides its mode and seed.
 
-        history: the conversation before the question. question: what is asked.
+        history: The conversation before the question.
+        question: The text that the user sent.
         """
         polish = bool(request_options.get("polish")) and history.mode != "direct"
         return ask_of(

@@ -15,7 +15,11 @@ from specsot_app.fleet import demo as files
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """Options of `specsot demo`."""
+    """Options of `specsot demo`.
+
+    what: The action; "fetch" is the only one.
+    dir: Folder to put the model into; None: the cache.
+    """
 
     HEADING: ClassVar[str] = "Arguments"
 

@@ -20,7 +20,13 @@ SHOWN = Offer(
 
 @dataclass(frozen=True, slots=True)
 class HealthOptions:
-    """Options of `specsot health`."""
+    """Options of `specsot health`.
+
+    address: Address of a master, worker or drafter, host:port.
+    service: Name of a gRPC service, such as specsot.v1.Master; empty: the whole server.
+    timeout: Seconds to wait for the answer.
+    tls: TLS files of a client; without a CA, TLS is not used.
+    """
 
     HEADING: ClassVar[str] = "Options"
 

@@ -33,7 +33,17 @@ BETWEEN = "\n---\n"
 
 @dataclass(frozen=True, slots=True)
 class InferOptions:
-    """Options of `specsot infer`."""
+    """Options of `specsot infer`.
+
+    question: The question; None or "-": it is read from stdin.
+    json: True: print one JSON object for each event.
+    compare: True: afterwards, answer the other way, with or without a plan.
+    request: Options of the request.
+    sampling: Sampling options of the request.
+    attention: KV policy of the request.
+    form: Form that the answer must have.
+    fleet: Options of the fleet that answers.
+    """
 
     HEADING: ClassVar[str] = "Output"
 
@@ -82,7 +92,7 @@ def infer(options: InferOptions) -> int:
         raise InvalidRequest(NO_QUESTION, field="prompt")
     ask = ask_of(question, **keywords)
     if options.compare:
-        other_way(ask)
+        with_other_mode(ask)
     fleet = prepared(fleet, sys.stderr)
     from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
@@ -107,7 +117,7 @@ def read_schema(schema: str) -> str:
 
     The file is read up to one byte more than MAX_FORM_BYTES, so that a longer one is refused later.
 
-    schema: a text that begins with "{", or the name of a file.
+    schema: A text that begins with "{", or the name of a file.
     Raises InvalidRequest for a name of no readable file.
     """
     if schema.lstrip().startswith("{"):
@@ -120,10 +130,11 @@ def read_schema(schema: str) -> str:
         raise refuse(f"json_schema: {schema!r} is neither a schema nor a file to read ({reason})") from None
 
 
-def other_way(ask: Ask, planned: bool = False) -> Ask:
+def with_other_mode(ask: Ask, planned: bool = False) -> Ask:
     """Return the same question with a plan, or without one if the first answer was planned.
 
-    ask: the first request. planned: whether its answer was planned.
+    ask: The first request.
+    planned: True if its answer was planned.
     Raises InvalidRequest if the request cannot have a plan.
     """
     if planned:
@@ -142,9 +153,12 @@ async def answer(
     """Open the fleet, show the answer to one request, close the fleet; return 1 if the request failed, else
     0.
 
-    ask: the request. options: the fleet to open. streams: where to show. output_format: how to show. opener:
-        opens the fleet.
-    compare: afterwards, answer the other way and show both durations.
+    ask: The request.
+    options: Options of the fleet to open.
+    streams: The streams of answers and of remarks.
+    output_format: Format in which the events are shown: live panels, plain text or JSON lines.
+    opener: Opens the fleet.
+    compare: True: afterwards, answer the other way and show both durations.
     """
     from specsot_app.core.answer_view import has_no_plan, summary
     from specsot_app.terminal.show import show
@@ -152,7 +166,8 @@ async def answer(
     async def show_answer(shown_ask: Ask, make_summary: Summary) -> View:
         """Send a request, show its events, and return the last view.
 
-        shown_ask: the request. make_summary: makes the line below the answer.
+        shown_ask: The request to send.
+        make_summary: Makes the line below the answer from the last view.
         """
         async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(shown_ask))) as events:
             return await show(events, output_format, streams, make_summary)
@@ -164,10 +179,10 @@ async def answer(
         if compare and has_no_plan(first.finished):
             print(f"nothing to compare with: {NO_PLAN}", file=streams.err)
         elif compare and first.finished:
-            other = other_way(ask, planned=bool(first.panels))
+            other_ask = with_other_mode(ask, planned=bool(first.panels))
             if output_format == "plain":
                 print(BETWEEN, file=streams.out, flush=True)
-            await show_answer(other, lambda view: summary(first, drafter, view.finished, "--compare"))
+            await show_answer(other_ask, lambda view: summary(first, drafter, view.finished, "--compare"))
     finally:
         await fleet.close()
     return 1 if first.finished is None or first.finished.reason is Reason.FAILED else 0

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """Options of `specsot join`."""
+    """Options of `specsot join`.
+
+    code: The code that `specsot serve --share` printed.
+    device: Torch device of the worker; "auto": a GPU where there is one.
+    kv_memory: Bytes of memory for KV pages; None: 1 GiB.
+    advertise: Host at which others reach this machine; None: as the first machine sees it.
+    """
 
     HEADING: ClassVar[str] = "Joining"
 
@@ -63,38 +69,41 @@ def join(options: JoinOptions) -> int:
 async def run_worker(options: JoinOptions) -> None:
     """Join the fleet, then run a worker until it is stopped, or until it ends and cannot be restarted.
 
-    options: of the command; its device is chosen.
+    options: Options of the command; its device is chosen, so that it is not "auto".
     Raises why the worker ended, and what joining raises.
     """
     from specsot_app.commands.serve import print_output
     from specsot_app.fleet.joining import join_fleet
     from specsot_app.fleet.processes import end_all, keep_running, start
 
-    joined, tls = await join_fleet(options.code, state_folder() / "joined")
-    worker = [await start(worker_service(options, joined, tls), print_output)]
+    joined_fleet, tls = await join_fleet(options.code, state_folder() / "joined")
+    worker = [await start(worker_service(options, joined_fleet, tls), print_output)]
     try:
         raise await keep_running(worker, print_output)
     finally:
         await end_all(worker)
 
 
-def worker_service(options: JoinOptions, joined: JoinedFleet, tls: Tls) -> Service:
+def worker_service(options: JoinOptions, joined_fleet: JoinedFleet, tls: Tls) -> Service:
     """Return the worker's service. It has no model files: the layers come from workers that have them.
 
-    options: of the command. joined: what the first machine said: addresses and flags. tls: this machine's
-        certificate and the fleet's CA.
+    options: Options of the command.
+    joined_fleet: The addresses and flags that the first machine sent.
+    tls: Paths of this machine's certificate and key, and of the fleet's CA.
     """
     from specsot_app.core.device_map import FIRST_PORT, address_of
     from specsot_app.fleet.processes import free_port, is_free
     from specsot_app.fleet.service_specs import LOOPBACK, UNCONFIGURED, Service, flags_of
 
-    host = options.advertise or joined.own
+    host = options.advertise or joined_fleet.own_host
     # On one machine, the fleet's own members may be about to take the first ports.
     if host == LOOPBACK:
         port = free_port()
     else:
         port = next(port for port in range(FIRST_PORT, FIRST_PORT + 100) if is_free(port, host))
     address = address_of(host, port)
-    flags = flags_of(device=options.device, kv_memory=options.kv_memory, master=joined.master, listen=address)
-    arguments = (*joined.flags, *flags, *arguments_of(tls))
+    flags = flags_of(
+        device=options.device, kv_memory=options.kv_memory, master=joined_fleet.master, listen=address
+    )
+    arguments = (*joined_fleet.flags, *flags, *arguments_of(tls))
     return Service("worker", "specsot_worker", address, arguments, UNCONFIGURED)

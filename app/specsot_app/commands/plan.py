@@ -22,7 +22,10 @@ TITLES = ("device", "layers", "weights", "KV", "graphs", "drafter", "together", 
 
 
 def lines_of(plan: FleetPlan) -> list[str]:
-    """Return the plan as lines: models, a table of stages, KV and speed, what is missing. plan: the plan."""
+    """Return the plan as lines: models, a table of stages, KV and speed, what is missing.
+
+    plan: The fleet as it would be loaded.
+    """
     rows = [TITLES, *map(_row, plan.stages)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
@@ -31,20 +34,27 @@ def lines_of(plan: FleetPlan) -> list[str]:
 
 
 def _model_lines(plan: FleetPlan) -> list[str]:
-    """Return the line about the base model, and one about the drafter if a model drafts."""
+    """Return the line about the base model, and a second line about the drafter if a model drafts.
+
+    plan: The fleet as it would be loaded.
+    """
     other_forms = ", ".join(f"{form} {memory_in_words(size)}" for form, size in plan.forms.items())
     weights = f"{memory_in_words(plan.weights)} in {plan.held}" + (f" ({other_forms})" if other_forms else "")
     text_only = ", text only" if plan.text_only else ""
     lines = [f"model     {plan.model}: {plan.layers} layers{text_only}, {weights}"]
     if plan.draft:
         borrowed = f", and {memory_in_words(plan.draft_borrowed)} copied from the base"
-        own = memory_in_words(plan.draft_own) + (borrowed if plan.draft_borrowed else "")
-        lines.append(f"drafter   {plan.draft}: {own}")
+        size = memory_in_words(plan.draft_own) + (borrowed if plan.draft_borrowed else "")
+        lines.append(f"drafter   {plan.draft}: {size}")
     return lines
 
 
 def _row(stage: StagePlan) -> tuple[str, ...]:
-    """Return a stage's cells of the table, in the order of TITLES; "-" for what takes no memory."""
+    """Return a stage's cells of the table, in the order of TITLES; "-" for what takes no memory, "unknown"
+    for free memory that is not known.
+
+    stage: The stage, with its bytes.
+    """
     free_memory = "unknown" if stage.room is None else memory_in_words(stage.room)
     parts = (stage.weights, stage.kv, stage.graphs, stage.drafter, stage.need)
     return (
@@ -56,7 +66,10 @@ def _row(stage: StagePlan) -> tuple[str, ...]:
 
 
 def _ring_lines(plan: FleetPlan) -> list[str]:
-    """Return the lines about KV positions and speed of the whole ring."""
+    """Return the two lines about KV positions and speed of the whole ring.
+
+    plan: The fleet as it would be loaded.
+    """
     pages = f"{plan.positions // plan.page_rows} pages of {plan.page_rows}"
     return [
         f"KV        {plan.positions:,} positions in {pages}, for all sequences together; "
@@ -68,11 +81,12 @@ def _ring_lines(plan: FleetPlan) -> list[str]:
 def _speed(stages: Sequence[StagePlan], tokens_per_second: float | None) -> str:
     """Return the predicted speed in words, or why there is none.
 
-    stages: the workers. tokens_per_second: the prediction; None if the bandwidth of a device is unknown.
+    stages: The planned stages of the ring.
+    tokens_per_second: The prediction; None if the bandwidth of a device is unknown.
     """
     bytes_read = f"{memory_in_words(sum(stage.read for stage in stages))} of weights that one step reads"
     if tokens_per_second is None:
-        return f"not predicted: it takes the memory bandwidth of every device ({bytes_read})"
+        return f"not predicted: the memory bandwidth of a device is unknown ({bytes_read})"
     speeds = ", ".join(dict.fromkeys(f"{stage.bandwidth / 1e9:,.0f}" for stage in stages if stage.bandwidth))
     return (
         f"{tokens_per_second:.1f} tokens/s predicted, not measured: {bytes_read} / {speeds} GB/s; "
@@ -98,7 +112,11 @@ OF_PLANNED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of `specsot plan`."""
+    """Options of `specsot plan`.
+
+    json: True: print one JSON object instead of lines.
+    fleet: Options of the fleet that is planned.
+    """
 
     HEADING: ClassVar[str] = "Plan"
 

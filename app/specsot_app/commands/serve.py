@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # Default HTTP port; any free port if it is taken. Precedent: vLLM, 8000.
 HTTP_PORT = 8000
+# Host of servers that only this machine reaches.
 LOOPBACK = "127.0.0.1"
 
 
@@ -82,7 +83,19 @@ OF_MASTER = Offer(
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Options of `specsot serve`."""
+    """Options of `specsot serve`.
+
+    host: Address that the master listens at.
+    port: The master's port for gRPC; 0: any free one.
+    http_port: The master's port for HTTP; None: 8000, or any free one if that is taken.
+    certificates: Folder with TLS files and tokens of clients; None: no TLS.
+    share: True: print a code with which other machines join.
+    log_level: Minimum severity of log lines of all services; None: info.
+    browser: True: open the page in a browser once the fleet is ready.
+    master: Options of the master.
+    fleet: Options of the fleet.
+    layer_splits: First layer of each stage after the first one, such as "14,28"; None: not given.
+    """
 
     HEADING: ClassVar[str] = "Addresses"
 
@@ -133,7 +146,7 @@ def on_http_port(given: dict[str, Any]) -> dict[str, Any]:
 
     Returned unchanged if `http-port` is given or `port` is not.
 
-    given: values by flag, such as "http-port", under the names of another system.
+    given: Values by flag, such as "http-port", under the names of another system.
     """
     if given.get("http-port") is not None or "port" not in given:
         return given
@@ -144,8 +157,8 @@ def on_http_port(given: dict[str, Any]) -> dict[str, Any]:
 def serve(options: ServeOptions) -> int:
     """Start a fleet of processes: master, workers and drafter. Ctrl-C ends it.
 
-    With --devices on other machines, prints the commands to run there and waits for them; with --share,
-    waits for machines that join with a code.
+    With --devices on other machines, prints the commands to run there and waits for them; with --share, waits
+    for machines that join with a code.
     """
     from specsot.transport.grpc_server import check_free
     from specsot.transport.security import first_token
@@ -190,7 +203,7 @@ def serve(options: ServeOptions) -> int:
         serving = replace(serving, fleet=address_of(LOOPBACK, free_port()))
     if options.port:
         # Checked before the device is announced, so that a taken port gives one line of output.
-        check_free(serving.listens(options.port))
+        check_free(serving.listen_address(options.port))
     if choice:
         print_choice(choice, sys.stderr)
     # Ctrl-C is the normal end of a fleet.
@@ -207,8 +220,8 @@ def serve(options: ServeOptions) -> int:
 def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
     """Return the models with the layer ranges of --layer-splits; unchanged if it is not given.
 
-    models: the directories to load. layer_splits: such as "14,28": the first layer of each stage after the
-        first.
+    models: The model directories to load.
+    layer_splits: First layer of each stage after the first, such as "14,28"; None if not given.
     Raises InvalidRequest if a range would be empty.
     """
     if layer_splits is None:
@@ -219,7 +232,7 @@ def with_layer_splits(models: Models, layer_splits: str | None) -> Models:
 def http_port_of(requested: int | None) -> int | None:
     """Return the master's HTTP port; None if no port was asked for and the HTTP packages are not installed.
 
-    requested: the option's value; None: HTTP_PORT, or any free port if that is taken; 0: any free port.
+    requested: Value of the option; None: HTTP_PORT, or any free port if that is taken; 0: any free port.
     """
     from specsot_app.fleet.processes import free_port, is_free
 
@@ -240,9 +253,12 @@ async def run_fleet(
 ) -> None:
     """Run the fleet until it is stopped, or its master ends; print how to use it once it is ready.
 
-    options: the fleet. models: the directories to load. port: the master's port for gRPC; 0: any free one.
-        http_port: its port for HTTP; None: no HTTP. serving: addresses, TLS files and flags.
-    open_page: opens the page's address in a browser; None: nothing is opened.
+    options: Options of the fleet.
+    models: The model directories to load.
+    port: The master's port for gRPC; 0: any free one.
+    http_port: The master's port for HTTP; None: no HTTP.
+    serving: Addresses, TLS files and flags of the services.
+    open_page: Opens the page's address in a browser; None: nothing is opened.
     Raises why the fleet could not start, or why it ended.
     """
     from specsot.transport.grpc_server import check_free
@@ -251,8 +267,8 @@ async def run_fleet(
     async with AsyncExitStack() as stack:
         if serving.joining:
             # Checked before an invitation is printed.
-            for taken in filter(None, (port, http_port)):
-                check_free(serving.listens(taken))
+            for wanted_port in filter(None, (port, http_port)):
+                check_free(serving.listen_address(wanted_port))
             await stack.enter_async_context(join_server_of(options, serving))
         fleet = await ProcessFleet.start(
             options, models, port, print_output, http_port, serving, on_missing=announce_missing()
@@ -270,8 +286,8 @@ async def run_fleet(
 def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
     """Return the context in which the join server runs, with which other machines join.
 
-    options: the fleet's options, whose flags for workers are passed on as far as all workers share them.
-    serving: the addresses of the services; it has certificates and the address of the members' server.
+    options: Options of the fleet, whose flags for workers are passed on as far as all workers share them.
+    serving: Addresses of the services; it has certificates and the address of the members' server.
     """
     from specsot_app.core.device_map import address_of
     from specsot_app.fleet.joining import PORT, SHARED, open_join_server
@@ -292,9 +308,10 @@ def join_server_of(options: FleetOptions, serving: Serving) -> AbstractAsyncCont
 def page_of(serving: Serving, http_port: int) -> str:
     """Return the address of the web page.
 
-    serving: decides on host and TLS. http_port: the master's port for HTTP.
+    serving: Addresses of the services, which decide on the host, and on https if clients need TLS, else http.
+    http_port: The master's port for HTTP.
     """
-    return f"{'https' if serving.tls_files_of_clients else 'http'}://{serving.reached(http_port)}/"
+    return f"{'https' if serving.tls_files_of_clients else 'http'}://{serving.reachable_address(http_port)}/"
 
 
 # The question of the printed examples.
@@ -307,20 +324,22 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
     """Return the lines that say what a user can do now. Each works as it is, in the folder where `serve` was
     started.
 
-    model: the model's public name. serving: addresses, TLS files and tokens. master_address: host:port for
-        gRPC. http_port: None if there is no HTTP.
+    model: The model's public name.
+    serving: Addresses, TLS files and tokens.
+    master_address: The master's host:port for gRPC.
+    http_port: The master's port for HTTP; None if there is no HTTP.
     """
     client = serving.client
-    file = quote(str(client.token_file))
-    read = f"awk 'NF {{print $1; exit}}' {file}" if serving.token_file else f"cat {file}"
-    bearer = f'-H "Authorization: Bearer $({read})" ' if client.token_file else ""
+    token_file = quote(str(client.token_file))
+    token_command = f"awk 'NF {{print $1; exit}}' {token_file}" if serving.token_file else f"cat {token_file}"
+    bearer = f'-H "Authorization: Bearer $({token_command})" ' if client.token_file else ""
     ca = quote(str(client.tls_ca)) if client.tls_ca else ""
     request_json = json.dumps({"prompt": QUESTION})
     secured = f"-cacert {ca} " if ca else "-plaintext "
     secured += f"{PROTOS} {bearer}" if bearer else ""
     rows = {
         "terminal": " ".join(
-            ["specsot infer --master", *map(quote, (master_address, *serving.shown)), f'"{QUESTION}"']
+            ["specsot infer --master", *map(quote, (master_address, *serving.client_flags)), f'"{QUESTION}"']
         ),
         "grpcurl": f"grpcurl {secured}-d '{request_json}' {quote(master_address)} specsot.v1.Master/Generate",
     }
@@ -334,21 +353,21 @@ def closing_lines(model: str, serving: Serving, master_address: str, http_port: 
             "curl": f"curl {curl_options} -d {quote(body)} {quote(f'{page}v1/chat/completions')}",
             **rows,
         }
-    return [f"ready: {model}", *(f"  {what:<9} {line}" for what, line in rows.items())]
+    return [f"ready: {model}", *(f"  {name:<9} {line}" for name, line in rows.items())]
 
 
 def announce_missing() -> OnMissing:
     """Return a callback that prints, once for each service, how services of other machines are started, and
-    each time which are still missing.
+    each time which are still missing. It prints nothing if none is missing.
     """
     from specsot_app.fleet.service_specs import command_of
 
     announced: set[str] = set()
 
     def ask(absent: Sequence[Service]) -> None:
-        """Print the commands of services that were not printed before, and which are missing.
+        """Print the commands of services that were not printed before, and which services are missing.
 
-        missing: the services of other machines that have not joined; empty prints nothing.
+        absent: The services of other machines that have not joined. Empty: nothing is printed.
         """
         for service in absent:
             if service.name not in announced:
@@ -364,6 +383,7 @@ def announce_missing() -> OnMissing:
 def print_output(service_name: str, line: str) -> None:
     """Print a service's line of output to stderr, after its name.
 
-    service_name: the service. line: the line without its end.
+    service_name: Name of the service that wrote the line.
+    line: The line without its end.
     """
     print(f"{service_name:<8} | {line}", file=sys.stderr, flush=True)

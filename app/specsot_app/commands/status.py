@@ -28,7 +28,11 @@ PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """Options that all commands for a running master have."""
+    """Options that all commands for a running master have.
+
+    master: Address of the master, host:port.
+    client: Options of the connection to that master.
+    """
 
     HEADING: ClassVar[str] = "Options"
 
@@ -38,7 +42,10 @@ class MasterOptions:
 
 @dataclass(frozen=True, slots=True)
 class InfoOptions(MasterOptions):
-    """Options of `specsot info`."""
+    """Options of `specsot info`.
+
+    json: True: print one JSON object instead of lines.
+    """
 
     HEADING: ClassVar[str] = "Options"
 
@@ -57,7 +64,8 @@ def info(options: InfoOptions) -> int:
 def show(options: MasterOptions, as_json: bool) -> int:
     """Print the state once; return 0 if the ring is complete, else 1.
 
-    options: which master to ask. as_json: print one JSON object instead of lines.
+    options: Options of the command, which say which master to ask.
+    as_json: True: print one JSON object instead of lines.
     """
     from specsot_app.terminal.status_view import lines_of
 
@@ -67,14 +75,23 @@ def show(options: MasterOptions, as_json: bool) -> int:
 
 
 async def get_state(options: MasterOptions) -> Info:
-    """Return the master's state. options: which master to ask. Raises Unavailable."""
+    """Return the master's state.
+
+    options: Options of the command, which say which master to ask.
+    Raises Unavailable if the master does not answer.
+    """
     async with options.client.connected(options.master) as master:
         return await master.info()
 
 
 @dataclass(frozen=True, slots=True)
 class StatusOptions(MasterOptions):
-    """Options of `specsot status`."""
+    """Options of `specsot status`.
+
+    every: Seconds between two queries.
+    once: True: print the state once.
+    json: True: print the state once, as one JSON object.
+    """
 
     HEADING: ClassVar[str] = "Options"
 
@@ -89,8 +106,8 @@ class StatusOptions(MasterOptions):
 def status(options: StatusOptions) -> int:
     """Show members, layer ranges, pages, requests and steps per second, live until Ctrl-C.
 
-    Prints the state once with --once or --json, or if the output is not a terminal; the exit status is
-    then 1 if the ring is not complete.
+    Prints the state once with --once or --json, or if the output is not a terminal; the exit status is then 1
+    if the ring is not complete.
     """
     if options.once or options.json or not sys.stdout.isatty():
         return show(options, options.json)
@@ -100,7 +117,10 @@ def status(options: StatusOptions) -> int:
 
 
 async def show_live(options: StatusOptions) -> None:
-    """Show the state until cancelled. options: which master to ask, and how often."""
+    """Show the state until cancelled.
+
+    options: Options of the command, which say which master to ask, and how often.
+    """
     from rich.console import Console
 
     from specsot_app.terminal.status_view import watch
@@ -111,7 +131,10 @@ async def show_live(options: StatusOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceOptions(MasterOptions):
-    """Options of `specsot rebalance`."""
+    """Options of `specsot rebalance`.
+
+    wait: Seconds to wait for the new ring.
+    """
 
     HEADING: ClassVar[str] = "Options"
 
@@ -122,8 +145,8 @@ class RebalanceOptions(MasterOptions):
 def rebalance(options: RebalanceOptions) -> int:
     """Redistribute the layers over all workers, standby workers included.
 
-    Running requests continue. Returns when the ring is complete again. Exit status 1 if there is not
-    enough memory, or the ring is not complete in time.
+    Running requests continue. Returns when the ring is complete again. Exit status 1 if there is not enough
+    memory, or the ring is not complete in time.
     """
     rebalanced = run_until_signal(rebalance_and_wait(options))
     print(f"epoch {rebalanced.epoch}{'' if rebalanced.changed else ', as it was'} · {rebalanced.plan}")
@@ -133,7 +156,7 @@ def rebalance(options: RebalanceOptions) -> int:
 async def rebalance_and_wait(options: RebalanceOptions) -> Rebalanced:
     """Redistribute the layers, wait for the new ring, and return what the master reported.
 
-    options: which master to ask, and how long to wait.
+    options: Options of the command, which say which master to ask, and how long to wait.
     Raises Unavailable if the ring is not complete in time.
     """
     async with options.client.connected(options.master) as master:
@@ -141,7 +164,9 @@ async def rebalance_and_wait(options: RebalanceOptions) -> Rebalanced:
             async with asyncio.timeout(options.wait):
                 rebalanced = await master.rebalance()
         except TimeoutError:
-            raise Unavailable(f"after {options.wait:g} s layers or KV rows are still on their way") from None
+            raise Unavailable(
+                f"after {options.wait:g} s layers or KV rows are still being transferred"
+            ) from None
         await wait_complete(master, rebalanced.epoch, options.wait)
         return rebalanced
 
@@ -150,7 +175,8 @@ def is_complete(info: Info, epoch: int) -> bool:
     """Return whether the ring of this epoch or a later one, and all other rings that were formed, are
     complete.
 
-    info: the master's state. epoch: the epoch to wait for.
+    info: The master's state.
+    epoch: The epoch to wait for.
     """
     formed = [replica for replica in info.replicas if replica.plan]
     return info.ready and info.epoch >= epoch and all(replica.ready for replica in formed)
@@ -159,7 +185,9 @@ def is_complete(info: Info, epoch: int) -> bool:
 async def wait_complete(master: MasterClient, epoch: int, timeout: float) -> None:
     """Wait until the ring of this epoch is complete.
 
-    master: the client to ask. epoch: the epoch to wait for. timeout: seconds.
+    master: A client of the master.
+    epoch: The epoch to wait for; a later one counts as well.
+    timeout: Seconds to wait at most.
     Raises Unavailable after that time, naming what is missing.
     """
     missing = "the master"

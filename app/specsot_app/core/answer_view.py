@@ -23,7 +23,7 @@ from specsot.events import NO_PLAN, Finished, Forecast, Reason, Started, Statist
 # Columns. Minimum width of a panel, since narrower prose is hard to read. Untuned.
 PANEL_WIDTH = 38
 # Lines. Minimum number of text lines in a panel. Untuned.
-MIN_LINES = 3
+MIN_PANEL_LINES = 3
 # A console that only measures text and is never written to.
 SCREEN = Console(width=PANEL_WIDTH)
 
@@ -43,18 +43,22 @@ ENDS = {
     Reason.LENGTH: "cut",
     Reason.CANCELLED: "stopped",
     Reason.FAILED: "failed",
-    Reason.PARENT_FAILED: "left out, for what it needs failed",
+    Reason.PARENT_FAILED: "left out, because a point that it needs failed",
 }
 # Tokens per step and branch. Below it, the summary does not mention drafts: 1.04 would be shown as 1.0, which
 # is the value without drafts.
-WORTHWHILE = 1.05
+MIN_SHOWN_PACE = 1.05
 # Fraction of steps. If drafting was paused in at least so many, the summary says so. Untuned.
-MOSTLY = 0.5
+MIN_PAUSED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of the terminal, in character cells."""
+    """Size of the terminal, in character cells.
+
+    width: Number of columns.
+    height: Number of lines.
+    """
 
     # Columns of the terminal.
     width: int
@@ -69,44 +73,53 @@ def draw(view: View, size: Size) -> RenderableType:
     written: the heading, their panels, a status line. Once only the merged text grows: the heading and the
     end of that text.
 
-    view: the state after the newest event. size: the terminal's size.
+    view: The state after the newest event.
+    size: The terminal's size.
     """
     if not view.planned:
         texts = [(name, text) for name, text in (("answer", view.merged), ("plan", view.titles)) if text]
-        if len(texts) * (MIN_LINES + 2) > size.height - 2:
+        if len(texts) * (MIN_PANEL_LINES + 2) > size.height - 2:
             texts = texts[:1]
-        each = Size(size.width, size.height // max(len(texts), 1))
-        return Group(heading(view), *(text_frame(name, text, each) for name, text in texts))
-    if merges(view):
+        size_of_text = Size(size.width, size.height // max(len(texts), 1))
+        return Group(heading(view), *(text_frame(name, text, size_of_text) for name, text in texts))
+    if is_merging(view):
         return Group(heading(view), text_frame("answer", view.merged, size))
     return Group(heading(view), *panels(view.panels, size), status(view))
 
 
-def merges(view: View) -> bool:
-    """Return whether every branch has ended and only the merged text grows; True also for a request without
-    branches.
+def is_merging(view: View) -> bool:
+    """Return whether every branch has ended and only the merged text grows. A request without branches gives
+    True.
+
+    view: The state after the newest event.
     """
     written = len(view.merged) > view.introduced
     return not view.panels or (written and all(panel.reason for panel in view.panels))
 
 
 def heading(view: View) -> Text:
-    """Return the dim first line: forecast, model, mode and seed; "waiting" before the request has started."""
-    parts = [apply_forecast(view.forecast)] if view.forecast else []
-    parts += [introduce(view.started)] if view.started else ["waiting"]
+    """Return the dim first line: forecast, model, mode and seed. Before the request has started, the line
+    says "waiting".
+
+    view: The state after the newest event.
+    """
+    parts = [describe_forecast(view.forecast)] if view.forecast else []
+    parts += [describe_start(view.started)] if view.started else ["waiting"]
     return Text(" · ".join(filter(None, parts)), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 # Ratio of maximum to minimum. A narrower range is shown as one figure, which is then right within about a
-# fifth.
-WIDE = 1.5
+# fifth. Untuned.
+MIN_RANGE_RATIO = 1.5
 
 
-def apply_forecast(forecast: Forecast) -> str:
+def describe_forecast(forecast: Forecast) -> str:
     """Return a forecast in words, such as "direct 6-25 s, planned ~8 s"; empty if neither way has a predicted
     time.
 
-    A range is shown if it is known and its maximum is more than WIDE times its minimum.
+    A range is shown if it is known and its maximum is more than MIN_RANGE_RATIO times its minimum.
+
+    forecast: The predicted seconds of a direct and of a planned answer, with their likely ranges.
     """
     direct = _span(forecast.direct, forecast.direct_min, forecast.direct_max)
     planned = _span(forecast.planned, forecast.planned_min, forecast.planned_max)
@@ -116,22 +129,29 @@ def apply_forecast(forecast: Forecast) -> str:
 def _span(seconds: float | None, low: float | None, high: float | None) -> str | None:
     """Return predicted seconds in words, such as "~8 s" or "6-25 s"; None if `seconds` is None.
 
-    seconds: the expected duration. low, high: its likely range in seconds; None if unknown.
+    seconds: The expected duration; None if the way has no prediction.
+    low, high: Its likely range in seconds; None if unknown.
     """
     if seconds is None:
         return None
-    if low is None or high is None or high <= WIDE * low:
+    if low is None or high is None or high <= MIN_RANGE_RATIO * low:
         return f"~{_figure(seconds)} s"
     return f"{_figure(low)}-{_figure(high)} s"
 
 
 def _figure(seconds: float) -> str:
-    """Return seconds as digits, with one decimal below 5: 3.14 -> "3.1", 12.3 -> "12"."""
+    """Return seconds as digits, with one decimal below 5: 3.14 -> "3.1", 12.3 -> "12".
+
+    seconds: A duration of at least 0.
+    """
     return f"{seconds:.1f}" if seconds < 5 else f"{seconds:.0f}"
 
 
-def introduce(started: Started) -> str:
-    """Return model, mode, seed and number of prompt tokens of a request that has started, in one line."""
+def describe_start(started: Started) -> str:
+    """Return model, mode, seed and number of prompt tokens of a request, in one line.
+
+    started: The request's first event.
+    """
     model = started.model or "model"
     return f"{model} · mode {started.mode} · seed {started.seed} · {started.prompt_tokens} prompt tokens"
 
@@ -139,10 +159,11 @@ def introduce(started: Started) -> str:
 def text_frame(title: str, text: str, size: Size) -> Frame:
     """Return a frame as wide as the terminal that shows the last lines of a text.
 
-    title: written into the frame's upper border. text: the whole text so far. size: the terminal's size,
-        which bounds the number of lines.
+    title: Written into the frame's upper border.
+    text: The whole text so far.
+    size: The terminal's size, which bounds the number of lines. At least MIN_PANEL_LINES lines are shown.
     """
-    lines = max(MIN_LINES, size.height - 4)
+    lines = max(MIN_PANEL_LINES, size.height - 4)
     body = last_lines(text, size.width - 4, lines)
     return Frame(body, title=title, title_align="left", border_style="cyan", box=box.ROUNDED)
 
@@ -154,15 +175,16 @@ def panels(branches: tuple[Panel, ...], size: Size) -> list[RenderableType]:
     If even that does not fit, return a line for each branch, those being written first, and leave out those
     that exceed the terminal's height.
 
-    branches: the branches in the plan's order. size: the terminal's size.
+    branches: The branches in the plan's order.
+    size: The terminal's size.
     """
     busy = tuple(panel for panel in branches if panel.writing)
     idle = tuple(panel for panel in branches if not panel.writing)
-    if lines_each(len(branches), size) >= MIN_LINES:
-        return [grid(branches, lines_each(len(branches), size), size)]
+    if lines_per_panel(len(branches), size) >= MIN_PANEL_LINES:
+        return [grid(branches, lines_per_panel(len(branches), size), size)]
     remaining = Size(size.width, size.height - len(idle))
-    if busy and lines_each(len(busy), remaining) >= 1:
-        return [grid(busy, lines_each(len(busy), remaining), size), *map(one_line, idle)]
+    if busy and lines_per_panel(len(busy), remaining) >= 1:
+        return [grid(busy, lines_per_panel(len(busy), remaining), size), *map(one_line, idle)]
     return [one_line(panel) for panel in (busy + idle)[: max(1, size.height - 2)]]
 
 
@@ -172,17 +194,19 @@ def columns_for(count: int, width: int) -> int:
 
     7 panels where 3 fit side by side need 3 rows, so that there are 3 columns; 4 panels need 2 rows of 2.
 
-    count: number of panels, at least 1. width: the terminal's width in columns.
+    count: Number of panels, at least 1.
+    width: The terminal's width in columns.
     """
     rows = -(-count // max(1, width // PANEL_WIDTH))
     return -(-count // rows)
 
 
-def lines_each(count: int, size: Size) -> int:
+def lines_per_panel(count: int, size: Size) -> int:
     """Return the text lines of each of `count` panels that share the height below the heading: at most 12,
     and 0 or fewer if the panels do not fit.
 
-    count: number of panels, at least 1. size: the terminal's size.
+    count: Number of panels, at least 1.
+    size: The terminal's size.
     """
     rows = -(-count // columns_for(count, size.width))
     return min(12, (size.height - 3) // rows - 2)
@@ -191,8 +215,9 @@ def lines_each(count: int, size: Size) -> int:
 def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
     """Return the panels of these branches as a grid that fills the width.
 
-    branches: the branches in the order in which rows are filled. lines: text lines of each panel. size: the
-        terminal's size.
+    branches: The branches in the order in which rows are filled.
+    lines: Text lines of each panel.
+    size: The terminal's size.
     """
     columns = columns_for(len(branches), size.width)
     table = Table.grid(expand=True)
@@ -206,9 +231,12 @@ def grid(branches: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
 
 
 def frame(panel: Panel, text_width: int, lines: int) -> Frame:
-    """Return the panel of one branch: its title at the top, the end of its text, its state at the bottom.
+    """Return the panel of one branch: its title at the top, the end of its text, its state at the bottom. A
+    branch that has not started has a dim border.
 
-    panel: the branch. text_width: columns for text inside the border. lines: text lines inside the border.
+    panel: The branch.
+    text_width: Number of columns for text inside the border.
+    lines: Number of text lines inside the border.
     """
     return Frame(
         last_lines(panel.text, text_width, lines),
@@ -223,12 +251,18 @@ def frame(panel: Panel, text_width: int, lines: int) -> Frame:
 
 
 def title_of(panel: Panel) -> str:
-    """Return the title of a branch; the closing of an answer has none of its own."""
+    """Return the title of a branch, or "closing" for the closing of an answer, which has no title of its own.
+
+    panel: The branch.
+    """
     return clean(panel.point.title) or "closing"
 
 
 def one_line(panel: Panel) -> Text:
-    """Return one branch as a line: number, state, title, and the end of its text while it is written."""
+    """Return one branch as a line: number, state, title, and the end of its text while it is written.
+
+    panel: The branch.
+    """
     style = STYLES[panel.reason] if panel.started else "dim"
     line = f"{panel.point.id:>3} {state(panel):<12} {title_of(panel)}"
     if panel.writing:
@@ -241,54 +275,65 @@ def state(panel: Panel) -> str:
 
     A branch that has not started says which points it waits for, or "waiting"; one that is written says its
     tokens, and tokens per step; one that ended says its tokens or why it ended.
+
+    panel: The branch.
     """
     if not panel.started:
         return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
     if panel.reason is Reason.STOP:
-        return f"✓ {counted(panel.tokens, 'token')}"
+        return f"✓ {with_noun(panel.tokens, 'token')}"
     if panel.reason is not None:
-        return ended(panel.reason, panel.tokens)
+        return describe_end(panel.reason, panel.tokens)
     pace = f" · {panel.tokens / panel.steps:.1f} a step" if panel.steps else ""
-    return f"{counted(panel.tokens, 'token')}{pace}"
+    return f"{with_noun(panel.tokens, 'token')}{pace}"
 
 
 def status(view: View) -> Text:
     """Return the line below the panels: how many branches are being written, wait and are done, and their
     tokens together.
+
+    view: The state after the newest event.
     """
     branches = view.panels
     writing = sum(panel.writing for panel in branches)
     waiting = sum(not panel.started for panel in branches)
     tokens = sum(panel.tokens for panel in branches)
     counts = f"{writing} writing · {waiting} waiting · {len(branches) - writing - waiting} done"
-    return Text(f"{counts} · {counted(tokens, 'token')}", style="dim", no_wrap=True, overflow="ellipsis")
+    return Text(f"{counts} · {with_noun(tokens, 'token')}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def conclude(view: View, line: str) -> RenderableType:
-    """Return what stays on the screen after an answer: the merged text, if there is any, then the summary
-    line.
+def final_picture(view: View, line: str) -> RenderableType:
+    """Return the picture that stays on the screen after an answer: the merged text, if there is any, then the
+    summary line.
 
-    view: the state after the last event. line: the summary, see `summary`.
+    view: The state after the last event.
+    line: The summary line, as `summary` returns it.
     """
     written = (answer(view.merged), Text("")) if view.merged else ()
     return Group(*written, Text(f"{line}\n", style="dim"))
 
 
-def unfinished(view: View) -> RenderableType:
-    """Return what stays on the screen of an answer that was interrupted: the merged text, or, while branches
-    were written, each branch's heading and text.
+def interrupted_picture(view: View) -> RenderableType:
+    """Return the picture that stays on the screen after an answer was interrupted: the merged text, or, while
+    branches were written, each branch's heading and text.
 
     The result is empty if nothing was written.
+
+    view: The state after the last event that arrived.
     """
     text = view.merged
-    if not merges(view):
-        texts = (_headed(one) for one in view.panels if one.text)
+    if not is_merging(view):
+        texts = (_headed(panel) for panel in view.panels if panel.text)
         text = "\n\n".join(filter(None, (view.merged[: view.introduced], *texts)))
     return answer(text) if text else Group()
 
 
 def _headed(panel: Panel) -> str:
-    """Return the text of a branch below its heading. A closing has none."""
+    """Return the text of a branch below its heading. A closing has no heading, and its text is returned
+    alone.
+
+    panel: The branch.
+    """
     title = panel.point.title
     return f"## {panel.point.id}. {title}\n{panel.text}" if title else panel.text
 
@@ -297,7 +342,10 @@ class _Title(Heading):
     """A heading that is left-aligned instead of centred."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the heading's text, left-aligned; console and options are rich's, and are not used."""
+        """Yield the heading's text, left-aligned; console and options are rich's, and are not used.
+
+        console, options: Arguments that rich passes; they are not used.
+        """
         self.text.justify = "left"
         yield self.text
 
@@ -310,6 +358,8 @@ class _Code(CodeBlock):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the block with highlighted syntax, without indentation; console and options are rich's, and
         are not used.
+
+        console, options: Arguments that rich passes; they are not used.
         """
         code = str(self.text).rstrip()
         yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
@@ -325,10 +375,10 @@ class _Answer(Markdown):
     }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield what Markdown yields, with KEPT_SPACE replaced by a space, so that copied text has usual
-        spaces.
+        """Yield the segments of the Markdown, with KEPT_SPACE replaced by a space, so that copied text has
+        usual spaces.
 
-        console, options: rich's, passed on to Markdown.
+        console, options: Arguments that rich passes; they are passed on to Markdown.
         """
         for segment in super().__rich_console__(console, options):
             yield (
@@ -342,7 +392,7 @@ def answer(text: str) -> RenderableType:
     """Return the Markdown of an answer's text with its line breaks kept, and without links that hide their
     target.
 
-    text: what the model wrote; control characters are removed.
+    text: The text that the model wrote; control characters are removed.
     """
     return _Answer("\n".join(_lines(clean(text))), hyperlinks=False, code_theme="ansi_dark")
 
@@ -359,7 +409,9 @@ def _lines(text: str) -> Iterator[str]:
 
     Markdown would join lines, and drop the indentation of code that is not fenced. A line outside of fenced
     code, lists, tables and headings therefore ends in two spaces, which is Markdown's line break, and its
-    indentation is made of KEPT_SPACE. Other lines are yielded unchanged.
+    indentation is made of KEPT_SPACE. Other lines are yielded unchanged. An empty text yields nothing.
+
+    text: The answer's text, without control characters.
     """
     fenced = False
     for line in text.splitlines():
@@ -378,103 +430,121 @@ def summary(
 
     Returns "the answer did not end" if there was no last event.
 
-    view: the state after the last event.
-    drafter: whether the fleet has a drafter.
-    other_end: the last event of the same question answered the other way (planned or direct); None: no
+    view: The state after the last event.
+    drafter: True if the fleet has a drafter.
+    other_end: The last event of the same question answered the other way (planned or direct); None: no
         comparison.
-    comparing_command: the command that asked for the comparison, such as "/compare".
+    comparing_command: The command that asked for the comparison, such as "/compare".
     """
     if view.finished is None:
         return "the answer did not end"
     measured = view.finished.statistics
     compared = [comparison_line(other_end, comparing_command)] if other_end else []
-    time = seconds_and_tokens(measured) if other_end else in_seconds(measured)
+    time = describe_duration_and_tokens(measured) if other_end else describe_duration(measured)
     way = [measured.decision] if measured.decision else []
-    ending = [*polished(measured), *unusual_end(view, view.finished)]
-    return "; ".join([time, *way, *compared, *work(measured, drafter), *ending])
+    ending = [*describe_polishing(measured), *unusual_end(view, view.finished)]
+    return "; ".join([time, *way, *compared, *describe_work(measured, drafter), *ending])
 
 
 def comparison_line(other: Finished, comparing_command: str) -> str:
-    """Return the comparison with the same question answered the other way; a plan that failed is named as no
-    comparison.
+    """Return the comparison with the same question answered the other way. If the other answer's plan was
+    dropped, the line says that there is nothing to compare; if it ended otherwise than by itself or at its
+    limit, the line says why.
 
-    other: the last event of the other answer.
-    comparing_command: the command that asked for the other answer, such as "/compare".
+    other: The last event of the other answer.
+    comparing_command: The command that asked for the other answer, such as "/compare".
     """
     if has_no_plan(other):
         return f"nothing to compare by {comparing_command}: {NO_PLAN}"
-    compared = f"{way_of(other)}, by {comparing_command}: {seconds_and_tokens(other.statistics)}"
+    compared = f"{way_of(other)}, by {comparing_command}: {describe_duration_and_tokens(other.statistics)}"
     return compared if other.reason in (Reason.STOP, Reason.LENGTH) else f"{compared}, {ENDS[other.reason]}"
 
 
 def has_no_plan(finished: Finished | None) -> bool:
-    """Return whether a plan was tried and dropped. finished: the last event; None, of an answer that did not
-    end, gives False.
+    """Return whether a plan was tried and dropped. None gives False.
+
+    finished: The request's last event; None if the answer did not end.
     """
     return finished is not None and finished.statistics.decision.endswith(NO_PLAN)
 
 
-def polished(statistics: Statistics) -> list[str]:
-    """Return one text that says what polishing cost, or no text if the answer was not polished."""
+def describe_polishing(statistics: Statistics) -> list[str]:
+    """Return one text that says what polishing cost, or no text if the answer was not polished.
+
+    statistics: Statistics of the finished request.
+    """
     if "polish" not in statistics.phases:
         return []
-    return [f"polished in {statistics.phases['polish']:.1f} s, {counted(statistics.polish_tokens, 'token')}"]
+    return [
+        f"polished in {statistics.phases['polish']:.1f} s, {with_noun(statistics.polish_tokens, 'token')}"
+    ]
 
 
 def way_of(finished: Finished) -> str:
     """Return "planned" or "direct", which is how this answer was written.
 
     An answer that was stopped before its first branch counts as what the router had decided.
+
+    finished: The request's last event.
     """
     planned = finished.statistics.branches or finished.statistics.decision.startswith("planned")
     return "planned" if planned else "direct"
 
 
-def in_seconds(statistics: Statistics) -> str:
-    """Return the duration of a request in words, such as "12.3 s"."""
+def describe_duration(statistics: Statistics) -> str:
+    """Return the duration of a request in words, such as "12.3 s".
+
+    statistics: Statistics of the finished request.
+    """
     return f"{statistics.seconds:.1f} s"
 
 
-def seconds_and_tokens(statistics: Statistics) -> str:
-    """Return duration and tokens of the merged text in words, such as "12.3 s (820 tokens)"."""
-    return f"{in_seconds(statistics)} ({counted(statistics.merged_tokens, 'token')})"
+def describe_duration_and_tokens(statistics: Statistics) -> str:
+    """Return duration and tokens of the merged text in words, such as "12.3 s (820 tokens)".
+
+    statistics: Statistics of the finished request.
+    """
+    return f"{describe_duration(statistics)} ({with_noun(statistics.merged_tokens, 'token')})"
 
 
-def counted(count: int, singular: str, plural: str = "") -> str:
+def with_noun(count: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun: (1, "step") -> "1 step", (2, "step") -> "2 steps".
 
-    count: the number. singular: the noun for one. plural: the noun for other numbers; empty appends an s.
+    count: The number.
+    singular: The noun for a count of 1.
+    plural: The noun for other counts; empty: the singular with an s.
     """
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
-def work(statistics: Statistics, drafter: bool) -> list[str]:
-    """Return such as "6 branches in 71 steps, drafts brought 1.8 tokens a step" as the only element; no
-    element if nothing was written.
+def describe_work(statistics: Statistics, drafter: bool) -> list[str]:
+    """Return the work in words, such as "6 branches in 71 steps, drafts brought 1.8 tokens a step", as the
+    only element; no element if nothing was written.
 
-    The tokens are those of each branch, 1.0 without drafts. If drafting was paused in more than MOSTLY of the
-    steps, the text says that instead.
+    The tokens are those of each branch, 1.0 without drafts. If drafting was paused in at least
+    MIN_PAUSED_SHARE of the steps, the text says that instead.
 
-    statistics: of the finished request. drafter: whether the fleet has a drafter.
+    statistics: Statistics of the finished request.
+    drafter: True if the fleet has a drafter.
     """
-    branches = counted(statistics.branches, "branch", "branches")
-    tokens = counted(statistics.merged_tokens, "token")
+    branches = with_noun(statistics.branches, "branch", "branches")
+    tokens = with_noun(statistics.merged_tokens, "token")
     if not (statistics.branches or statistics.merged_tokens):
         return []
     if statistics.decision.endswith(NO_PLAN):
         tokens = f"{tokens} and a dropped plan of {statistics.plan_tokens:,}"
-    line = f"{branches if statistics.branches else tokens} in {counted(statistics.steps, 'step')}"
-    if drafter and statistics.paused_share >= MOSTLY:
+    line = f"{branches if statistics.branches else tokens} in {with_noun(statistics.steps, 'step')}"
+    if drafter and statistics.paused_share >= MIN_PAUSED_SHARE:
         return [line, "drafting rests: it does not pay here"]
-    drafts_helped = statistics.mean_accepted >= WORTHWHILE or (drafter and statistics.steps)
+    drafts_helped = statistics.mean_accepted >= MIN_SHOWN_PACE or (drafter and statistics.steps)
     return [f"{line}, drafts brought {statistics.mean_accepted:.1f} tokens a step" if drafts_helped else line]
 
 
 def unusual_end(view: View, finished: Finished) -> list[str]:
     """Return one text that says why the answer ended, or no text if the model ended it.
 
-    view: the state after the last event, whose branches are counted by their ends.
-    finished: the last event.
+    view: The state after the last event, whose branches are counted by their ends.
+    finished: The last event.
     """
     if finished.reason is Reason.STOP:
         return []
@@ -483,20 +553,21 @@ def unusual_end(view: View, finished: Finished) -> list[str]:
     num_branches = sum(panel.reason is finished.reason for panel in view.panels)
     if num_branches and finished.reason is not Reason.CANCELLED:
         return [
-            f"{num_branches} of {counted(len(view.panels), 'branch', 'branches')} {ENDS[finished.reason]}"
+            f"{num_branches} of {with_noun(len(view.panels), 'branch', 'branches')} {ENDS[finished.reason]}"
         ]
     statistics = finished.statistics
     if finished.reason is Reason.CANCELLED and not (statistics.branches or statistics.merged_tokens):
         return ["stopped before anything was written"]
-    return [ended(finished.reason, statistics.completion_tokens)]
+    return [describe_end(finished.reason, statistics.completion_tokens)]
 
 
-def ended(reason: Reason, tokens: int) -> str:
+def describe_end(reason: Reason, tokens: int) -> str:
     """Return an end in plain words: "cut at 1,024 tokens", "stopped".
 
-    reason: why the answer or branch ended. tokens: its number of tokens.
+    reason: Reason of the end of an answer or branch.
+    tokens: Number of tokens of that answer or branch.
     """
-    return f"cut at {counted(tokens, 'token')}" if reason is Reason.LENGTH else ENDS[reason]
+    return f"cut at {with_noun(tokens, 'token')}" if reason is Reason.LENGTH else ENDS[reason]
 
 
 def last_lines(text: str, width: int, lines: int) -> Text:
@@ -506,7 +577,9 @@ def last_lines(text: str, width: int, lines: int) -> Text:
     of 40 cells and 10 lines, a jump is 800 characters: while the text grows from 1,600 to 2,399 characters,
     it is wrapped from character 800.
 
-    text: the whole text so far. width: cells of a line; fewer than 8 count as 8. lines: at least 1.
+    text: The whole text so far.
+    width: Cells of a line; fewer than 8 count as 8.
+    lines: Maximum number of lines, at least 1.
     """
     jump = max(width, 8) * lines * 2
     start = max(0, len(text) // jump - 1) * jump
@@ -515,8 +588,10 @@ def last_lines(text: str, width: int, lines: int) -> Text:
 
 
 def clean(text: str) -> str:
-    """Return the text without control characters other than newline and tab, so that a model cannot control
-    the terminal.
+    """Return a text without control characters other than newline and tab, so that a model cannot control the
+    terminal.
+
+    text: Text that the model wrote.
     """
     return "".join(
         character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc"

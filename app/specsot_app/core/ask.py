@@ -157,7 +157,7 @@ def asked(*options: object) -> dict[str, Any]:
     """Return the options that have a value, as keywords of `ask_of`; options that are None or () are left
     out.
 
-    options: dataclasses of options, such as RequestOptions and SamplingOptions.
+    options: Dataclasses of options, such as RequestOptions and SamplingOptions.
     """
     given = {
         entry.name: getattr(group, entry.name) for group in options for entry in fields(cast("Any", group))
@@ -166,7 +166,10 @@ def asked(*options: object) -> dict[str, Any]:
 
 
 def names_of(kind: type) -> tuple[str, ...]:
-    """Return the field names of a dataclass, in their order."""
+    """Return the field names of a dataclass, in their order.
+
+    kind: The dataclass.
+    """
     return tuple(entry.name for entry in fields(kind))
 
 
@@ -187,7 +190,7 @@ REQUEST = (
 OPTIONS: tuple[str, ...] = (*SAMPLING, *LIMITS, *WINDOW, *PRUNING, *REQUEST, *params.FORM_KINDS)
 
 # Names of the request's fields that are True or False.
-FLAGS = tuple(one.name for one in fields(params.Ask) if isinstance(one.default, bool))
+FLAGS = tuple(entry.name for entry in fields(params.Ask) if isinstance(entry.default, bool))
 
 # The messages of a conversation, oldest first.
 Turns = Sequence[params.Message | Mapping[str, str]]
@@ -196,8 +199,8 @@ Turns = Sequence[params.Message | Mapping[str, str]]
 def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
     """Return one request; options that are None are left at their defaults.
 
-    prompt: the question, or the messages of a conversation.
-    options: values by the names in OPTIONS; scalars of NumPy and torch are converted.
+    prompt: The question, or the messages of a conversation.
+    options: Values by the names in OPTIONS; scalars of NumPy and torch are converted.
     Raises InvalidRequest for an unknown option, or a value that can never work.
     """
     refuse_unknown(options)
@@ -233,14 +236,17 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
 
 
 def is_scalar(value: Any) -> bool:
-    """Return whether the value is a scalar of NumPy or torch, which has an empty shape."""
+    """Return whether a value is a scalar of NumPy or torch, which has an empty shape.
+
+    value: Any value of an option; a plain Python number gives False.
+    """
     return getattr(value, "shape", None) == ()
 
 
 def form_of(given: Mapping[str, Any]) -> params.Form | None:
     """Return the form that the answer must have, or None if no option asks for one.
 
-    given: options by name, of which json_schema (text, or a schema as a mapping), json_object (True or
+    given: Options by name, of which json_schema (text, or a schema as a mapping), json_object (True or
         False), regex (text) and choice (texts) are read.
     Raises InvalidRequest if several forms are given, or a schema is not JSON.
     """
@@ -271,20 +277,21 @@ def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
     Raises InvalidRequest for anything else.
     """
     try:
-        listed: Any = given.items() if isinstance(given, Mapping) else strings_of(given)
-        pairs = (bias.split("=") if isinstance(bias, str) else bias for bias in listed)
+        biases: Any = given.items() if isinstance(given, Mapping) else strings_of(given)
+        pairs = (bias.split("=") if isinstance(bias, str) else bias for bias in biases)
         return tuple(sorted((int(token), float(value)) for token, value in pairs))
     except (TypeError, ValueError):
-        shown = params.brief(given)
+        brief_value = params.brief(given)
         raise InvalidRequest(
-            f"logit_bias must be token ids with numbers, such as 42=-1.5, got {shown}", field="logit_bias"
+            f"logit_bias must be token ids with numbers, such as 42=-1.5, got {brief_value}",
+            field="logit_bias",
         ) from None
 
 
 def refuse_unknown(options: Iterable[str]) -> None:
     """Raise InvalidRequest for the first name that is not in OPTIONS; return if there is none.
 
-    options: names of keywords.
+    options: Names of keywords.
     """
     for name in options:
         if name not in OPTIONS:
@@ -295,22 +302,27 @@ def refuse_unknown(options: Iterable[str]) -> None:
 def messages_of(turns: Turns) -> tuple[params.Message, ...]:
     """Return the messages of a conversation as `Message` values, in the same order.
 
-    turns: messages, or mappings with `role` and `content`.
+    turns: Messages, or mappings with `role` and `content`.
     Raises InvalidRequest for a mapping that lacks one of them.
     """
     return tuple(turn if isinstance(turn, params.Message) else message_of(turn) for turn in turns)
 
 
 def message_of(turn: Any) -> params.Message:
-    """Return a mapping with `role` and `content` as a `Message`. Raises InvalidRequest for anything else."""
+    """Return a mapping with `role` and `content` as a `Message`.
+
+    turn: One message of a conversation, as the caller gave it.
+    Raises InvalidRequest for anything but a mapping that has both.
+    """
     if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
         raise InvalidRequest("every message needs a role and a content", field="messages")
     return params.Message(turn["role"], turn["content"])
 
 
 def strings_of(value: Any) -> tuple[Any, ...]:
-    """Return one value, or an iterable of values, as a tuple; a string is one value. The values are not
-    checked here.
+    """Return one value, or an iterable of values, as a tuple. The values are not checked here.
+
+    value: A single value, or an iterable; a string counts as a single value.
     """
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
@@ -319,10 +331,10 @@ def strings_of(value: Any) -> tuple[Any, ...]:
 class Branch:
     """One point of a plan as it was written.
 
-    point: the point.
-    text: the branch's text without the heading.
-    tokens: number of tokens of the branch.
-    reason: why the branch ended, or None.
+    point: The point.
+    text: The branch's text without the heading.
+    tokens: Number of tokens of the branch.
+    reason: Reason why the branch ended; None if it had not ended when the request did.
     """
 
     point: Point
@@ -335,16 +347,16 @@ class Branch:
 class Answer:
     """What `SpecSoT.generate` returns.
 
-    text: the merged text.
-    tokens: token ids of the merged text, in order.
-    statistics: of the request.
-    reason: why the answer ended.
-    seed: the seed that was given or drawn; the same seed gives the same answer (not in 16 bits).
-    skeleton: the plan as the model wrote it, markers included; empty if the answer was not planned.
-    branches: the points as they were written.
-    logprobs: log-probabilities of the tokens, if they were asked for.
-    stop_reason: the stop string or stop token that ended a direct answer; else None.
-    prompt_logprobs: log-probabilities of the prompt's tokens except the first, if they were asked for.
+    text: The merged text.
+    tokens: Token ids of the merged text, in order.
+    statistics: Statistics of the request: its tokens, steps, seconds and branches.
+    reason: Reason why the answer ended.
+    seed: The seed that was given or drawn; the same seed gives the same answer (not in 16 bits).
+    skeleton: The plan as the model wrote it, markers included; empty if the answer was not planned.
+    branches: The points as they were written.
+    logprobs: Log-probabilities of the tokens, if they were asked for.
+    stop_reason: The stop string or stop token that ended a direct answer; else None.
+    prompt_logprobs: Log-probabilities of the prompt's tokens except the first, if they were asked for.
     """
 
     text: str
@@ -366,7 +378,7 @@ class Answer:
 def answer_of(view: View) -> Answer:
     """Return the answer to a finished request.
 
-    view: the state after the last event.
+    view: The state after the last event.
     Raises Unavailable if the stream of events ended before the request did.
     """
     if view.started is None or view.finished is None:
@@ -394,8 +406,8 @@ LEGACY_MODES = {"sot": "specsot", "direct": "eagle"}
 def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
     """Return the statistics of an answer as a dict, under our names and under those of the seeds.
 
-    answer: the answer. tokens: number of tokens that are returned to the caller, which becomes the entry
-        "tokens".
+    answer: The answer.
+    tokens: Number of tokens that are returned to the caller; it becomes the entry "tokens".
     """
     statistics = answer.statistics
     return asdict(statistics) | {
@@ -409,6 +421,7 @@ def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
     }
 
 
+# Names of the presets, see PRESETS.
 Preset = Literal["short", "long", "small"]
 
 # Options of KV policies other than a window.
@@ -419,8 +432,8 @@ OTHER_POLICIES = (*PRUNING, "head_aware")
 class Settings:
     """What a preset sets.
 
-    fleet: options of what is loaded, and of drafting.
-    request: options of every request.
+    fleet: Options of what is loaded, and of drafting.
+    request: Options of every request.
     """
 
     fleet: Mapping[str, Any]
@@ -440,8 +453,8 @@ PRESETS: Mapping[str, Settings] = {
 def fleet_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given options of a fleet, completed by the preset's.
 
-    preset: name of a preset; None completes nothing. given: options by name; an option that is None counts as
-        not given.
+    preset: Name of a preset; None completes nothing.
+    given: Options by name; an option that is None counts as not given.
     Raises InvalidRequest for an unknown preset.
     """
     return _filled(given, settings_of(preset).fleet)
@@ -453,8 +466,8 @@ def request_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]
     If another KV policy is given, nothing of the preset is used, so that its window is not mixed with that
     policy.
 
-    preset: name of a preset; None completes nothing. given: options by name; an option that is None counts as
-        not given.
+    preset: Name of a preset; None completes nothing.
+    given: Options by name; an option that is None counts as not given.
     Raises InvalidRequest for an unknown preset.
     """
     settings = settings_of(preset).request
@@ -465,8 +478,10 @@ def request_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def settings_of(preset: str | None) -> Settings:
-    """Return the settings of a preset by its name; None has empty settings. Raises InvalidRequest for an
-    unknown name.
+    """Return the settings of a preset.
+
+    preset: The preset's name; None gives empty settings.
+    Raises InvalidRequest for an unknown name.
     """
     if preset is None:
         return Settings({})
@@ -477,10 +492,12 @@ def settings_of(preset: str | None) -> Settings:
 
 
 def filled(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a command's options, completed by the preset's options of fleet and request.
+    """Return a command's options, completed by the preset's options of fleet and request. Options that were
+    given take precedence over the preset.
 
-    preset: name of a preset. given: values by flag without dashes in front, such as "draft-depth"; so is the
-        result.
+    preset: Name of a preset.
+    given: Values by flag without leading dashes, such as "draft-depth"; the result has the same form.
+    Raises InvalidRequest for an unknown preset.
     """
     options = {flag.replace("-", "_"): value for flag, value in given.items()}
     completed = request_with(preset, fleet_with(preset, options))
@@ -490,6 +507,7 @@ def filled(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _filled(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given`, with the preset's values in place of values that are None or absent.
 
-    given: options by name. settings: the preset's options by name.
+    given: Options by name.
+    settings: The preset's options by name.
     """
     return {**given, **{name: value for name, value in settings.items() if given.get(name) is None}}

@@ -19,9 +19,9 @@ CPU_TORCH_REMEDY = f"pip install --force-reinstall torch --index-url {CUDA_INDEX
 class FoundGpu:
     """One NVIDIA GPU that this process may use.
 
-    number: number of its torch device, such as 1 for cuda:1.
-    name: the GPU's name.
-    free: free bytes of its memory; None if unknown.
+    number: Number of its torch device, such as 1 for cuda:1.
+    name: The GPU's name.
+    free: Free bytes of its memory; None if unknown.
     """
 
     number: int
@@ -29,20 +29,22 @@ class FoundGpu:
     free: int | None = None
 
     def __str__(self) -> str:
-        """Return such as "cuda:1, NVIDIA H100 (79 GiB free)"; without the size if it is unknown."""
+        """Return the GPU in words, such as "cuda:1, NVIDIA H100 (79 GiB free)"; without the size if it is
+        unknown.
+        """
         free = "" if self.free is None else f" ({memory_in_words(self.free)} free)"
         return f"cuda:{self.number}, {self.name}{free}"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundGpus:
-    """What was found of NVIDIA GPUs and of torch.
+    """The NVIDIA GPUs of this machine, and the installed torch.
 
-    gpus: the GPUs that torch can use, in torch's order.
-    installed: number of GPUs of the machine, whether or not this process may use them.
-    torch_version: such as "2.13.0+cpu".
-    torch_cuda: torch was built with CUDA.
-    hidden: CUDA_VISIBLE_DEVICES names none of the GPUs.
+    gpus: The GPUs that torch can use, in torch's order.
+    installed: Number of GPUs of the machine, whether or not this process may use them.
+    torch_version: Version of the installed torch, such as "2.13.0+cpu".
+    torch_cuda: True if torch was built with CUDA.
+    hidden: True if CUDA_VISIBLE_DEVICES names none of the GPUs.
     """
 
     gpus: tuple[FoundGpu, ...] = ()
@@ -56,10 +58,10 @@ class FoundGpus:
 class ChosenDevice:
     """The device that was chosen.
 
-    device: a torch device; "cuda" if any of the GPUs will do, which the master then assigns.
-    reason: one line for the user.
-    notable: the line is also shown to a user who did not ask: the machine has a GPU, whether it is used or
-        not.
+    device: Name of a torch device; "cuda" if any of the GPUs will do, which the master then assigns.
+    reason: One line for the user that says why.
+    notable: True if the line is also shown to a user who did not ask: the machine has a GPU, whether it is
+        used or not.
     """
 
     device: str
@@ -72,11 +74,11 @@ def choose_device(
 ) -> ChosenDevice:
     """Choose GPUs if the model fits on them, and the CPU otherwise.
 
-    gpus_found: the GPUs of this machine.
-    needed_bytes: bytes that weights, KV pages and drafter take together; None if unknown: then any GPU is
+    gpus_found: GPUs of this machine, and the installed torch.
+    needed_bytes: Bytes that weights, KV pages and drafter take together; None if unknown: then any GPU is
         large enough.
-    stages: number of layer ranges; each may have a GPU of its own.
-    shards: number of GPUs over which each layer is split (--tensor-parallel); the first ones are used.
+    stages: Number of layer ranges; each may have a GPU of its own.
+    shards: Number of GPUs over which each layer is split (--tensor-parallel); the first ones are used.
 
     Two GPUs with 20 and 70 GiB free: a model of 60 GiB -> cuda:1; the same in 2 stages -> cuda:1, as half of
     it does not fit on the first GPU; of 30 GiB in 2 stages -> cuda, and each stage gets its own GPU; of 80
@@ -98,26 +100,31 @@ def choose_device(
         return ChosenDevice("cuda", _used(gpus_found.gpus, needed_bytes))
     largest = max(gpus_found.gpus, key=_free)
     requirement = f"the model needs {memory_in_words(needed_bytes)}"
-    return ChosenDevice("cpu", f"device cpu: {requirement}, the most that a GPU has free is {largest}")
+    return ChosenDevice("cpu", f"device cpu: {requirement}, the GPU with the most free memory is {largest}")
 
 
 def _holds(gpu: FoundGpu, needed_bytes: int | None) -> bool:
     """Return whether so many bytes fit on the GPU; True also if either number is unknown.
 
-    gpu: the GPU, with its free bytes. needed_bytes: bytes to hold; None if unknown.
+    gpu: The GPU, with its free bytes.
+    needed_bytes: Bytes to hold; None if unknown.
     """
     return needed_bytes is None or gpu.free is None or gpu.free >= needed_bytes
 
 
 def _free(gpu: FoundGpu) -> int:
-    """Return the GPU's free bytes; 0 if unknown."""
+    """Return a GPU's free bytes; 0 if unknown.
+
+    gpu: The GPU.
+    """
     return gpu.free or 0
 
 
 def _used(gpus: Sequence[FoundGpu], needed_bytes: int | None) -> str:
     """Return the line that says which GPUs are used, and how many bytes are needed if that is known.
 
-    gpus: the chosen GPUs. needed_bytes: bytes of the whole model; None if unknown.
+    gpus: The chosen GPUs.
+    needed_bytes: Bytes of the whole model; None if unknown.
     """
     requirement = "" if needed_bytes is None else f"; {memory_in_words(needed_bytes)} needed"
     return f"device {' and '.join(map(str, gpus))}{requirement}"
@@ -129,46 +136,47 @@ def _sharded(gpus: Sequence[FoundGpu], needed_bytes: int | None, shards: int) ->
     If they are too few or too small, they are chosen anyway: loading the model then refuses what was asked
     for.
 
-    gpus: all usable GPUs, at least one. needed_bytes: bytes of the whole model; None if unknown. shards: how
-        many GPUs share each layer.
+    gpus: All usable GPUs, at least one.
+    needed_bytes: Bytes of the whole model; None if unknown.
+    shards: Number of GPUs that share each layer, at least 2.
     """
     chosen = gpus[:shards]
     bytes_per_gpu = None if needed_bytes is None else -(-needed_bytes // shards)
     too_small = [gpu for gpu in chosen if not _holds(gpu, bytes_per_gpu)]
     reason = _used(chosen, needed_bytes)
     if too_small and bytes_per_gpu is not None:
-        reason += (
-            f"; {memory_in_words(bytes_per_gpu)} of it on each, for which there is not room on {too_small[0]}"
-        )
+        reason += f"; {memory_in_words(bytes_per_gpu)} of it on each, which does not fit on {too_small[0]}"
     return ChosenDevice("cuda:0", reason)
 
 
 def _without_gpu(gpus_found: FoundGpus) -> ChosenDevice:
     """Choose the CPU, and say why no GPU can be used: none exists, torch is built for CPUs,
     CUDA_VISIBLE_DEVICES hides them, or torch cannot use them.
+
+    gpus_found: GPUs of this machine, and the installed torch, which can use none of them.
     """
     if not gpus_found.installed:
-        return ChosenDevice("cpu", "device cpu: no NVIDIA GPU is here", notable=False)
-    which = (
-        "an NVIDIA GPU is here"
+        return ChosenDevice("cpu", "device cpu: this machine has no NVIDIA GPU", notable=False)
+    gpus_here = (
+        "this machine has an NVIDIA GPU"
         if gpus_found.installed == 1
-        else f"{gpus_found.installed} NVIDIA GPUs are here"
+        else f"this machine has {gpus_found.installed} NVIDIA GPUs"
     )
     if not gpus_found.torch_cuda:
-        why = f"but torch {gpus_found.torch_version} is built for CPUs; {CPU_TORCH_REMEDY}"
+        obstacle = f"but torch {gpus_found.torch_version} is built for CPUs; {CPU_TORCH_REMEDY}"
     elif gpus_found.hidden:
-        why = "but CUDA_VISIBLE_DEVICES hides them all"
+        obstacle = "but CUDA_VISIBLE_DEVICES hides them all"
     else:
         torch = f"torch {gpus_found.torch_version}"
-        why = f"but {torch} cannot use them; its CUDA may need a newer driver (nvidia-smi)"
-    return ChosenDevice("cpu", f"device cpu: {which}, {why}")
+        obstacle = f"but {torch} cannot use them; its CUDA may need a newer driver (nvidia-smi)"
+    return ChosenDevice("cpu", f"device cpu: {gpus_here}, {obstacle}")
 
 
 def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None) -> tuple[FoundGpu, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, with the numbers that torch gives them.
 
-    installed: (UUID, GPU), numbered as nvidia-smi does.
-    visible: the variable's value; None: all GPUs are visible.
+    installed: UUID and description of each GPU of the machine, numbered as nvidia-smi does.
+    visible: The variable's value; None: all GPUs are visible.
     As in CUDA, a name that fits no GPU ends the list. A part of a GPU (MIG) has an unknown amount of free
     memory.
 
@@ -192,8 +200,8 @@ def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None)
 def _named(installed: Sequence[tuple[str, FoundGpu]], name: str) -> FoundGpu | None:
     """Return the GPU with this name; None if there is none.
 
-    installed: (UUID, GPU) of all GPUs. name: one part of CUDA_VISIBLE_DEVICES: a number, or the beginning of
-        a UUID.
+    installed: UUID and description of each GPU of the machine.
+    name: One part of CUDA_VISIBLE_DEVICES: a number, or the beginning of a UUID.
     """
     for uuid, gpu in installed:
         if name == str(gpu.number) or (name.startswith("GPU-") and uuid.startswith(name)):

@@ -20,8 +20,8 @@ FIRST_PORT = 50051
 class HostDevice:
     """Where one member runs.
 
-    host: the host, as other machines reach it.
-    device: a torch device on that host.
+    host: Name or address of the host, as other machines reach it.
+    device: Name of a torch device on that host, such as "cuda:0" or "cpu".
     """
 
     host: str
@@ -37,7 +37,7 @@ def parse_devices(devices: str | Sequence[str]) -> tuple[HostDevice, ...]:
 
     "10.0.0.1#0,10.0.0.2#cpu" -> GPU 0 of the first host, and the CPU of the second.
 
-    devices: places as --devices writes them, separated by commas or as a sequence.
+    devices: Places as --devices writes them, separated by commas or as a sequence.
     Raises InvalidRequest for a malformed place; an empty string is malformed, an empty sequence has no
     places.
     """
@@ -46,7 +46,11 @@ def parse_devices(devices: str | Sequence[str]) -> tuple[HostDevice, ...]:
 
 
 def _place(written: str) -> HostDevice:
-    """Return the place that a text such as "10.0.0.1#0" names. Raises InvalidRequest for a malformed text."""
+    """Return the place that a text such as "10.0.0.1#0" names.
+
+    written: One place as --devices writes it; white space around it is ignored.
+    Raises InvalidRequest for a malformed text.
+    """
     match = re.fullmatch(r"\s*([^#\s]+)#(\d{1,3}|cpu)\s*", written)
     if match is None:
         raise InvalidRequest(
@@ -61,9 +65,9 @@ def _place(written: str) -> HostDevice:
 class PlannedPlace:
     """A place, and what the user says of it.
 
-    place: the place.
-    memory: free bytes of its memory; None if not given.
-    bandwidth: bytes a second of its memory; None if not given.
+    place: The host and device.
+    memory: Free bytes of the device's memory, as the user gave them; None if not given.
+    bandwidth: Bytes a second that the device's memory can read, as the user gave them; None if not given.
     """
 
     place: HostDevice
@@ -83,9 +87,9 @@ def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
     texts = devices.split(",") if isinstance(devices, str) else devices
     matches = [re.fullmatch(r"([^=@]*)(?:=([^@]*))?(?:@(\d+(?:\.\d+)?))?", text.strip()) for text in texts]
     if None in matches:
-        wrong = next(text for text, parts in zip(texts, matches) if parts is None)
+        invalid = next(text for text, parts in zip(texts, matches) if parts is None)
         raise InvalidRequest(
-            f"devices are HOST#GPU=MEMORY@BANDWIDTH with GB/s, such as 10.0.0.1#0=24G@1008, got {wrong!r}",
+            f"devices are HOST#GPU=MEMORY@BANDWIDTH with GB/s, such as 10.0.0.1#0=24G@1008, got {invalid!r}",
             field="devices",
         )
     parts = [text.groups() for text in matches if text]
@@ -101,8 +105,10 @@ def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
 def splits_of(splits: Any) -> str:
     """Return the layer ranges that --layer-splits describes: "14,28" or [14, 28] -> "0:14,14:28,28:".
 
-    The last range has no end, which means the model's last layer. splits: the first layer of each stage after
-    the first; it is not checked.
+    The last range has no end, which means the model's last layer.
+
+    splits: First layer of each stage after the first, as a comma-separated text or a sequence of numbers; it
+        is not checked.
     """
     cuts = [str(cut).strip() for cut in (splits.split(",") if isinstance(splits, str) else splits)]
     return ",".join(f"{first}:{last}" for first, last in zip(["0", *cuts], [*cuts, ""]))
@@ -112,8 +118,9 @@ def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 
     """Raise InvalidRequest unless there is one place for each stage of each ring; return if no places are
     given.
 
-    stages: number of stages of each ring; None: as many as the places allow. places: those of --devices, ring
-        by ring. rings: number of complete rings.
+    stages: Number of stages of each ring; None: as many as the places allow.
+    places: Places of --devices, ring by ring; empty if not given.
+    rings: Number of complete rings, at least 1.
     """
     if places and len(places) != (stages or len(places) // rings) * rings:
         expected = f"{rings} times {stages}" if stages and rings > 1 else stages or f"those of {rings} rings"
@@ -124,25 +131,29 @@ def ports_of(hosts: Sequence[str]) -> tuple[int, ...]:
     """Return a port for each member, so that members of one host have different ports: [a, a, b] -> (50051,
     50052, 50051).
 
-    hosts: the host of each member, in order.
+    hosts: The host of each member, in order.
     """
     return tuple(FIRST_PORT + hosts[:number].count(host) for number, host in enumerate(hosts))
 
 
 def address_of(host: str, port: int) -> str:
-    """Return "host:port", with an IPv6 address in brackets: ("::1", 80) -> "[::1]:80"."""
+    """Return "host:port", with an IPv6 address in brackets: ("::1", 80) -> "[::1]:80".
+
+    host: A name, an IPv4 address, or an IPv6 address with or without brackets.
+    port: The TCP port.
+    """
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def parse_ranges(ranges_text: str | Sequence[str], layers: int) -> tuple[Range, ...]:
     """Return one layer range for each stage, in ring order.
 
-    ranges_text: ranges such as "0:4,4:8", as one text or as a sequence; the last one may lack its end.
-        layers: number of layers of the model.
+    ranges_text: Ranges such as "0:4,4:8", as one text or as a sequence; the last range may lack its end.
+    layers: Number of layers of the model.
     Raises InvalidRequest unless the ranges follow each other from layer 0 to the model's last.
     """
     text = ranges_text if isinstance(ranges_text, str) else ",".join(map(str, ranges_text))
-    if not (ranges := follow(text, layers)):
+    if not (ranges := contiguous_ranges(text, layers)):
         raise InvalidRequest(
             f"layers must be ranges that follow each other from 0 to the model's {layers}, such as "
             f"0:{layers // 2},{layers // 2}:{layers}, got {text!r}",
@@ -151,18 +162,18 @@ def parse_ranges(ranges_text: str | Sequence[str], layers: int) -> tuple[Range, 
     return ranges
 
 
-def follow(ranges_text: str, layers: int) -> tuple[Range, ...]:
+def contiguous_ranges(ranges_text: str, layers: int) -> tuple[Range, ...]:
     """Return the ranges if they follow each other from layer 0 to `layers`; otherwise ().
 
     ("0:14,14:", 28) -> 0:14 and 14:28.
 
-    ranges_text: ranges separated by commas; a missing end means `layers`. layers: number of layers of the
-        model.
+    ranges_text: Ranges such as "0:14,14:", separated by commas; a missing end means `layers`.
+    layers: Number of layers of the model.
     """
-    found = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in ranges_text.split(",")]
-    edges = [(int(match[1]), int(match[2] or layers)) for match in found if match]
-    joined = all(left[1] == right[0] for left, right in pairwise(edges))
-    covers_model = joined and len(edges) == len(found) and edges[0][0] == 0 and edges[-1][1] == layers
+    matches = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in ranges_text.split(",")]
+    edges = [(int(match[1]), int(match[2] or layers)) for match in matches if match]
+    is_gapless = all(left[1] == right[0] for left, right in pairwise(edges))
+    covers_model = is_gapless and len(edges) == len(matches) and edges[0][0] == 0 and edges[-1][1] == layers
     if not covers_model or any(first >= last for first, last in edges):
         return ()
     return tuple(Range(first, last) for first, last in edges)
@@ -171,12 +182,12 @@ def follow(ranges_text: str, layers: int) -> tuple[Range, ...]:
 def check_order(ranges_text: str | Sequence[str]) -> None:
     """Raise InvalidRequest unless a model could have these layer ranges, whatever its number of layers.
 
-    ranges_text: ranges such as "0:14,14:28,28:", as one text or as a sequence.
+    ranges_text: Ranges such as "0:14,14:28,28:", as one text or as a sequence.
     """
     text = ranges_text if isinstance(ranges_text, str) else ",".join(map(str, ranges_text))
     edges = [int(edge) for edge in re.findall(r"\d{1,6}", text)]
     ends_with_model = text.rstrip().endswith(":")
-    if not follow(text, max(edges, default=0) + ends_with_model):
+    if not contiguous_ranges(text, max(edges, default=0) + ends_with_model):
         raise InvalidRequest(
             f"layers must be ranges that follow each other from 0, such as 0:14,14:28, got {text!r}",
             field="layers",
@@ -186,8 +197,8 @@ def check_order(ranges_text: str | Sequence[str]) -> None:
 def split_ranges(splits: str, layers: int) -> tuple[Range, ...]:
     """Return the ranges into which --layer-splits cuts a model: ("14", 28) -> 0:14 and 14:28.
 
-    splits: the first layer of each stage after the first, separated by commas. layers: number of layers of
-        the model.
+    splits: The first layer of each stage after the first, separated by commas.
+    layers: Number of layers of the model.
     Raises InvalidRequest if a range would be empty or a part is no number.
     """
     cuts = [int(cut) if re.fullmatch(r"\s*\d{1,6}\s*", cut) else 0 for cut in splits.split(",")]

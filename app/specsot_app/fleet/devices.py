@@ -25,6 +25,7 @@ from specsot_app.fleet.options import FleetOptions
 
 # Default and help of the device option, for commands that start a fleet.
 CHOSEN_DEVICE = {"device": AUTO}
+# Help of the device option, by option.
 DEVICE_HELP = {
     "device": "Torch device, such as cpu, cuda or cuda:0; `auto`: an NVIDIA GPU with room for the model."
 }
@@ -33,13 +34,13 @@ DEVICE_HELP = {
 def with_device(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return options that name a device; unchanged if they do already.
 
-    options: of a fleet. out: gets the line that says which device was chosen and why, if this machine has a
-        GPU.
+    options: Options of a fleet.
+    out: Stream that gets the line which says which device was chosen and why, if this machine has a GPU.
     """
-    named, choice = choose_for(options)
+    options_with_device, choice = choose_for(options)
     if choice and choice.notable:
         print_choice(choice, out)
-    return named
+    return options_with_device
 
 
 def choose_for(
@@ -48,14 +49,16 @@ def choose_for(
     find_gpus_here: Callable[[], FoundGpus] | None = None,
     count_bytes: Callable[[FleetOptions], int] | None = None,
 ) -> tuple[FleetOptions, ChosenDevice | None]:
-    """Return options that name a device, and the choice.
+    """Return (options that name a device, the choice).
 
     The choice is None if there was none to make: the fleet is elsewhere, --device or --devices are given, or
-    torch is missing.
+    torch is missing. If --device names a device, the options are returned unchanged; in the other two cases
+    they name the CPU.
 
-    options: of a fleet. rings: number of complete rings.
-    find_gpus_here: finds this machine's GPUs; None: `find_gpus`. count_bytes: counts the memory that the
-        model needs; None: `count_memory`.
+    options: Options of a fleet.
+    rings: Number of complete rings, at least 1.
+    find_gpus_here: Finds this machine's GPUs; None: `find_gpus`.
+    count_bytes: Counts the memory that the model needs; None: `count_memory`.
     """
     if options.device != AUTO:
         return options, None
@@ -74,15 +77,19 @@ def choose_for(
 
 
 def print_choice(choice: ChosenDevice, out: TextIO) -> None:
-    """Print the reason of a choice in one line. choice: the device that was chosen. out: the stream."""
+    """Print the reason of a choice in one line.
+
+    choice: The device that was chosen, with the reason.
+    out: Stream to print to.
+    """
     print(f"specsot: {choice.reason}", file=out, flush=True)
 
 
 def local_device(device: str, out: TextIO) -> str:
     """Return the device of a machine that joins another one's fleet, whose model's size it does not know yet.
 
-    device: a torch device, which is returned as it is, or AUTO. out: gets the reason of a choice, if this
-        machine has a GPU.
+    device: A torch device, which is returned as it is, or AUTO.
+    out: Stream that gets the reason of a choice, if this machine has a GPU.
     """
     if device != AUTO:
         return device
@@ -95,7 +102,8 @@ def local_device(device: str, out: TextIO) -> str:
 def _needed_bytes(options: FleetOptions, count_bytes: Callable[[FleetOptions], int]) -> int | None:
     """Return the bytes that the model needs, or None if it cannot be read: loading it then reports why.
 
-    options: of the fleet. count_bytes: counts them.
+    options: Options of the fleet.
+    count_bytes: Counts the bytes that a fleet with these options needs.
     """
     try:
         return count_bytes(options)
@@ -104,8 +112,9 @@ def _needed_bytes(options: FleetOptions, count_bytes: Callable[[FleetOptions], i
 
 
 def count_memory(options: FleetOptions) -> int:
-    """Return the bytes that a GPU needs for all layers, KV pages and the drafter. options: of the fleet.
+    """Return the bytes that a GPU needs for all layers, KV pages and the drafter.
 
+    options: Options of the fleet.
     Raises ModelError, InvalidRequest.
     """
     from specsot_app.fleet.fitting import count_on_gpu
@@ -114,7 +123,9 @@ def count_memory(options: FleetOptions) -> int:
 
 
 def find_gpus() -> FoundGpus:
-    """Return the GPUs that torch can use and that the driver knows, without making a CUDA context."""
+    """Return the GPUs that torch can use and that the driver knows, without making a CUDA context. On a
+    machine without a GPU, the result has no GPUs.
+    """
     import torch
 
     installed = _installed_gpus()
@@ -144,7 +155,10 @@ def _installed_gpus() -> list[tuple[str, FoundGpu]]:
 
 
 def _read_gpu(number: int) -> tuple[str, FoundGpu]:
-    """Return one GPU's UUID, name and free memory. number: as nvidia-smi counts."""
+    """Return one GPU's UUID, name and free memory.
+
+    number: Number of the GPU as nvidia-smi counts.
+    """
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
@@ -153,5 +167,8 @@ def _read_gpu(number: int) -> tuple[str, FoundGpu]:
 
 
 def _text(value: str | bytes) -> str:
-    """Return a string as it is, and bytes, which older versions of the library return, decoded."""
+    """Return a string as it is, and bytes, which older versions of the library return, decoded.
+
+    value: A value that NVIDIA's library returned.
+    """
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

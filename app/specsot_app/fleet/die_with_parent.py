@@ -17,10 +17,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Let this process get SIGTERM when its parent ends, even if the parent is killed; exit now if the parent
+    """Let this process get SIGTERM when its parent ends, even if the parent is killed. Exit now if the parent
     is already gone.
 
-    On other systems than Linux, only the second part is done. parent: process id of the expected parent.
+    On other systems than Linux, only the second part is done.
+
+    parent: Process id of the expected parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -45,11 +45,12 @@ KV_MEMORY = 1 << 29
 class EmbeddedOptions:
     """Options of an embedded fleet.
 
-    weights: what the members load.
-    ring: options of the master's ring.
-    stages: number of workers that share the layers.
-    layers: the layer range of each worker, if chosen.
-    devices: the device of each worker, if chosen; the drafter runs on the last worker's device.
+    weights: Options of the weights that the members load.
+    ring: Options of the master's ring.
+    stages: Number of workers that share the layers; None: as many as `layers` has ranges, else one.
+    layers: Layer range of each worker; empty: the master decides.
+    devices: Torch device of each worker; empty: the device of `weights`. The drafter runs on the last
+        worker's device.
     """
 
     weights: DraftModelOptions
@@ -81,7 +82,7 @@ class EmbeddedOptions:
     def member_options(self, member: str) -> DraftModelOptions:
         """Return the options with which one member loads: its device and its KV memory are filled in.
 
-        member: the member's name, "drafter" or "worker-0", "worker-1" and so on.
+        member: The member's name, "drafter" or "worker-0", "worker-1" and so on.
         """
         weights = self.weights
         memory = KV_MEMORY if weights.kv_memory is None else weights.kv_memory
@@ -91,8 +92,9 @@ class EmbeddedOptions:
 class EmbeddedFleet:
     """A fleet to start, ask and close. Members that share a GPU, or the cores of a CPU, share a thread.
 
-    master: the master of this fleet. members: the tasks that run its members. leaving: set when all members
-        have to end.
+    master: The master of this fleet.
+    members: The tasks that run the members, one each.
+    leaving: Event that is set when all members have to end.
     """
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
@@ -111,13 +113,13 @@ class EmbeddedFleet:
         """Load all members and wait until the ring is complete. Raises what loading raises, after closing
         everything.
 
-        options: what to load, and where.
-        member_makers: for each member's name, what makes it, instead of what the options describe (tests pass
-            fakes); None or empty: those of the options.
-        on_loaded: called on the thread that loads, with a worker's name and its number of loaded layers;
+        options: Options that say what to load, and where.
+        member_makers: Makers of the members by name, which replace those that the options describe (tests
+            pass fakes); None or empty: those of the options.
+        on_loaded: Called on the thread that loads, with a worker's name and its number of loaded layers;
             None: nothing is reported.
-        threads: threads to compute on; fleets of one process that run in turn share them; None makes new
-            ones.
+        threads: Threads to compute on; fleets of one process that run in turn share them; None makes new
+            threads.
         """
         master = assemble(
             options.weights.base, options.ring_options, forecast_directory=cache_folder() / "forecasts"
@@ -147,12 +149,15 @@ class EmbeddedFleet:
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
         """Yield the events of one request, in order. Closing the iterator cancels the request.
 
-        ask: the request.
+        ask: The request.
         """
         return self._master.requests.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request; return whether it was known. request: the request's id."""
+        """Cancel a request, which then ends with the reason CANCELLED. Return whether the request was known.
+
+        request: The request's id, which its `Started` event has.
+        """
         return self._master.requests.cancel(request)
 
     async def info(self) -> Info:
@@ -161,12 +166,12 @@ class EmbeddedFleet:
 
     @property
     def text(self) -> object:
-        """Return the master's tokenizer."""
+        """Return the master's tokenizer, an object of `specsot_master.text.Text`."""
         return self._master.text
 
     async def close(self) -> None:
-        """Let every member leave, and wait until all have. Requests that are still waiting end with
-        an error.
+        """Let every member leave, and wait until all have left. Requests that are still waiting end with an
+        error.
         """
         self._master.end("the fleet is closed")
         self._leaving.set()
@@ -179,23 +184,24 @@ class EmbeddedFleet:
         reason. A member that hangs ends all of them, since other members wait for the same thread. Nothing
         happens if the fleet is being closed, or the member ended without an error.
 
-        name: the member's name. member: its task, which is done.
+        name: The member's name.
+        member: Its task, which is done.
         """
         if self._leaving.is_set() or member.cancelled() or (error := member.exception()) is None:
             return
-        reason = f"{name} died: {error if isinstance(error, SpecsotError) else type(error).__name__}"
+        reason = f"{name} failed: {error if isinstance(error, SpecsotError) else type(error).__name__}"
         # A SpecsotError reaches the caller who opens or asks the fleet, so that only others are logged.
         if not isinstance(error, SpecsotError):
             log.error("a member died", name=name, exc_info=error)
         self._master.members.on_disconnect(name, reason)
         remaining = self._master.info().members
-        if isinstance(error, Hung) or not any(one.kind == "worker" for one in remaining):
+        if isinstance(error, Hung) or not any(member.kind == "worker" for member in remaining):
             self._master.end(reason)
 
     async def _complete(self, with_drafter: bool) -> None:
         """Wait for the ring to be complete. If a member fails before that, raise its error.
 
-        with_drafter: also wait for a drafter.
+        with_drafter: True: also wait for a drafter.
         Raises Unavailable if a member ended without an error before the ring was complete.
         """
         ready = asyncio.ensure_future(self._master.complete(with_drafter=with_drafter))
@@ -215,7 +221,8 @@ class MemberUplink:
     The master handles a message in a later turn of the event loop, so that the next step starts before the
     master's work.
 
-    membership: the master's side of all members. name: the member's name.
+    membership: The master's side of all members.
+    name: The member's name.
     """
 
     def __init__(self, membership: Membership, name: str) -> None:
@@ -223,7 +230,10 @@ class MemberUplink:
         self._name = name
 
     async def send(self, message: object) -> None:
-        """Schedule a message for the master, on the current event loop. message: any message of a member."""
+        """Schedule a message for the master, on the current event loop.
+
+        message: Any message of a member, such as a result.
+        """
         asyncio.get_running_loop().call_soon(self._membership.on_message, self._name, message)
 
     async def close(self) -> None:
@@ -234,14 +244,14 @@ class MemberUplink:
 def _connect(membership: Membership, inbox: Inbox) -> Connect:
     """Return the function with which members of this process register at the master.
 
-    membership: the master's side of all members. inbox: the member's inbox, which receives the master's
-        messages.
+    membership: The master's side of all members.
+    inbox: The member's inbox, which receives the master's messages.
     """
 
     async def connect(registration: Registration) -> Link:
         """Register a member, and return its link to the master. Raises what the master refuses a member with.
 
-        registration: what the member says of itself.
+        registration: The member's description of itself: kind, name, address, sizes.
         """
         await membership.join(registration, LocalLink("master", inbox))
         return MemberUplink(membership, registration.name)
@@ -263,7 +273,7 @@ class Threads:
     def executor_of(self, device: str) -> Executor:
         """Return the device's thread, which is started at its first use.
 
-        device: a torch device, or a member's name if the member has a thread of its own.
+        device: A torch device, or a member's name if the member has a thread of its own.
         """
         if device not in self._by_device:
             self._by_device[device] = ComputeThread(f"specsot-{device}")
@@ -271,9 +281,10 @@ class Threads:
 
 
 def _before_sending(options: EmbeddedOptions) -> Prepare | None:
-    """Return what prepares a message before it is sent, or None if tensors never change their GPU.
+    """Return a function that prepares a message before it is sent, so that tensors can move to another GPU.
+    Return None if tensors never change their GPU.
 
-    options: of the fleet.
+    options: Options of the fleet.
     """
     if not options.crosses_gpus:
         return None
@@ -288,7 +299,9 @@ def _executor_for(options: EmbeddedOptions, threads: Threads, name: str) -> Exec
     If the master chooses among GPUs, it is not known yet which members share one, and each member has its own
     thread.
 
-    options: of the fleet. threads: the threads that exist, and will be made. name: the member's name.
+    options: Options of the fleet.
+    threads: The threads of the fleet; a missing one is made.
+    name: The member's name.
     """
     device = _device(options, name)
     return threads.executor_of(name if options.crosses_gpus and device == "cuda" else device)
@@ -300,8 +313,11 @@ def _made_member(
     """Make a member and register it with the exchange. Runs on the member's thread, since making it loads the
     model.
 
-    maker: makes the member. name: the member's name. dialer: connects the member to others. compute: its
-        thread. exchange: where the others find it.
+    maker: Makes the member from its name, dialer and thread.
+    name: The member's name.
+    dialer: Connects the member to others.
+    compute: The member's thread.
+    exchange: Registry in which other members find this one.
     """
     member = maker(name, dialer, compute)
     exchange.introduce(name, member, compute)
@@ -318,32 +334,38 @@ async def _run_member(
     """Run one member from loading to leaving. Loading happens on its thread, so that the event loop stays
     free.
 
-    maker: makes the member. executor: the member's thread. inbox: receives messages for the member. connect:
-        registers the member at the master. leaving: set when the member has to end.
+    maker: Makes the member; takes no arguments.
+    executor: The member's thread.
+    inbox: Queue that receives messages for the member.
+    connect: Registers the member at the master.
+    leaving: Event that is set when the member has to end.
     """
     member = await asyncio.get_running_loop().run_in_executor(executor, maker)
     await run_membership(member, inbox, connect, leaving)
 
 
 def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
-    """Return the layer range of each worker in ring order; None for ranges that the master decides. options:
-    of the fleet.
+    """Return the layer range of each worker in ring order; None for ranges that the master decides.
+
+    options: Options of the fleet.
     """
     return options.layers or (None,) * (options.stages or 1)
 
 
 def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[str, MemberMaker]:
-    """Return what makes each member, by name: workers in ring order, then the drafter, if there is one.
+    """Return the makers of the members by name: workers in ring order, then the drafter, if there is one.
 
-    options: of the fleet. on_loaded: called with a worker's name and its number of loaded layers; None:
-        nothing is reported.
+    options: Options of the fleet.
+    on_loaded: Called with a worker's name and its number of loaded layers; None: nothing is reported.
     """
     ranges = {f"worker-{n}": layers for n, layers in enumerate(_ranges(options))}
 
     def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         """Make a worker, which loads its layers.
 
-        name: the member's name. dialer: connects it to others. compute: its thread.
+        name: The member's name.
+        dialer: Connects the worker to other members.
+        compute: The worker's thread.
         """
         from specsot_worker.loader import StageLoader
         from specsot_worker.worker import Worker
@@ -355,7 +377,9 @@ def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[s
     def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
         """Make the drafter, which loads its head or model.
 
-        name: the member's name. dialer: connects it to others. compute: its thread.
+        name: The member's name.
+        dialer: Connects the drafter to other members.
+        compute: The drafter's thread.
         """
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
@@ -369,7 +393,8 @@ def _member_makers(options: EmbeddedOptions, on_loaded: Loaded | None) -> dict[s
 def _device(options: EmbeddedOptions, name: str) -> str:
     """Return a member's device; the drafter runs on the last worker's.
 
-    options: of the fleet. name: the member's name, "drafter" or "worker-0" and so on.
+    options: Options of the fleet.
+    name: The member's name, "drafter" or "worker-0", "worker-1" and so on.
     """
     if not options.devices:
         return options.weights.device

@@ -46,15 +46,15 @@ HERE = "127.0.0.1"
 class StagePlan:
     """One planned worker, in bytes.
 
-    place: its host and device.
-    layers: its layer range.
-    weights: weights of its layers.
-    kv: KV pages.
-    graphs: CUDA graphs.
-    drafter: the drafter on the same device, its KV included.
-    read: bytes of weights that a step of one row reads.
-    room: free memory before loading; None if unknown.
-    bandwidth: bytes a second of its memory; None if unknown.
+    place: Host and device of the worker, such as "127.0.0.1#0".
+    layers: Layer range of the worker, such as "0:14".
+    weights: Bytes of the weights of its layers.
+    kv: Bytes of its KV pages.
+    graphs: Bytes of its CUDA graphs; 0 on a CPU.
+    drafter: Bytes of the drafter on the same device, its KV included; 0 without one.
+    read: Bytes of weights that a step of one row reads.
+    room: Free bytes before loading; None if unknown.
+    bandwidth: Bytes a second that the device's memory can read; None if unknown.
     """
 
     place: str
@@ -77,20 +77,20 @@ class StagePlan:
 class FleetPlan:
     """A fleet as it would be loaded.
 
-    model: name of the model.
-    layers: number of its layers.
-    context: most positions of a sequence.
-    held: the form of the weights, in words.
-    weights: bytes of all layers.
-    forms: bytes of all layers in other forms, by form.
-    stages: the workers in ring order.
+    model: Name of the model.
+    layers: Number of its layers.
+    context: Maximum number of positions of a sequence.
+    held: The form of the weights, in words.
+    weights: Bytes of all layers.
+    forms: Bytes of all layers in other forms, by form.
+    stages: The workers in ring order.
     positions: KV positions of all sequences together.
-    page_rows: positions of a page.
-    draft: name of the draft head or model; empty if no model drafts.
-    draft_own: bytes of the drafter's own weights.
-    draft_borrowed: bytes of the drafter's copies of the base model's weights.
-    tokens_per_second: prediction for one sequence without drafts; None if no bandwidth is known.
-    text_only: the model also reads images, but only its text is served.
+    page_rows: Positions of a page.
+    draft: Name of the draft head or model; empty if no model drafts.
+    draft_own: Bytes of the drafter's own weights.
+    draft_borrowed: Bytes of the drafter's copies of the base model's weights.
+    tokens_per_second: Prediction for one sequence without drafts; None if no bandwidth is known.
+    text_only: True if the model also reads images, but only its text is served.
     """
 
     model: str
@@ -110,7 +110,9 @@ class FleetPlan:
 
     @property
     def lacking(self) -> dict[str, int]:
-        """Return the missing bytes by device; devices with enough room are left out."""
+        """Return the missing bytes by device. Devices with enough room, or whose free memory is unknown, are
+        left out.
+        """
         rooms = {stage.place: stage.room for stage in self.stages if stage.room is not None}
         needs = Counter[str]()
         for stage in self.stages:
@@ -121,8 +123,8 @@ class FleetPlan:
 def plan_fleet(options: FleetOptions) -> FleetPlan:
     """Return how the fleet would be placed, and what each device would hold.
 
-    options: of the fleet; only the config and the headers of its weight files are read.
-    Raises Refused, in words, if layers do not fit; ModelError; InvalidRequest.
+    options: Options of the fleet; only the config and the headers of its weight files are read.
+    Raises Refused if layers do not fit, with the sizes in words; ModelError; InvalidRequest.
     """
     if options.model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
@@ -178,7 +180,7 @@ def count_on_gpu(options: FleetOptions) -> int:
 
     No GPU is queried; room for graphs is counted as on a GPU that is large enough.
 
-    options: of the fleet.
+    options: Options of the fleet.
     Raises ModelError, HeadMismatch, InvalidRequest.
     """
     models = models_of(replace(options, device="cpu"))
@@ -210,7 +212,8 @@ def _planned_places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, .
     """Return one place for each stage: those of --devices, else this machine's --device; stages on GPUs are
     counted through cuda:0, cuda:1 and so on.
 
-    options: of the fleet. ranges: number of layer ranges, if they were chosen, else 0.
+    options: Options of the fleet.
+    ranges: Number of layer ranges that were chosen; 0 if none were.
     """
     if options.devices:
         return parse_planned(options.devices)
@@ -226,7 +229,7 @@ def _with_measured(planned: PlannedPlace) -> PlannedPlace:
     """Return the place with free memory and bandwidth of this machine's device, measured unless they were
     given.
 
-    planned: the place as the user described it.
+    planned: The place as the user described it. If its memory is given, it is returned unchanged.
     Raises InvalidRequest for a place on another machine without its memory.
     """
     place = planned.place
@@ -241,13 +244,15 @@ def _with_measured(planned: PlannedPlace) -> PlannedPlace:
 def _worker_registration(
     stage: int, planned: PlannedPlace, layer_memory: LayerMemory, layers: Range | None
 ) -> Registration:
-    """Return what a worker at this place would register with.
+    """Return the registration with which a worker at this place would join the master.
 
     Its measured curve is replaced by the time that reading a step's weights takes; it has none if the
     bandwidth is unknown.
 
-    stage: number of the place, which becomes the worker's name. planned: the place, with its memory.
-        layer_memory: counts its bytes. layers: its range, if chosen.
+    stage: Number of the place in ring order, which becomes the worker's name.
+    planned: The place, with its memory and bandwidth, as far as they are known.
+    layer_memory: Counts the bytes of layers, KV pages and graphs.
+    layers: The worker's layer range; None: the master decides.
     """
     on_gpu = planned.place.device != "cpu"
     config = layer_memory.config
@@ -278,7 +283,8 @@ def _without_drafter_memory(worker: Registration, draft_memory: DraftMemory | No
     """Return the worker with less free memory: that of the drafter on its device is subtracted. Unchanged
     without a drafter, or if the free memory is unknown.
 
-    worker: the last worker. draft_memory: of the drafter; None: no model drafts.
+    worker: Registration of the last worker, on whose device the drafter runs.
+    draft_memory: Sizes of the drafter; None: no model drafts.
     """
     if draft_memory is None or worker.memory is None:
         return worker
@@ -288,9 +294,12 @@ def _without_drafter_memory(worker: Registration, draft_memory: DraftMemory | No
 def _drafter_registration(
     draft_memory: DraftMemory, options: FleetOptions, config: ModelConfig
 ) -> Registration:
-    """Return what the drafter would register with.
+    """Return the registration with which the drafter would join the master. A drafter without an EAGLE head
+    has no tree shape.
 
-    draft_memory: what it takes. options: of the fleet. config: of the base model.
+    draft_memory: Sizes of the drafter.
+    options: Options of the fleet.
+    config: Config of the base model.
     """
     return Registration(
         kind="drafter",
@@ -307,10 +316,10 @@ def _drafter_registration(
 
 
 def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemory | None:
-    """Return what the drafter takes, or None if no model drafts.
+    """Return the sizes of the drafter: weights, graphs and bytes per KV row. Return None if no model drafts.
 
-    options: of the fleet, with the device of the last place. layer_memory: of the last place, whose weight
-        files the head may borrow from.
+    options: Options of the fleet, with the device of the last place.
+    layer_memory: Sizes of the layers at the last place, whose weight files the head may borrow from.
     Raises ModelError, HeadMismatch, InvalidRequest.
     """
     if options.drafts in MODELLESS:
@@ -327,9 +336,11 @@ def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemo
     )
     on_gpu = options.device != "cpu"
     if options.drafts == "model":
-        small = read_small(folder)
+        draft_config = read_small(folder)
         beam = beam_shape(options.drafting)
-        return model_memory(open_shapes(folder, small, bin_too), small, weight_form, beam, on_gpu)
+        return model_memory(
+            open_shapes(folder, draft_config, bin_too), draft_config, weight_form, beam, on_gpu
+        )
     head = open_head(folder, bin_too)
     tree = options.drafting.shape() or RingConfig().shape
     return eagle_memory(
@@ -340,7 +351,8 @@ def _draft_memory(options: FleetOptions, layer_memory: LayerMemory) -> DraftMemo
 def open_head(folder: Path, bin_too: bool) -> Checkpoint:
     """Return a head opened for its shapes alone. Of a head on the hub only the file's header is fetched.
 
-    folder: the head's folder. bin_too: also read pytorch_model.bin.
+    folder: The head's folder.
+    bin_too: True: also read pytorch_model.bin.
     """
     if snapshot_of(folder) is None or has_files(folder, bin_too):
         return Checkpoint.open(folder, bin_too)
@@ -354,8 +366,9 @@ def _placed_stages(
 ) -> tuple[Stage, ...]:
     """Return the stages in ring order, placed as the master would.
 
-    workers: as they would register. ring_config: of the master. forms: bytes of all layers in other forms,
-        for the error.
+    workers: Registrations of the planned workers.
+    ring_config: Config of the ring.
+    forms: Bytes of all layers by other forms of weights, which the error names.
     Raises Refused, with the sizes of other forms if layers do not fit.
     """
     try:
@@ -377,8 +390,11 @@ def _stage_plan(
 ) -> StagePlan:
     """Return a placed stage with its bytes.
 
-    stage: as placed. planned: where it runs. layer_memory: counts its bytes. configuration: of the ring, with
-        its number of pages. draft_memory: of the drafter on the same device; None: none there.
+    stage: The stage that the master's placement returned.
+    planned: The place at which it runs.
+    layer_memory: Counts the bytes of its layers.
+    configuration: Configuration of the ring, with its number of pages.
+    draft_memory: Sizes of the drafter on the same device; None: no drafter runs there.
     """
     rows = configuration.pages * configuration.page_rows
     width = configuration.head.width if configuration.head else 0
@@ -396,20 +412,25 @@ def _stage_plan(
 
 
 def _speed(stages: Sequence[StagePlan]) -> float | None:
-    """Return tokens a second if a step only reads the weights; None if a stage's bandwidth is unknown."""
+    """Return tokens a second if a step only reads the weights; None if a stage's bandwidth is unknown.
+
+    stages: The planned stages of the ring.
+    """
     seconds = [stage.read / stage.bandwidth for stage in stages if stage.bandwidth]
     is_complete = len(seconds) == len(stages)
     return (
-        Throughput(tuple(one.place for one in stages), tuple(seconds), 0.0).tokens_per_second
+        Throughput(tuple(stage.place for stage in stages), tuple(seconds), 0.0).tokens_per_second
         if is_complete
         else None
     )
 
 
 def _form_in_words(base: Path, layer_memory: LayerMemory) -> str:
-    """Return the form of the weights in words, such as "int8, computed in bf16".
+    """Return the form of the weights in words: "bf16", "int8, computed in bf16", or, for a model that was
+    published in fewer bits, the published form and what is done with it.
 
-    base: directory of the base model. layer_memory: has the number format and quantization.
+    base: Directory of the base model.
+    layer_memory: Sizes of the layers, with the number format and quantization.
     """
     published = published_of(base)
     dtype_name = next(name for name, dtype in NAMES.items() if dtype == layer_memory.dtype)
@@ -427,7 +448,8 @@ def _other_forms(base: Path, layer_memory: LayerMemory) -> dict[str, int]:
     """Return the bytes of all layers in each other quantization; empty for a model that was published in
     fewer bits.
 
-    base: directory of the base model. layer_memory: has the present form and the weight files.
+    base: Directory of the base model.
+    layer_memory: Sizes of the layers, with the present form and the weight files.
     """
     if published_of(base):
         return {}

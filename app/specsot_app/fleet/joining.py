@@ -42,12 +42,13 @@ from specsot.transport.security import Tls, context_of
 
 # Bytes of the SHA-256 of the CA's certificate in a code: too many to find another certificate that begins the
 # same.
-PINNED = 16
+PIN_BYTES = 16
 # Days that certificates are valid. Precedent: docker/certificates.sh.
 AUTHORITY_DAYS = 3650
+# Days that the certificates of members are valid. Precedent: docker/certificates.sh.
 MEMBER_DAYS = 365
 # Names and addresses under which every certificate is valid on its own machine.
-HERE = (x509.DNSName("localhost"), *(x509.IPAddress(ip_address(own)) for own in ("127.0.0.1", "::1")))
+HERE = (x509.DNSName("localhost"), *(x509.IPAddress(ip_address(address)) for address in ("127.0.0.1", "::1")))
 # What members' certificates may be used for: as servers and as clients.
 USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
@@ -56,7 +57,12 @@ class Authority:
     """A certificate authority that signs members' certificates. Its key stays in its folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the authority in the folder, or create it there. Raises InvalidRequest, OSError."""
+        """Open the authority in a folder, or create it there.
+
+        folder: Folder of ca.key and ca.pem; created if missing.
+        Raises InvalidRequest if the folder has no usable key and certificate, OSError if it cannot be
+            written.
+        """
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (folder / "ca.key").exists():
@@ -66,7 +72,7 @@ class Authority:
             self._key = cast("ec.EllipticCurvePrivateKey", key)
             self._certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
         except (ValueError, TypeError, OSError) as error:
-            raise InvalidRequest(f"{folder}: no CA that signs ({error})", field="certificates") from None
+            raise InvalidRequest(f"{folder}: it has no usable CA ({error})", field="certificates") from None
 
     @property
     def pem(self) -> str:
@@ -76,7 +82,7 @@ class Authority:
     def write(self, role: str) -> None:
         """Write a new key and certificate of one of this machine's roles into a folder of the role's name.
 
-        role: "master", "worker", "drafter" or the join server's.
+        role: Name of the role: "master", "worker", "drafter" or JOIN_ROLE.
         """
         key = write_key(self._folder / role)
         write_identity(self._folder / role, self.sign(request_of(key), role), self.pem)
@@ -84,7 +90,8 @@ class Authority:
     def sign(self, request: str, role: str) -> str:
         """Return a certificate (PEM) for a role, whatever name the request has.
 
-        request: a certificate request (PEM), whose signature is checked. role: the name in the certificate.
+        request: A certificate request as PEM text, whose signature is checked.
+        role: Name to write into the certificate.
         Raises InvalidRequest for anything but a valid request.
         """
         try:
@@ -92,7 +99,7 @@ class Authority:
         except ValueError:
             parsed = None
         if parsed is None or not parsed.is_signature_valid:
-            raise InvalidRequest("what asks for a certificate is not a request for one", field="request")
+            raise InvalidRequest("the message has no valid certificate request", field="request")
         alternative_names = x509.SubjectAlternativeName([x509.DNSName(role), *HERE])
         builder = _certificate_builder(role, self._certificate.subject, MEMBER_DAYS).public_key(
             parsed.public_key()
@@ -106,7 +113,7 @@ class Authority:
         return signed.public_bytes(serialization.Encoding.PEM).decode()
 
     def _make(self) -> None:
-        """Create key and certificate of the authority in its folder."""
+        """Create key and certificate of the authority in its folder. An older key is replaced."""
         key = write_key(self._folder, "ca.key")
         name = _x509_name("SpecSoT fleet")
         builder = _certificate_builder("SpecSoT fleet", name, AUTHORITY_DAYS).public_key(key.public_key())
@@ -120,18 +127,21 @@ class Authority:
 
 
 def pin(ca: str) -> bytes:
-    """Return the first PINNED bytes of the SHA-256 of a CA's certificate. ca: PEM text. Raises ValueError if
-    it is none.
+    """Return the first PIN_BYTES bytes of the SHA-256 of a CA's certificate.
+
+    ca: The certificate as PEM text.
+    Raises ValueError if it is none.
     """
     certificate = x509.load_pem_x509_certificate(ca.encode())
-    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()[:PINNED]
+    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()[:PIN_BYTES]
 
 
 def write_key(folder: Path, name: str = "own.key") -> ec.EllipticCurvePrivateKey:
     """Write a new private key that only this user can read, and return it; an older key of this name is
     replaced.
 
-    folder: created if missing. name: of the file.
+    folder: Folder of the file, created if missing.
+    name: Name of the file.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -143,7 +153,10 @@ def write_key(folder: Path, name: str = "own.key") -> ec.EllipticCurvePrivateKey
 
 
 def request_of(key: ec.EllipticCurvePrivateKey) -> str:
-    """Return a certificate request (PEM) for this key; the key itself is not in it."""
+    """Return a certificate request as PEM text; the private key itself is not in it.
+
+    key: The private key whose public half the certificate shall have.
+    """
     request = (
         x509.CertificateSigningRequestBuilder().subject_name(_x509_name("member")).sign(key, hashes.SHA256())
     )
@@ -151,7 +164,12 @@ def request_of(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def write_identity(folder: Path, certificate: str, ca: str) -> None:
-    """Write a certificate as own.pem and its CA as ca.pem. certificate, ca: PEM text. folder: must exist."""
+    """Write a certificate as own.pem and its CA as ca.pem.
+
+    folder: Existing folder to write to.
+    certificate: The certificate as PEM text.
+    ca: The CA's certificate as PEM text.
+    """
     (folder / "own.pem").write_text(certificate)
     (folder / "ca.pem").write_text(ca)
 
@@ -159,7 +177,8 @@ def write_identity(folder: Path, certificate: str, ca: str) -> None:
 def is_valid(folder: Path, now: datetime) -> bool:
     """Return whether the folder has a certificate that is valid for at least another day.
 
-    folder: has own.pem; False if it has not. now: the present time, with a time zone.
+    folder: Folder of own.pem; without that file the result is False.
+    now: The present time, with a time zone.
     """
     try:
         certificate = x509.load_pem_x509_certificate((folder / "own.pem").read_bytes())
@@ -171,7 +190,9 @@ def is_valid(folder: Path, now: datetime) -> bool:
 def _certificate_builder(name: str, issuer: x509.Name, valid_days: int) -> x509.CertificateBuilder:
     """Return a certificate builder with names, serial number and validity, which begins an hour ago.
 
-    name: whom the certificate names. issuer: name of the CA. valid_days: until it ends.
+    name: Common name that the certificate gets.
+    issuer: Name of the CA.
+    valid_days: Days from now until the certificate's validity ends.
     """
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder().subject_name(_x509_name(name)).issuer_name(issuer)
@@ -183,26 +204,32 @@ def _certificate_builder(name: str, issuer: x509.Name, valid_days: int) -> x509.
 
 
 def _x509_name(name: str) -> x509.Name:
-    """Return an X.509 name with this common name."""
+    """Return an X.509 name that consists of a common name.
+
+    name: The common name.
+    """
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(signs: bool) -> x509.KeyUsage:
-    """Return the key usage of a certificate: to sign others (`signs`), or to identify a service."""
+    """Return the key usage of a certificate.
+
+    signs: True: the certificate's key signs other certificates; False: it identifies a service.
+    """
     return x509.KeyUsage(not signs, False, False, False, False, signs, signs, False, False)
 
 
 # Random bytes of a code's secret: 88 bits, of which one connection can try one value.
-SECRET = 11
+SECRET_BYTES = 11
 
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
     """What a machine needs to join.
 
-    address: the first machine's join server.
-    authority: the beginning of the SHA-256 of its CA's certificate.
-    secret: valid for one machine.
+    address: Address of the first machine's join server, host:port.
+    authority: The first PIN_BYTES bytes of the SHA-256 of the fleet's CA certificate.
+    secret: Random bytes, valid for one machine.
     """
 
     address: str
@@ -215,29 +242,33 @@ class JoinCode:
 
 
 def parse_code(code_text: str) -> JoinCode:
-    """Return a code from its printed text. Raises InvalidRequest for a text that is incomplete or no code."""
+    """Return a code from its printed text.
+
+    code_text: The text that `specsot serve --share` printed; white space around it is ignored.
+    Raises InvalidRequest for a text that is incomplete or no code.
+    """
     address, _, encoded = code_text.strip().rpartition("/")
     try:
         decoded = urlsafe_b64decode(encoded)
     except (binascii.Error, ValueError):
         decoded = b""
-    if len(decoded) != PINNED + SECRET or not address.rpartition(":")[2].isdecimal():
+    if len(decoded) != PIN_BYTES + SECRET_BYTES or not address.rpartition(":")[2].isdecimal():
         raise InvalidRequest(
-            "this is not a whole code: copy all of what `specsot serve --share` printed", "code"
+            "the code is incomplete: copy all of what `specsot serve --share` printed", "code"
         )
-    return JoinCode(address, decoded[:PINNED], decoded[PINNED:])
+    return JoinCode(address, decoded[:PIN_BYTES], decoded[PIN_BYTES:])
 
 
 # Role of the join server's certificate; no member has this role.
-DOOR = "join"
+JOIN_ROLE = "join"
 # Port of the join server, next to the members' 50060.
 PORT = 50059
 # Seconds. Limits a whole exchange with one machine, and connecting to the join server. Untuned.
-PATIENCE = 15.0
+EXCHANGE_TIMEOUT = 15.0
 # Bytes. Maximum length of a line of the protocol.
-LONGEST = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 # Connections. Maximum that the join server handles at a time. Untuned.
-MOST = 16
+MAX_CONNECTIONS = 16
 # Flags that all workers of a ring share. Their values are plain words, so that no value can name a file.
 SHARED = ("--dtype", "--quantization", "--kv-cache-dtype", "--batch-invariant")
 
@@ -249,22 +280,24 @@ PrintLine = Callable[[str], None]
 class JoinedFleet:
     """What a machine that joined knows.
 
-    master: address of the master.
-    own: this machine's address, as the first machine reaches it.
-    flags: command-line flags that workers of the ring share.
+    master: Address of the master, host:port.
+    own_host: This machine's address on its connection to the first machine, without a port.
+    flags: Command-line flags that workers of the ring share, names and values in turn.
     """
 
     master: str
-    own: str
+    own_host: str
     flags: tuple[str, ...]
 
 
 class JoinServer:
     """The join server: admits a machine that presents the current code, then draws another code.
 
-    authority: signs the certificates. address: where the server listens, which the code names. master:
-        address of the members' server. flags: command-line flags that workers share. print_line: called with
-        a line for each machine, and with each new invitation.
+    authority: The authority that signs the certificates.
+    address: Address at which the server listens, host:port; it is part of the code.
+    master: Address of the members' server, host:port.
+    flags: Command-line flags that workers share, names and values in turn.
+    print_line: Called with a line for each machine, and with each new invitation.
     """
 
     def __init__(
@@ -278,24 +311,25 @@ class JoinServer:
         self.code = self._draw()
 
     async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle one connection, as the module's docstring describes; close it at once if there are MOST
-        already.
+        """Handle one connection, as the module's docstring describes; close it at once if there are
+        MAX_CONNECTIONS already.
 
-        A connection that ends early, or takes longer than PATIENCE, is dropped without a line.
+        A connection that ends early, or takes longer than EXCHANGE_TIMEOUT seconds, is dropped without a
+        line.
 
-        reader, writer: the two directions of the connection.
+        reader, writer: The two directions of the connection.
         """
         self._num_connections += 1
         try:
-            if self._num_connections > MOST:
+            if self._num_connections > MAX_CONNECTIONS:
                 return
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(EXCHANGE_TIMEOUT):
                 await _send_message(writer, {"specsot": __version__, "ca": self._authority.pem})
                 message = await _read_message(reader)
                 answer = self._answer(message)
                 host = writer.get_extra_info("peername")[0]
                 self._print_line(
-                    f"{host} was {'refused: ' + answer['refused'] if 'refused' in answer else 'let in'}"
+                    f"{host} was {'refused: ' + answer['refused'] if 'refused' in answer else 'admitted'}"
                 )
                 if "refused" not in answer:
                     self._print_line(invitation(self.code))
@@ -308,14 +342,14 @@ class JoinServer:
             writer.close()
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a machine's request: a certificate, or why it is refused.
+        """Return the answer to a machine's message: a certificate, or why it is refused. If a certificate is
+        granted, a new code is drawn.
 
-        request: the machine's message, with its secret and its certificate request. If it is granted, a new
-            code is drawn.
+        message: The machine's message, with its secret and its certificate request.
         """
         shown_secret = str(message.get("secret", "")).encode()
         if not hmac.compare_digest(shown_secret, b64encode(self.code.secret)):
-            return {"refused": "its code was used already, or is mistyped: take the newest one"}
+            return {"refused": "its code has been used already or is mistyped: use the newest code"}
         try:
             certificate = self._authority.sign(str(message.get("request", "")), "worker")
         except InvalidRequest as error:
@@ -326,11 +360,14 @@ class JoinServer:
 
     def _draw(self) -> JoinCode:
         """Return a new code with a random secret."""
-        return JoinCode(self._address, pin(self._authority.pem), secrets.token_bytes(SECRET))
+        return JoinCode(self._address, pin(self._authority.pem), secrets.token_bytes(SECRET_BYTES))
 
 
 def invitation(code: JoinCode) -> str:
-    """Return the line that tells a user how to join with this code."""
+    """Return the line that shows a user how to join with a code.
+
+    code: The code that is valid now.
+    """
     return f"on the next machine: specsot join {code}"
 
 
@@ -345,20 +382,23 @@ async def open_join_server(
 ) -> AsyncGenerator[JoinServer]:
     """Run the join server within the context.
 
-    folder: of the authority. roles: roles of this machine, whose certificates are made anew. address: where
-        to listen, host:port. master: address of the members' server. flags: command-line flags that workers
-        share. print_line: called with lines for the user, the invitation first.
+    folder: Folder of the authority, created if missing.
+    roles: Roles of this machine, whose certificates are made anew.
+    address: Address to listen at, host:port.
+    master: Address of the members' server, host:port.
+    flags: Command-line flags that workers share.
+    print_line: Called with lines for the user, the invitation first.
     Raises InvalidRequest for a folder without a usable CA, Unavailable if the address is taken.
     """
     authority = Authority(folder)
-    for role in (DOOR, *roles):
+    for role in (JOIN_ROLE, *roles):
         authority.write(role)
     join_server = JoinServer(authority, address, master, flags, print_line)
-    context = context_of(Tls(cert=folder / DOOR / "own.pem", key=folder / DOOR / "own.key"))
+    context = context_of(Tls(cert=folder / JOIN_ROLE / "own.pem", key=folder / JOIN_ROLE / "own.key"))
     host, _, port = address.rpartition(":")
     try:
         server = await asyncio.start_server(
-            join_server.handle_connection, host.strip("[]"), int(port), ssl=context, limit=LONGEST
+            join_server.handle_connection, host.strip("[]"), int(port), ssl=context, limit=MAX_LINE_BYTES
         )
     except OSError as error:
         raise Unavailable(f"cannot listen at {address}: {reason(error)}") from None
@@ -368,13 +408,15 @@ async def open_join_server(
 
 
 async def join_fleet(code_text: str, folder: Path) -> tuple[JoinedFleet, Tls]:
-    """Join a fleet, and keep the certificate in a folder; return what the fleet said, and the TLS files.
+    """Join a fleet, and keep the certificate in a folder. Return (addresses and flags that the fleet sent,
+    paths of the TLS files).
 
     A code that this machine has already used is not presented again. Another code of the same fleet is, since
     the fleet may have another address or other flags by now.
 
-    code_text: the code as it was printed. folder: gets a folder for each code.
-    Raises InvalidRequest, Refused, Unavailable, each in one line.
+    code_text: The code as it was printed.
+    folder: Folder that gets a folder for each code, with key, certificate and place.json.
+    Raises InvalidRequest for a text that is no code, Refused and Unavailable, each in one line.
     """
     code = parse_code(code_text)
     code_folder = folder / hashlib.sha256(str(code).encode()).hexdigest()[:32]
@@ -388,7 +430,8 @@ async def join_fleet(code_text: str, folder: Path) -> tuple[JoinedFleet, Tls]:
 async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
     """Check the fleet's CA against the code, present the code, and write the certificate.
 
-    code: the code. code_folder: gets key, certificate, CA and place.json.
+    code: The code that the user was shown.
+    code_folder: Folder that gets key, certificate, CA and place.json; created if missing.
     Raises Refused (another CA, another version, or the code is not accepted), Unavailable.
     """
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -401,7 +444,7 @@ async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
     except ValueError:
         genuine = False
     if not genuine:
-        raise Refused(f"who answers at {code.address} is not the fleet of this code, or the code is mistyped")
+        raise Refused(f"the server at {code.address} is not the fleet of this code, or the code is mistyped")
     async with _connection(code.address, ssl.create_default_context(cadata=ca)) as (reader, writer):
         their_version = (await _read_message(reader)).get("specsot")
         if their_version != __version__:
@@ -412,24 +455,24 @@ async def _request_certificate(code: JoinCode, code_folder: Path) -> None:
         await _send_message(writer, {"secret": b64encode(code.secret).decode(), "request": request_of(key)})
         answer = await _read_message(reader)
         if "refused" in answer:
-            raise Refused(f"{code.address} does not let this machine in: {answer['refused']}")
+            raise Refused(f"{code.address} refused this machine: {answer['refused']}")
         write_identity(code_folder, str(answer["certificate"]), ca)
-        place = {"master": str(answer["master"]), "own": writer.get_extra_info("sockname")[0]}
+        addresses = {"master": str(answer["master"]), "own": writer.get_extra_info("sockname")[0]}
         (code_folder / "place.json").write_text(
-            json.dumps({**place, "flags": _checked_flags(answer["flags"])})
+            json.dumps({**addresses, "flags": _checked_flags(answer["flags"])})
         )
 
 
 def _checked_flags(flags: Any) -> tuple[str, ...]:
     """Return the flags, if they are flags that workers of a ring share, with plain words as values.
 
-    flags: what the first machine sent: names and values in turn.
+    flags: Names and values in turn, as the first machine sent them.
     Raises Refused for any other flag, so that a fleet cannot make this machine read files.
     """
     parts = [str(word) for word in flags]
     known = all(name in SHARED for name in parts[::2]) and len(parts) % 2 == 0
     if not known or not all(re.fullmatch(r"[a-z0-9]{1,16}", value) for value in parts[1::2]):
-        raise Refused(f"the fleet asks for flags that no worker of it needs: {' '.join(parts)[:200]}")
+        raise Refused(f"the fleet sent flags that its workers do not share: {' '.join(parts)[:200]}")
     return tuple(parts)
 
 
@@ -439,14 +482,15 @@ async def _connection(
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connect to a join server; yield the reader and writer of the connection within the context.
 
-    address: host:port. context: says whether the server's certificate is verified.
+    address: Address of the join server, host:port.
+    context: TLS settings, which decide whether the server's certificate is verified.
     Raises Unavailable: no answer, connection lost, or a certificate of another CA.
     """
     host, _, port = address.rpartition(":")
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(EXCHANGE_TIMEOUT):
             reader, writer = await asyncio.open_connection(
-                host.strip("[]"), int(port), ssl=context, server_hostname=DOOR, limit=LONGEST
+                host.strip("[]"), int(port), ssl=context, server_hostname=JOIN_ROLE, limit=MAX_LINE_BYTES
             )
             try:
                 yield reader, writer
@@ -455,36 +499,39 @@ async def _connection(
     except ssl.SSLError as error:
         raise Unavailable(f"{address} has no certificate of the fleet: {error.reason}") from None
     except (TimeoutError, OSError) as error:
-        reason = (
-            "no answer" if isinstance(error, TimeoutError) else (error.strerror or "nobody answers").lower()
-        )
+        reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or "no answer").lower()
         raise Unavailable(f"cannot join at {address}: {reason}") from None
 
 
 async def _send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    """Send a message as a line of JSON."""
+    """Send a message as a line of JSON.
+
+    writer: The outgoing direction of the connection.
+    message: The message's fields, which JSON can express.
+    """
     writer.write(json.dumps(message).encode() + b"\n")
     await writer.drain()
 
 
 async def _read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Return the next message. Raises Unavailable if there is no whole line that is a JSON object."""
+    """Return the next message.
+
+    reader: The incoming direction of the connection.
+    Raises Unavailable if there is no whole line that is a JSON object.
+    """
     try:
         message = json.loads(await reader.readuntil(b"\n"))
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
         message = None
     if not isinstance(message, dict):
-        raise Unavailable(
-            "the other machine went away before it had said all; take the newest code and try again"
-        )
+        raise Unavailable("the other machine closed the connection early; use the newest code and try again")
     return cast("dict[str, Any]", message)
 
 
 def own_address() -> str:
-    """Return the address at which other machines reach this one: that of its default route. Raises
-    InvalidRequest.
+    """Return the address at which other machines reach this one: that of its default route. Nothing is sent.
 
-    Nothing is sent.
+    Raises InvalidRequest if this machine has no such route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -492,7 +539,7 @@ def own_address() -> str:
             probe.connect(("192.0.2.1", PORT))
         except OSError:
             raise InvalidRequest(
-                "no address is known by which others reach this machine: give --fleet-listen HOST:50060",
+                "this machine has no address that others can reach: give --fleet-listen HOST:50060",
                 field="fleet_listen",
             ) from None
         return probe.getsockname()[0]

@@ -22,7 +22,7 @@ BETWEEN = "--"
 def joined_arguments(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the arguments of this module for the members' command lines: [[a, x], [b]] -> (a, x, --, b).
 
-    lines: for each member its module and its arguments.
+    lines: Command lines, for each member its module and its arguments. No members give ().
     """
     return tuple(word for line in lines for word in (BETWEEN, *line))[1:]
 
@@ -30,7 +30,7 @@ def joined_arguments(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
 def main(arguments: Sequence[str]) -> int:
     """Run the members in this process until they end; return the exit status.
 
-    arguments: the members' command lines, separated by BETWEEN.
+    arguments: The members' command lines, separated by BETWEEN.
     """
     programs = [_program(*line) for line in _command_lines(arguments)]
     from specsot.service.member import run_members
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
 def _command_lines(arguments: Sequence[str]) -> list[list[str]]:
     """Return the members' command lines: (a, x, --, b) -> [[a, x], [b]]. Without arguments there is one empty
     line.
+
+    arguments: The members' command lines, separated by BETWEEN.
     """
     command_lines = list[list[str]]([[]])
     for word in arguments:
@@ -54,12 +56,12 @@ def _command_lines(arguments: Sequence[str]) -> list[list[str]]:
 def _program(module: str, *arguments: str) -> MemberProgram:
     """Return the program of one member.
 
-    module: a service's package, whose `__main__` has `program`, or a module that has it itself. arguments:
-        the member's command line.
+    module: A service's package, whose `__main__` has `program`, or a module that has it itself.
+    arguments: Words of the member's command line.
     """
-    found = find_spec(module)
-    package = found is not None and found.submodule_search_locations is not None
-    return import_module(f"{module}.__main__" if package else module).program(arguments)
+    spec = find_spec(module)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    return import_module(f"{module}.__main__" if is_package else module).program(arguments)
 
 
 if __name__ == "__main__":

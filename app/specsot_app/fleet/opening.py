@@ -36,14 +36,14 @@ class FleetClient(Protocol):
         """Yield the request's events in order, `Finished` last. Closing the iterator early cancels the
         request.
 
-        ask: the request.
+        ask: The request.
         """
         ...
 
     async def cancel(self, request: str) -> Any:
         """Cancel a running request; it then ends with the reason CANCELLED.
 
-        request: the request's id, which its `Started` event has. An unknown id has no effect.
+        request: The request's id, which its `Started` event has. An unknown id has no effect.
         """
         ...
 
@@ -59,7 +59,8 @@ class FleetClient(Protocol):
 async def final_view(fleet: FleetClient, ask: Ask) -> View:
     """Send a request to the fleet, wait for its end, and return the view after the last event.
 
-    fleet: the client that answers. ask: the request.
+    fleet: The client that answers.
+    ask: The request.
     """
     view = View()
     async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
@@ -71,7 +72,8 @@ async def final_view(fleet: FleetClient, ask: Ask) -> View:
 async def finished_answer(fleet: FleetClient, ask: Ask) -> Finished:
     """Send a request to the fleet, and return its last event.
 
-    fleet: the client that answers. ask: the request.
+    fleet: The client that answers.
+    ask: The request.
     Raises Unavailable if the answer ended for another reason than STOP or LENGTH.
     """
     end = (await final_view(fleet, ask)).finished
@@ -86,7 +88,8 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     Options with a master, a model or demo="small" are returned unchanged; so are options for which SmolLM2
     cannot be fetched, and then the small bundled model is used.
 
-    options: as the user gave them. out: gets a line if SmolLM2 is being fetched, or cannot be fetched.
+    options: As the user gave them.
+    out: Stream that gets a line if SmolLM2 is being fetched, or cannot be fetched.
     """
     from specsot_app.runtime import log_to_stderr
 
@@ -96,7 +99,7 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     try:
         model = demo.smollm2_file(out)
     except (SpecsotError, OSError) as error:
-        print(f"specsot: no SmolLM2 ({error}): {demo.SMALL}", file=out)
+        print(f"specsot: no SmolLM2 ({error}): {demo.SMALL_MODEL_NOTICE}", file=out)
         return options
     draft_model = options.draft_model or (demo.head_folder() if options.drafter in (None, "eagle") else None)
     return replace(options, model=model, draft_model=draft_model)
@@ -106,7 +109,8 @@ def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Return the options with model and device chosen, after a check of everything that can be checked before
     anything is loaded.
 
-    options: as the user gave them. out: gets a line about the model or the device that was chosen.
+    options: As the user gave them.
+    out: Stream that gets a line about the model or the device that was chosen.
     Raises ModelError, InvalidRequest.
     """
     options = with_device(with_demo(options, out), out)
@@ -116,7 +120,10 @@ def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
 
 
 def has_drafter(info: Info) -> bool:
-    """Return whether a drafter is among the members of the fleet. info: the fleet's state."""
+    """Return whether a drafter is among the members of the fleet.
+
+    info: State of the fleet.
+    """
     return any(member.kind == "drafter" for member in info.members)
 
 
@@ -128,8 +135,8 @@ async def open_fleet(options: FleetOptions, on_progress: Watch | None = None) ->
     """Open the fleet that the options describe: connect to a master, start processes, or load it into this
     process.
 
-    options: with model and device chosen, see `prepared`.
-    on_progress: called with what is counted ("layers" or "services"), how many are ready, and their total,
+    options: Options of the fleet, with model and device chosen, as `prepared` returns them.
+    on_progress: Called with what is counted ("layers" or "services"), how many are ready, and their total,
         perhaps on another thread; None: nothing is reported.
     Raises Unavailable (no master answers), ModelError, HeadMismatch.
     """
@@ -150,7 +157,10 @@ async def open_embedded(
 ) -> FleetClient:
     """Load a fleet into this process, and return it once its ring is complete.
 
-    options: with model and device chosen. models: the directories to load. on_progress: as for `open_fleet`.
+    options: Options of the fleet, with model and device chosen, as `prepared` returns them.
+    models: The directories to load.
+    on_progress: Called with "layers", how many are loaded, and their total, on another thread; None: nothing
+        is reported.
     """
     from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
     from specsot_app.runtime import quiet_logs
@@ -171,7 +181,7 @@ def ring_of(options: FleetOptions) -> RingOptions:
     """Return the ring's options. If trees are fixed, stage 0 waits for each tree, however busy the machine
     is.
 
-    options: of the fleet.
+    options: Options of the fleet, of which tree, layout, plan style and drafting are read.
     """
     from specsot_master.core.ring.ring_state import EngineConfig, RingOptions
 
@@ -187,16 +197,19 @@ def ring_of(options: FleetOptions) -> RingOptions:
 
 
 def summed_progress(on_progress: Watch, layers: int) -> Callable[[str, int], None]:
-    """Return a callback that adds up the layers that all workers have loaded, and reports the sum.
+    """Return a callback, which returns None, that adds up the layers that all workers have loaded, and
+    reports the sum.
 
-    on_progress: called with "layers", the sum so far, and `layers`. layers: number of layers of the model.
+    on_progress: Called with "layers", the sum so far, and `layers`.
+    layers: Number of layers of the model; a larger sum is reported as this number.
     """
     loaded_layers: dict[str, int] = {}
 
     def loaded(worker: str, count: int) -> None:
         """Record how many layers a worker has loaded, and report the sum of all workers.
 
-        worker: the worker's name. count: its number of loaded layers so far.
+        worker: The worker's name.
+        count: Its number of loaded layers so far.
         """
         loaded_layers[worker] = count
         on_progress("layers", min(sum(loaded_layers.values()), layers), layers)

@@ -32,14 +32,19 @@ from specsot_app.fleet.demo import BUNDLED, small_pair
 if TYPE_CHECKING:
     from specsot.transport.grpc_client import MasterClient
 
+# Whether a fleet runs in this process or in child processes.
 Kind = Literal["embedded", "processes"]
+# Models that answer if no model is named.
 Demo = Literal["smollm2", "small"]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What a client trusts, and which token it sends to a master. `token` is used if there is no
-    `token_file`.
+    """What a client trusts, and which token it sends to a master.
+
+    tls_ca: File with the CA certificates (PEM) that verify the master; None: no TLS.
+    token_file: File with the bearer token; None: `token` is used.
+    token: Bearer token; None: no token is sent. It has no effect if there is a `token_file`.
     """
 
     HEADING: ClassVar[str] = "Connection"
@@ -57,7 +62,7 @@ class ClientOptions:
     async def connect(self, master: str) -> MasterClient:
         """Return a client of a running master. The token file takes precedence over the token.
 
-        master: its address, host:port.
+        master: The master's address, host:port.
         Raises Unavailable if it does not answer, InvalidRequest if the token file cannot be read.
         """
         from specsot.transport.grpc_client import connect
@@ -67,8 +72,10 @@ class ClientOptions:
 
     @asynccontextmanager
     async def connected(self, master: str) -> AsyncGenerator[MasterClient]:
-        """Yield a client of the master at host:port, which is closed at the end of the context. Raises as
-        `connect` does.
+        """Yield a client of a master, which is closed at the end of the context.
+
+        master: The master's address, host:port.
+        Raises Unavailable if the master does not answer, InvalidRequest if the token file cannot be read.
         """
         client = await self.connect(master)
         try:
@@ -78,12 +85,14 @@ class ClientOptions:
 
 
 def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given`, by flag, with the number of stages that `distributed` asks for.
+    """Return the given values with the number of stages that `distributed` asks for.
 
-    distributed True: two stages, unless another option says how many. Raises InvalidRequest if one says 1.
-    distributed False: one stage. Options that split the model are dropped with a warning, since a seed's
-    whole table of parameters has them; so are all devices but the first. Raises InvalidRequest for a value
-    that no model could have.
+    distributed: True: two stages, unless another option says how many. False: one stage; options that split
+        the model are dropped with a warning, since the table of parameters of SpecSoT's predecessors has all
+        of them; so are all devices but the first.
+    given: Values by flag, such as "layer-splits".
+    Raises InvalidRequest if `distributed` is True and an option says one stage, or if it is False and a value
+        could suit no model.
     """
     return _on_several_stages(given) if distributed else _on_one_stage(given)
 
@@ -91,7 +100,7 @@ def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
 def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with at least two stages; unchanged if another option says how many.
 
-    given: values by flag, such as "layer-splits".
+    given: Values by flag, such as "layer-splits".
     Raises InvalidRequest if an option says one stage.
     """
     counts = {
@@ -112,7 +121,7 @@ def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
 def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` with one stage, without the options that split the model, of which a warning tells.
 
-    given: values by flag, such as "layer-splits".
+    given: Values by flag, such as "layer-splits".
     Raises InvalidRequest for a value that no model could have.
     """
     stages = given.get("stages")
@@ -140,14 +149,18 @@ def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_stage_count(stages: int | None) -> None:
-    """Raise InvalidRequest if there are fewer than one stage; None, which means no choice, is allowed."""
+    """Raise InvalidRequest if there are fewer than one stage; otherwise return.
+
+    stages: Number of stages; None, which means no choice, is allowed.
+    """
     if stages is not None and stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {stages}", field="stages")
 
 
 def parts_of_list(given: str | Sequence[str] | None) -> Sequence[str]:
-    """Return the parts of a comma-separated value; a sequence stays as it is, and None or an empty text has
-    no parts.
+    """Return the parts of a comma-separated value.
+
+    given: The value. A sequence is returned as it is; None and an empty text have no parts.
     """
     return given.split(",") if isinstance(given, str) else given or ()
 
@@ -159,19 +172,20 @@ class FleetOptions(DraftModelOptions):
 
     model: None is the bundled small pair; `opening.with_demo` names SmolLM2 before that if a person asks.
     draft_model: None is the base model's bundled head, or no drafter, unless `drafter` needs no model.
-    demo: the model used without `model`.
-    preset: fills in options that are not given.
-    stages: number of layer ranges.
-    layers: the layer ranges, such as "0:4,4:8".
-    devices: the place of each stage, such as "127.0.0.1#0,127.0.0.1#cpu"; the drafter runs at the last one.
-    layout: how branches are laid out in a frame.
+
+    demo: The model used without `model`.
+    preset: Fills in options that are not given.
+    stages: Number of layer ranges.
+    layers: The layer ranges, such as "0:4,4:8".
+    devices: The place of each stage, such as "127.0.0.1#0,127.0.0.1#cpu"; the drafter runs at the last one.
+    layout: Layout of branches in a frame.
     tree: `fixed` drafts the largest tree in every step, whether or not it is profitable.
-    transport, comm_mode, hop_dtype: how members in several processes exchange messages.
-    use_eagle3, distributed, use_scheduling: switches of other systems; branches are always scheduled.
-    plan_style: the format of plans.
-    kind: whether the fleet runs in this process or in child processes.
-    master: address of a running master.
-    client: how to connect to that master.
+    transport, comm_mode, hop_dtype: How members in several processes exchange messages.
+    use_eagle3, distributed, use_scheduling: Switches of other systems; branches are always scheduled.
+    plan_style: The format of plans.
+    kind: "embedded" runs the fleet in this process, "processes" in child processes.
+    master: Address of a running master, host:port; None: this fleet has its own master.
+    client: Options of the connection to that master.
     """
 
     HEADING: ClassVar[str] = "Fleet"
@@ -246,11 +260,11 @@ class FleetOptions(DraftModelOptions):
 class Models:
     """Model directories that exist, and what drafts.
 
-    base: the base model.
-    draft: the model or head that drafts; None if nothing drafts, or the drafter needs none.
-    layers: the layer range of each stage, if chosen.
-    drafter: the drafter that was asked for; None: the head, if there is one.
-    places: the place of each stage, if chosen.
+    base: The base model.
+    draft: The model or head that drafts; None if nothing drafts, or the drafter needs none.
+    layers: Layer range of each stage; empty if not chosen.
+    drafter: The drafter that was asked for; None: the head, if there is one.
+    places: Place of each stage; empty if not chosen.
     """
 
     base: Path
@@ -261,7 +275,9 @@ class Models:
 
     @property
     def drafts(self) -> DrafterName:
-        """Return the drafter in use."""
+        """Return the drafter in use: the one that was asked for, else "eagle" if there is a head, else
+        "none".
+        """
         return self.drafter or ("none" if self.draft is None else "eagle")
 
 
@@ -269,11 +285,13 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """Return options that name the models as other processes find them, and the form in which published
     weights are held.
 
-    options: of the fleet. models: the directories that were found.
+    options: Options of the fleet.
+    models: The directories that were found.
     """
     draft_address = models.draft and address_of_model(models.draft)
     if not models.places and read_config(models.base).published:
-        from specsot_model.published import as_published  # torch
+        # Imported here, because the module imports torch.
+        from specsot_model.published import as_published
 
         options = as_published(options, models.base)
     return replace(
@@ -285,7 +303,7 @@ def models_of(options: FleetOptions) -> Models:
     """Return the directories that a local fleet loads, and its layer ranges and places, after checking all
     options that need no loading.
 
-    options: of the fleet.
+    options: Options of the fleet.
     Raises ModelError, InvalidRequest.
     """
     require_torch()
@@ -305,7 +323,10 @@ def models_of(options: FleetOptions) -> Models:
 
 
 def warn_of_processes(options: FleetOptions) -> None:
-    """Warn of options for several processes if the fleet runs in this process. options: of the fleet."""
+    """Warn of options for several processes if the fleet runs in this process.
+
+    options: Options of the fleet.
+    """
     given = [(name, getattr(options, name)) for name in ("transport", "comm_mode", "hop_dtype")]
     parts = [f"{name} {value}" for name, value in given if value]
     if parts and options.kind == "embedded":
@@ -316,7 +337,10 @@ def warn_of_processes(options: FleetOptions) -> None:
 
 
 def check_choices(options: FleetOptions) -> None:
-    """Raise InvalidRequest if an option with fixed choices has another value. options: of the fleet."""
+    """Raise InvalidRequest if an option with fixed choices has another value.
+
+    options: Options of the fleet.
+    """
     for entry in entries_of(FleetOptions):
         if entry.kind.choices and len(entry.path) == 1:
             value = getattr(options, entry.name)
@@ -330,8 +354,10 @@ def draft_of(options: FleetOptions, base: Path) -> Path | None:
 
     Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one.
 
-    options: of the fleet. base: the base model's directory.
-    Raises ModelError, InvalidRequest.
+    options: Options of the fleet.
+    base: The base model's directory.
+    Raises ModelError if a model cannot be found, InvalidRequest if the drafter needs a model and none is
+        given.
     """
     if options.drafter in MODELLESS:
         return None
@@ -350,7 +376,7 @@ def _named_head(options: FleetOptions) -> Path | None:
     """Return the bundled head that `draft_model` names; None if it names a path, a Hub repository, or no
     head.
 
-    options: of the fleet.
+    options: Options of the fleet.
     """
     name = str(options.draft_model)
     if options.drafter == "model" or "/" in name or Path(name).exists():
@@ -362,7 +388,8 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
     """Raise InvalidRequest if the head is not of the kind that `use_eagle3` says; return if nothing is said
     or no head drafts.
 
-    options: of the fleet. draft: the head's directory; None: no head.
+    options: Options of the fleet, of which `use_eagle3` and `drafter` are compared with the head.
+    draft: The head's directory; None: no head.
     """
     if options.use_eagle3 is None or draft is None or options.drafter not in (None, "eagle"):
         return
@@ -380,7 +407,8 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
 def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
     """Return the layer range of each stage, or () if they are not chosen.
 
-    options: of the fleet. base: the base model's directory, whose number of layers is read.
+    options: Options of the fleet.
+    base: The base model's directory, whose number of layers is read.
     Raises InvalidRequest for ranges that do not cover the model, or are not as many as the stages.
     """
     if options.layers is None:
@@ -397,7 +425,7 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
     The seeds' table of parameters names GPU 0 even if the model is not distributed. On a machine without a
     GPU, that entry then has no effect except a warning, and the CPU computes.
 
-    options: of the fleet.
+    options: Options of the fleet.
     Raises InvalidRequest for a malformed place.
     """
     places = parse_devices(options.devices) if options.devices else ()
@@ -408,7 +436,10 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
 
 
 def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
-    """Return whether the only place is a GPU of this machine, which has none; False for several places."""
+    """Return whether the only place is a GPU of this machine, which has none; False for several places.
+
+    places: Places of the stages; may be empty.
+    """
     if len(places) != 1 or places[0].device == "cpu" or not local_hosts([places[0].host]):
         return False
     import torch
@@ -419,7 +450,8 @@ def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
 def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     """Return the place of each stage, all on this machine; () if they are not chosen.
 
-    options: of the fleet. ranges: number of chosen layer ranges; 0: not chosen.
+    options: Options of the fleet.
+    ranges: Number of chosen layer ranges; 0: none are chosen.
     Raises InvalidRequest for a place on another machine, or another number of places than stages.
     """
     places = places_of(options)
@@ -428,31 +460,41 @@ def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     if other_hosts:
         message = f"devices name {', '.join(sorted(other_hosts))}, another machine"
         raise InvalidRequest(
-            f"{message}: specsot serve --devices spreads a fleet, connect reaches it", "devices"
+            f"{message}: start the fleet with `specsot serve --devices`, then connect to it", "devices"
         )
     return places
 
 
 def public_name(options: FleetOptions) -> str:
-    """Return the model's name in answers: "demo" without a model; empty, which means the name of its
-    directory, with one.
+    """Return the model's name in answers: "demo" without a model. With a model the result is empty, which
+    means the name of the model's directory.
+
+    options: Options of the fleet.
     """
     return "" if options.model else "demo"
 
 
 def local_hosts(hosts: Iterable[str]) -> frozenset[str]:
-    """Return the hosts that are this machine. hosts: names or addresses. Raises InvalidRequest for a host
-    that cannot be resolved.
+    """Return the hosts that are this machine.
+
+    hosts: Names or addresses of hosts.
+    Raises InvalidRequest for a host that cannot be resolved.
     """
     return frozenset(host for host in set(hosts) if _is_local_host(host))
 
 
 def _is_local_host(host: str) -> bool:
-    """Return whether the host is this machine: only an address of this machine can be bound."""
+    """Return whether a host is this machine: only an address of this machine can be bound.
+
+    host: Name or address of the host, an IPv6 address perhaps in brackets.
+    Raises InvalidRequest if the host cannot be resolved.
+    """
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
     except OSError:
-        raise InvalidRequest(f"devices: nobody here knows the host {host}", field="devices") from None
+        raise InvalidRequest(
+            f"devices: this machine cannot resolve the host {host}", field="devices"
+        ) from None
     for family, kind, _, _, address in addresses:
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(address)

@@ -34,8 +34,9 @@ WRONG_INPUT = 2
 class ChildProcess:
     """A running service, whose newest 20 lines of output are kept. Make it on a running event loop.
 
-    service: what was started. process: the process; its output is a pipe. on_line: called with the service's
-        name and each line of its output.
+    service: The service that was started.
+    process: The process of the service; its output is a pipe.
+    on_line: Called with the service's name and each line of its output.
     """
 
     def __init__(self, service: Service, process: Process, on_line: OutputCallback) -> None:
@@ -104,7 +105,8 @@ async def start(service: Service, on_line: OutputCallback) -> ChildProcess:
     The process has a session of its own, so that Ctrl-C reaches only this process, which ends the services in
     order.
 
-    service: what to start. on_line: called with the service's name and each line of its output.
+    service: The service to start.
+    on_line: Called with the service's name and each line of its output.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -132,32 +134,37 @@ OnMissing = Callable[[Sequence[Service]], None]
 
 # Number of ends. A member that ends so often in a row, each time within SOON seconds of its start, is not
 # started again. Untuned.
-ENDS = 3
+MAX_SHORT_LIVES = 3
 # Seconds. An end within this time of the start counts towards ENDS. Untuned.
-SOON = 1800.0
+SHORT_LIFE = 1800.0
 # Seconds between checks of a ring that is not complete yet. Untuned.
 PAUSE = 0.05
 # Seconds that a child has to end after a call to it failed, so that its reason can be reported. Untuned.
-LAST_WORDS = 2.0
+EXIT_REPORT_TIMEOUT = 2.0
 
 
-def keep_quiet(service_name: str, line: str) -> None:
+def ignore_output(service_name: str, line: str) -> None:
     """Ignore a line of output; `ChildProcess` keeps the last lines anyway.
 
-    service_name: name of the service that wrote the line. line: the line without its end.
+    service_name: Name of the service that wrote the line.
+    line: The line without its end.
     """
 
 
-def require_members(missing: Sequence[Service]) -> None:
-    """Ignore which services have not joined. missing: the services of other machines that have not joined."""
+def ignore_missing(missing: Sequence[Service]) -> None:
+    """Ignore which services have not joined.
+
+    missing: The services of other machines that have not joined.
+    """
 
 
 class ProcessFleet:
     """Processes of a master, workers and drafters, and a client of the master.
 
-    children: the processes on this machine, the master first.
-    client: is connected to the master. stack: closes the client and ends the processes. on_line: called with
-        a service's name and each line of its output.
+    children: The processes on this machine, the master first.
+    client: Client that is connected to the master.
+    stack: Exit stack that closes the client and ends the processes.
+    on_line: Called with a service's name and each line of its output.
     """
 
     def __init__(
@@ -178,28 +185,29 @@ class ProcessFleet:
         options: FleetOptions,
         models: Models,
         port: int | None = None,
-        on_line: OutputCallback = keep_quiet,
+        on_line: OutputCallback = ignore_output,
         http_port: int | None = None,
         serving: Serving = PRIVATE,
         on_progress: Watch | None = None,
-        on_missing: OnMissing = require_members,
+        on_missing: OnMissing = ignore_missing,
     ) -> ProcessFleet:
         """Start every service that runs on this machine, and wait until the ring is complete and all members
         have joined.
 
-        options: the fleet. models: the directories to load.
-        port: port of the master; None takes a free one.
-        on_line: called with a service's name and each line of its output.
-        http_port: port of the master's HTTP server; None starts none.
-        serving: addresses, TLS files, places and flags of the services.
-        on_progress: called with "services", how many have joined, and their total; None: nothing is reported.
-        on_missing: called with the services of other machines that have not joined, at first and whenever
+        options: Options of the fleet.
+        models: The model directories to load.
+        port: Port of the master; None takes a free one.
+        on_line: Called with a service's name and each line of its output.
+        http_port: Port of the master's HTTP server; None starts none.
+        serving: Addresses, TLS files, places and flags of the services.
+        on_progress: Called with "services", how many have joined, and their total; None: nothing is reported.
+        on_missing: Called with the services of other machines that have not joined, at first and whenever
             they change.
         Raises what a service died of, in one line; then no process is left running.
         """
         port = port or free_port()
         # If another process listened there, the members would join it.
-        check_free(serving.listens(port))
+        check_free(serving.listen_address(port))
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
             children: list[ChildProcess] = []
@@ -217,12 +225,16 @@ class ProcessFleet:
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
         """Yield the events of one request, in order. Closing the iterator cancels the request.
 
-        ask: the request.
+        ask: The request.
         """
         return self._client.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request; return whether the master knew it. request: the request's id."""
+        """Cancel a request, which then ends with the reason CANCELLED. Return whether the master knew the
+        request.
+
+        request: The request's id, which its `Started` event has.
+        """
         return await self._client.cancel(request)
 
     async def info(self) -> Info:
@@ -244,14 +256,15 @@ def free_port() -> int:
     The port lies below the ports that Linux gives to outgoing connections (32768 and up), so that no
     connection takes it in the second that a master needs until it listens.
     """
-    drawn = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
-    return next(port for port in drawn if is_free(port))
+    random_ports = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
+    return next(port for port in random_ports if is_free(port))
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
     """Return whether no process listens at this port at this moment.
 
-    port: a TCP port. host: the address to try, without a port.
+    port: A TCP port.
+    host: Address to try, without a port.
     """
     try:
         check_free(address_of(host, port))
@@ -269,10 +282,10 @@ async def ready_client(
     """Return a client of the master once all rings are complete and all members have joined; wait without
     limit.
 
-    services: all services of the fleet, the master first.
-    client_options: what the client trusts and sends.
-    on_progress: called with "services", how many have joined, and their total; None: nothing is reported.
-    on_missing: called with the services of other machines that have not joined, at first and whenever they
+    services: All services of the fleet, the master first.
+    client_options: Options of the client: what it trusts, and the token that it sends.
+    on_progress: Called with "services", how many have joined, and their total; None: nothing is reported.
+    on_missing: Called with the services of other machines that have not joined, at first and whenever they
         change.
     """
     master, *members = services
@@ -282,13 +295,13 @@ async def ready_client(
         try:
             client = await client_options.connect(master.address)
             info = await client.info()
-            joined = {member.name for member in info.members}
+            joined_names = {member.name for member in info.members}
             if on_progress:
                 on_progress("services", 1 + len(info.members) - (not info.ready), len(services))
-            if not info.waiting_for and joined.issuperset(service.name for service in members):
+            if not info.waiting_for and joined_names.issuperset(service.name for service in members):
                 return client
             await client.close()
-            if missing != (missing := [service for service in missing if service.name not in joined]):
+            if missing != (missing := [service for service in missing if service.name not in joined_names]):
                 on_missing(missing)
         except (Unavailable, Cancelled):
             # The master is still starting; or it has ended, which `unless_one_ends` notices.
@@ -299,8 +312,9 @@ async def ready_client(
 async def unless_one_ends(children: list[ChildProcess], coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the coroutine's result, unless a child ends first; the coroutine is then cancelled.
 
-    children: the processes to watch. coroutine: what to run meanwhile.
-    Raises why a child ended, or what the coroutine raises.
+    children: The processes to watch.
+    coroutine: The coroutine to run meanwhile.
+    Raises what a child reported as the reason of its end, or what the coroutine raises.
     """
     working = asyncio.ensure_future(coroutine)
     ending = asyncio.ensure_future(first_end(children))
@@ -308,7 +322,7 @@ async def unless_one_ends(children: list[ChildProcess], coroutine: Coroutine[Any
         await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
         # The work may have failed because a child is about to end, whose last line says why.
         if working.done() and working.exception():
-            await asyncio.wait([ending], timeout=LAST_WORDS)
+            await asyncio.wait([ending], timeout=EXIT_REPORT_TIMEOUT)
         if ending.done() and not (working.done() and working.exception() is None):
             raise ending.result()[1]
         return working.result()
@@ -321,7 +335,7 @@ async def end_all(children: list[ChildProcess]) -> None:
     """End the master first, so that answers can finish while members still run; then end the members
     concurrently.
 
-    children: the processes, the master first; an empty list is allowed.
+    children: The processes, the master first; an empty list is allowed.
     """
     await asyncio.gather(*(child.end() for child in children[:1]))
     await asyncio.gather(*(child.end() for child in children[1:]))
@@ -335,9 +349,9 @@ async def keep_running(
     Return an error when one of the first `num_vital` children ends, or a member ends that cannot be
     restarted: one with unusable input, or one that ended ENDS times in a row soon after its start.
 
-    children: the processes; a restarted one takes the place of its predecessor in this list.
-    on_line: called with a service's name and each line of its output, and a line for each restart.
-    num_vital: how many of the first children are never restarted: 1 if the first one is the master.
+    children: The processes; a restarted one takes the place of its predecessor in this list.
+    on_line: Called with a service's name and each line of its output, and with a line for each restart.
+    num_vital: Number of the first children that are never restarted: 1 if the first one is the master.
     """
     now = asyncio.get_running_loop().time
     short_lives = ShortLives()
@@ -349,8 +363,10 @@ async def keep_running(
         if index < num_vital or isinstance(error, ModelError):
             return error
         if is_hopeless:
-            description = f"{ENDS} times in a row within {SOON / 60:.0f} minutes of its start"
-            on_line(service.name, f"{error}, {description}: it is given up")
+            description = (
+                f"{MAX_SHORT_LIVES} times in a row within {SHORT_LIFE / 60:.0f} minutes of its start"
+            )
+            on_line(service.name, f"{error}, {description}: it is not started again")
             return error
         on_line(service.name, f"{error}: it is started again")
         children[index], started[index] = await start(service, on_line), now()
@@ -369,15 +385,17 @@ class ShortLives:
         """Record that a member ended; return whether restarting it is pointless, since it ended ENDS times in
         a row within SOON seconds of its start.
 
-        index: the member's place among the children. seconds: how long it ran.
+        index: The member's index among the children.
+        seconds: Seconds for which the member ran.
         """
-        self._short[index] = self._short[index] + 1 if seconds < SOON else 0
-        return self._short[index] == ENDS
+        self._short[index] = self._short[index] + 1 if seconds < SHORT_LIFE else 0
+        return self._short[index] == MAX_SHORT_LIVES
 
 
 async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:
-    """Wait until a child ends; return its index among the children, and why it ended. children: at least one
-    process.
+    """Wait until a child ends; return its index among the children, and why it ended.
+
+    children: At least one process.
     """
     endings = [asyncio.ensure_future(child.wait_ended()) for child in children]
     try:

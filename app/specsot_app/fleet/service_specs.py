@@ -20,6 +20,7 @@ from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, publi
 
 # Seconds. Time that a child has to end by itself, in addition to its --grace. Untuned.
 EXIT_GRACE = 10.0
+# Host of servers that only this machine reaches.
 LOOPBACK = "127.0.0.1"
 # Default port of the master's --fleet-listen.
 FLEET_PORT = 50060
@@ -27,22 +28,23 @@ FLEET_PORT = 50060
 STAGES = 1
 # Environment variables that configure the `specsot` command are hidden from services, which are configured by
 # flags.
-FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
-UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in FORGOTTEN)
+HIDDEN_VARIABLES = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
+# Environment of a service in which these variables are empty.
+UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in HIDDEN_VARIABLES)
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
     """What to start: `python -m module arguments...`, at an address.
 
-    name: the member's name.
-    module: the Python module to run.
-    address: where the service listens.
-    arguments: its command line.
-    environment: variables added to this process's environment.
-    host: another machine, on which the user starts the service; None: this machine.
-    grace: seconds it may take to end by itself.
-    within: name of the service in whose process it runs; None: a process of its own.
+    name: The member's name.
+    module: The Python module to run.
+    address: Address at which the service listens, host:port or a unix socket.
+    arguments: Its command line.
+    environment: Variables that are added to this process's environment, as (name, value).
+    host: Name of another machine, on which the user starts the service; None: this machine.
+    grace: Seconds it may take to end by itself.
+    host_service: Name of the service in whose process this one runs; None: a process of its own.
     """
 
     name: str
@@ -52,25 +54,25 @@ class Service:
     environment: tuple[tuple[str, str], ...] = ()
     host: str | None = None
     grace: float = EXIT_GRACE
-    within: str | None = None
+    host_service: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
     """How a fleet serves clients and members, whatever it consists of.
 
-    host: where the master's servers listen.
-    master: further command-line flags of the master.
-    members: further command-line flags of all members.
-    grace: seconds that answers have to end once the master is asked to stop; None: as its environment says.
-    replicas: number of rings.
-    places: the place of each stage, ring by ring, if chosen.
-    here: the hosts among `places` that are this machine.
-    fleet: address of a separate server for members, if there is one.
-    certificates: a folder as docker/certificates.sh makes it.
-    joining: number of stages that machines which join later will run.
-    private: certificates are used by members alone, and clients are on this machine.
-    token_file: the tokens that clients send; None: those of the certificates' folder, if any.
+    host: Host at which the master's servers listen.
+    master: Further command-line flags of the master.
+    members: Further command-line flags of all members.
+    grace: Seconds that answers have to end once the master is asked to stop; None: as its environment says.
+    replicas: Number of rings.
+    places: Place of each stage, ring by ring; empty if not chosen.
+    own_hosts: Hosts among `places` that are this machine.
+    fleet: Address of a separate server for members, host:port; None: members use the master's server.
+    certificates: Folder as docker/certificates.sh makes it; None: no TLS.
+    joining: Number of stages that are left to machines which join later.
+    private: True if certificates are used by members alone, and clients are on this machine.
+    token_file: The tokens that clients send; None: those of the certificates' folder, if any.
     """
 
     host: str = LOOPBACK
@@ -79,7 +81,7 @@ class Serving:
     grace: float | None = None
     replicas: int = 1
     places: tuple[HostDevice, ...] = ()
-    here: frozenset[str] = frozenset()
+    own_hosts: frozenset[str] = frozenset()
     fleet: str | None = None
     certificates: Path | None = None
     joining: int = 0
@@ -89,21 +91,28 @@ class Serving:
     @property
     def spread(self) -> bool:
         """Return whether some stages run on other machines."""
-        return self.joining > 0 or any(place.host not in self.here for place in self.places)
+        return self.joining > 0 or any(place.host not in self.own_hosts for place in self.places)
 
-    def listens(self, port: int) -> str:
-        """Return the address at which a server with this port listens."""
+    def listen_address(self, port: int) -> str:
+        """Return the address at which a server of the master listens.
+
+        port: The server's port.
+        """
         return address_of(self.host, port)
 
-    def reached(self, port: int) -> str:
-        """Return the address at which this machine reaches the server with this port; a wildcard host is
-        reached by the loopback address.
+    def reachable_address(self, port: int) -> str:
+        """Return the address at which this machine reaches a server of the master; a wildcard host is reached
+        by the loopback address.
+
+        port: The server's port.
         """
         return address_of(LOOPBACK if self.host in ("", "0.0.0.0", "::", "[::]") else self.host, port)
 
     @property
     def client(self) -> ClientOptions:
-        """Return what a client of this fleet trusts and sends."""
+        """Return the options of a client of this fleet: the CA that it trusts and the file of its token. Both
+        are None if clients need no TLS and no token.
+        """
         folder = self.tls_files_of_clients
         return ClientOptions(folder and folder / "ca.pem", self.token_file or (folder and folder / "token"))
 
@@ -113,7 +122,7 @@ class Serving:
         return None if self.private else self.certificates
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def client_flags(self) -> tuple[str, ...]:
         """Return the flags with which a client reaches the master."""
         return arguments_of(self.client)
 
@@ -121,12 +130,14 @@ class Serving:
         """Return the TLS flags of a service; no flags without certificates. On another machine the folder has
         the same name.
 
-        role: the folder's part for this kind of service: "master", "worker" or "drafter".
+        role: Subfolder of the certificates for this kind of service: "master", "worker" or "drafter".
         """
         if self.certificates is None:
             return ()
-        own = self.certificates / role
-        return flags_of(tls_ca=own / "ca.pem", tls_cert=own / "own.pem", tls_key=own / "own.key")
+        role_folder = self.certificates / role
+        return flags_of(
+            tls_ca=role_folder / "ca.pem", tls_cert=role_folder / "own.pem", tls_key=role_folder / "own.key"
+        )
 
 
 # A fleet on this machine alone, without TLS.
@@ -137,9 +148,9 @@ PRIVATE = Serving()
 class Role:
     """One member of the fleet.
 
-    kind: worker or drafter.
-    name: the member's name.
-    stage: a worker's stage within its ring; None for a drafter.
+    kind: Kind of the member: "worker" or "drafter".
+    name: The member's name.
+    stage: A worker's stage within its ring; None for a drafter.
     """
 
     kind: str
@@ -158,20 +169,23 @@ def services_of(
     """Return all services of a fleet: the master first; then, for each ring, its workers in order and its
     drafter.
 
-    options: of the fleet. models: the directories to load.
-    port, http_port: of the master; http_port None: no HTTP. folder: for the members' unix sockets. serving:
-        addresses, TLS files and flags.
+    options: Options of the fleet.
+    models: The model directories to load.
+    port: The master's port for gRPC.
+    folder: Folder for the members' unix sockets.
+    http_port: The master's port for HTTP; None: no HTTP.
+    serving: Addresses, TLS files and flags.
     """
     if models.places:
         serving = replace(
-            serving, places=models.places, here=frozenset(place.host for place in models.places)
+            serving, places=models.places, own_hosts=frozenset(place.host for place in models.places)
         )
     num_places = len(serving.places) // serving.replicas
     stages = len(models.layers) or (num_places and num_places + serving.joining) or options.stages or STAGES
     loaded_options = resolved(options, models)
     roles = roles_of(serving.replicas, stages - serving.joining, models.drafts != "none")
     places = places_of_roles(serving, options.device, roles)
-    stages_take_turns = take_turns(serving, places)
+    stages_take_turns = do_stages_take_turns(serving, places)
     services = [master_of(options, models, stages, port, http_port, serving, stages_take_turns)]
     ports = ports_of([place.host for place in places])
     # With several workers, the master may give each a GPU of its own, so that the drafter cannot share a
@@ -185,7 +199,7 @@ def services_of(
             if role.stage is None
             else worker_flags(member_options, models, role.stage)
         )
-        membership = MemberOptions(serving.fleet or serving.reached(port), address, role.name)
+        membership = MemberOptions(serving.fleet or serving.reachable_address(port), address, role.name)
         arguments = (
             *model_flags,
             *serving.members,
@@ -194,10 +208,10 @@ def services_of(
             "--listen",
             address,
         )
-        remote_host = place.host if serving.spread and place.host not in serving.here else None
+        remote_host = place.host if serving.spread and place.host not in serving.own_hosts else None
         service = Service(role.name, f"specsot_{role.kind}", address, arguments, host=remote_host)
         shares_process = role.stage is None and (is_only_worker or stages_take_turns) and not remote_host
-        services.append(replace(service, within=services[-1].name) if shares_process else service)
+        services.append(replace(service, host_service=services[-1].name) if shares_process else service)
     return with_cores(services, serving.replicas if stages_take_turns else None)
 
 
@@ -207,19 +221,20 @@ def processes_of(services: Sequence[Service]) -> list[Service]:
     A drafter runs in the process of a worker that has all layers, or that takes turns with others: what they
     exchange with every step then stays on the device and is not serialized, and neither waits for cores.
 
-    services: all services, of which those with `within` share a process.
+    services: All services of the fleet, of which those with `host_service` share a process.
     """
     return [
-        _with_guests(service, [guest for guest in services if guest.within == service.name])
+        _with_guests(service, [guest for guest in services if guest.host_service == service.name])
         for service in services
-        if service.within is None
+        if service.host_service is None
     ]
 
 
 def _with_guests(service: Service, guests: Sequence[Service]) -> Service:
     """Return a service that runs the guests in its process, too; the service itself if there are no guests.
 
-    service: the service that has the process. guests: the services that share it.
+    service: The service that has the process.
+    guests: The services that share this process.
     """
     if not guests:
         return service
@@ -230,7 +245,9 @@ def _with_guests(service: Service, guests: Sequence[Service]) -> Service:
 def roles_of(replicas: int, stages: int, with_drafter: bool) -> list[Role]:
     """Return the members of all rings, ring by ring: workers in the order of their stages, then the drafter.
 
-    replicas: number of rings. stages: workers of each ring. with_drafter: whether each ring has a drafter.
+    replicas: Number of rings.
+    stages: Number of workers of each ring.
+    with_drafter: True if each ring has a drafter.
     """
     roles: list[Role] = []
     for ring in range(replicas):
@@ -250,21 +267,21 @@ def master_of(
 ) -> Service:
     """Return the master's service.
 
-    options: the fleet's options.
-    models: the directories to load.
-    stages: number of workers of each ring.
-    port: the master's gRPC port.
-    http_port: the master's HTTP port; None for no HTTP.
-    serving: addresses, TLS files and flags of the services.
+    options: The fleet's options.
+    models: The directories to load.
+    stages: Number of workers of each ring.
+    port: The master's gRPC port.
+    http_port: The master's HTTP port; None for no HTTP.
+    serving: Addresses, TLS files and flags of the services.
     stages_take_turns: True if the stages compute one after the other, so that one frame is in flight; see
-        `take_turns`.
+        `do_stages_take_turns`.
     """
     flags = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
     flags += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
     flags += ("--served-model-name", public_name(options))
     tuner = "fixed" if options.tree == "fixed" else "measured"
-    flags += flags_of(branch_layout=options.layout, tuner=tuner, listen=serving.listens(port))
-    flags += flags_of(http=None if http_port is None else serving.listens(http_port))
+    flags += flags_of(branch_layout=options.layout, tuner=tuner, listen=serving.listen_address(port))
+    flags += flags_of(http=None if http_port is None else serving.listen_address(http_port))
     flags += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)
     flags += flags_of(plan_style=options.plan_style, max_in_flight=1 if stages_take_turns else None)
     flags += flags_of(fleet_listen=serving.fleet) + serving.tls_files("master") + serving.master
@@ -273,7 +290,9 @@ def master_of(
     flags += ("--client-tls", "off") if serving.private else ()
     flags += flags_of(grace=serving.grace)
     grace = EXIT_GRACE + (serving.grace or 0)
-    return Service("master", "specsot_master", serving.reached(port), flags, UNCONFIGURED, grace=grace)
+    return Service(
+        "master", "specsot_master", serving.reachable_address(port), flags, UNCONFIGURED, grace=grace
+    )
 
 
 def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> list[HostDevice]:
@@ -281,7 +300,9 @@ def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> lis
 
     Unless places were chosen, all members run on `device` of this machine.
 
-    serving: the chosen places, ring by ring. device: a torch device. roles: the members, ring by ring.
+    serving: The chosen places, ring by ring.
+    device: A torch device.
+    roles: The members, ring by ring.
     """
     chosen = iter(serving.places)
     places: list[HostDevice] = []
@@ -294,15 +315,19 @@ def places_of_roles(serving: Serving, device: str, roles: Sequence[Role]) -> lis
 def worker_flags(options: FleetOptions, models: Models, stage: int) -> tuple[str, ...]:
     """Return the command-line flags of the worker of one stage.
 
-    options: with which the worker loads. models: with the layer range of each stage, if chosen. stage: the
-        stage's number within its ring.
+    options: Options with which the worker loads its layers.
+    models: The model directories, with the layer range of each stage, if chosen.
+    stage: The stage's number within its ring.
     """
     layers = flags_of(layers=models.layers[stage] if models.layers else None)
     return (*arguments_of(options, OF_WORKER), *layers)
 
 
 def drafter_flags(options: FleetOptions) -> tuple[str, ...]:
-    """Return the command-line flags of a drafter. options: with which it loads."""
+    """Return the command-line flags of a drafter.
+
+    options: Options with which the drafter loads.
+    """
     renamed = {"draft_dtype": options.drafter_dtype, "draft_quantization": options.drafter_quantization}
     return arguments_of(replace(options, **renamed), OF_DRAFTER)
 
@@ -311,7 +336,7 @@ def flags_of(**values: object) -> tuple[str, ...]:
     """Return flags as on a command line; values that are None are left out: (layers="0:4") -> ("--layers",
     "0:4").
 
-    values: by the flag's name with underscores.
+    values: Values by the flag's name, with underscores for dashes.
     """
     pairs = [
         (f"--{name.replace('_', '-')}", str(value)) for name, value in values.items() if value is not None
@@ -319,14 +344,15 @@ def flags_of(**values: object) -> tuple[str, ...]:
     return tuple(word for pair in pairs for word in pair)
 
 
-def take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
+def do_stages_take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
     """Return whether the stages of a ring compute one after the other, each with all cores of the machine.
 
     For many sequences, that is as fast as all stages at once with a share of the cores each, and for few
     sequences it is faster (docs/results/cpu.md). It requires that all places are this machine's CPU, that no
     other machine can join, and that OMP_NUM_THREADS is not set.
 
-    serving: addresses. places: where each member runs.
+    serving: Addresses of the services.
+    places: Place of each member, ring by ring.
     """
     is_local = not serving.spread and all(place.device == "cpu" for place in places)
     # Members that join from other machines have cores of their own.
@@ -339,19 +365,23 @@ def with_cores(services: Sequence[Service], num_rings: int | None) -> list[Servi
 
     OMP_NUM_THREADS of this process's environment takes precedence.
 
-    services: all services, the master first. num_rings: the cores are divided among so many rings, if stages
-        take turns; None: among the member processes of this machine.
+    services: All services, the master first.
+    num_rings: Number of rings among which the cores are divided, if stages take turns; None: the cores are
+        divided among the member processes of this machine.
     """
-    num_processes = sum(service.host is None and service.within is None for service in services[1:])
+    num_processes = sum(service.host is None and service.host_service is None for service in services[1:])
     cores = ("OMP_NUM_THREADS", str(threads_per_process(num_rings or num_processes)))
-    return [*services[:1], *(replace(one, environment=(cores, *UNCONFIGURED)) for one in services[1:])]
+    return [
+        *services[:1],
+        *(replace(service, environment=(cores, *UNCONFIGURED)) for service in services[1:]),
+    ]
 
 
 def threads_per_process(num_processes: int) -> int:
     """Return the threads of each of several processes that share this machine's cores: OMP_NUM_THREADS if it
     is set, else at least 1.
 
-    num_processes: how many processes compute at the same time.
+    num_processes: Number of processes that compute at the same time.
     """
     configured = os.environ.get("OMP_NUM_THREADS", "")
     return (
@@ -360,16 +390,20 @@ def threads_per_process(num_processes: int) -> int:
 
 
 def command_of(service: Service) -> str:
-    """Return the command line with which a user starts the service, quoted for a shell."""
+    """Return the command line with which a user starts a service, quoted for a shell.
+
+    service: The service.
+    """
     return shlex.join([service.module.replace("_", "-"), *service.arguments])
 
 
 def with_join_server(serving: Serving, stages: int | None, device: str, fleet_listen: str | None) -> Serving:
     """Return a serving with a server for members, and with stages left to machines that join.
 
-    serving: without stages on other machines. stages: number of stages; None: one more than the places of
-        this machine. device: of the stages here, if no places are chosen. fleet_listen: address of the
-        members' server; None: this machine's address.
+    serving: Addresses and flags of the services, without stages on other machines.
+    stages: Number of stages; None: one more than the places of this machine.
+    device: Torch device of the stages on this machine, if no places are chosen.
+    fleet_listen: Address of the members' server; None: this machine's address.
     Raises InvalidRequest if no stage is left to others.
     """
     from specsot_app.fleet.joining import own_address
@@ -378,7 +412,7 @@ def with_join_server(serving: Serving, stages: int | None, device: str, fleet_li
     joining = (stages or len(devices) + 1) - len(devices)
     if joining < 1 or serving.replicas > 1 or serving.spread:
         raise InvalidRequest(
-            "share leaves stages of one ring to others: --devices of this machine, and fewer than --stages",
+            "share needs one ring, --devices of this machine, and fewer of them than --stages",
             "share",
         )
     host = fleet_listen.rpartition(":")[0] if fleet_listen else own_address()
@@ -386,7 +420,7 @@ def with_join_server(serving: Serving, stages: int | None, device: str, fleet_li
     return replace(
         serving,
         places=places,
-        here=frozenset({host}),
+        own_hosts=frozenset({host}),
         fleet=fleet_listen or address_of(host, FLEET_PORT),
         joining=joining,
         certificates=serving.certificates or state_folder() / "share",
@@ -394,17 +428,18 @@ def with_join_server(serving: Serving, stages: int | None, device: str, fleet_li
     )
 
 
+# Remedy that errors name if TLS files are missing.
 _TLS_FILES = (
-    "give --certificates FOLDER (docker/certificates.sh makes one), or --insecure in a network that nobody "
-    "else is in"
+    "give --certificates FOLDER (docker/certificates.sh makes one), or --insecure in a private network"
 )
 
 
 def with_member_server(serving: Serving, fleet_listen: str | None, insecure: bool) -> Serving:
     """Return a serving with a server for members that other machines reach, if some stages run there.
 
-    serving: addresses and places. fleet_listen: address of the server, if chosen. insecure: other machines
-        may connect without certificates.
+    serving: Addresses and places of the services.
+    fleet_listen: Address of the server, if chosen.
+    insecure: True: other machines may connect without certificates.
     Raises InvalidRequest, naming what is missing, if other machines could connect without certificates or
     cannot reach a place.
     """
@@ -414,7 +449,7 @@ def with_member_server(serving: Serving, fleet_listen: str | None, insecure: boo
         default_address = address_of(LOOPBACK, FLEET_PORT) if serving.certificates else None
         return replace(serving, fleet=fleet_listen or default_address)
     hosts = [place.host for place in serving.places]
-    remote_host = next(host for host in hosts if host not in serving.here)
+    remote_host = next(host for host in hosts if host not in serving.own_hosts)
     for host in hosts:
         if not exposed(address_of(host, 0)):
             raise InvalidRequest(
@@ -423,20 +458,22 @@ def with_member_server(serving: Serving, fleet_listen: str | None, insecure: boo
             )
     if serving.certificates is None and not insecure:
         raise InvalidRequest(f"{remote_host} is another machine: {_TLS_FILES}", "certificates")
-    return replace(serving, fleet=fleet_listen or _endpoint(hosts, serving.here, remote_host))
+    return replace(serving, fleet=fleet_listen or _endpoint(hosts, serving.own_hosts, remote_host))
 
 
 def _endpoint(hosts: Iterable[str], own_hosts: frozenset[str], remote_host: str) -> str:
     """Return the address of the members' server: that of the first host that is this machine.
 
-    hosts: the hosts of all stages. own_hosts: those that are this machine. remote_host: one that is not, for
-        the error.
-    Raises InvalidRequest if none is this machine.
+    hosts: The hosts of all stages.
+    own_hosts: The hosts that are this machine.
+    remote_host: A host that is another machine, which the error names.
+    Raises InvalidRequest if none of the hosts is this machine.
     """
     own_host = next((host for host in hosts if host in own_hosts), None)
     if own_host is None:
         raise InvalidRequest(
-            f"no device is here: give --fleet-listen HOST:{FLEET_PORT}, where {remote_host} reaches this one",
+            f"no device is on this machine: give --fleet-listen HOST:{FLEET_PORT}, "
+            f"which {remote_host} can reach",
             field="fleet_listen",
         )
     return address_of(own_host, FLEET_PORT)

@@ -20,39 +20,41 @@ from specsot.core.view import View
 from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
 from specsot.events import NO_PLAN, Numbered, Reason, Started
 from specsot.params import MAX_SEED, MODES, Ask, Message, Mode
-from specsot_app.core.answer_view import counted, has_no_plan, summary
+from specsot_app.core.answer_view import has_no_plan, summary, with_noun
 from specsot_app.fleet.opening import FleetClient
 from specsot_app.runtime import BackgroundLoop
 from specsot_app.terminal.line_input import LineInput
 from specsot_app.terminal.show import OutputFormat, Streams, Summary, show
 
+# Text that "/help" prints; a command's explanation begins in column HELP_COLUMN.
 HELP = """\
 /mode auto|sot|direct  let the model choose; force a plan; answer without one
 /compare               the last question once more the other way, with a plan or without: both times
 /retry                 another answer to the last question; at temperature 0.7 where 0 would write the same
-/system TEXT           what the model is told before the conversation; without TEXT: nothing
-/seed N                of the answers from now on; without N: drawn each time
-/save FILE             keep the conversation as JSON: role and content of each message
-/load FILE             go on with a conversation that was kept
-/stop                  end the answer that is being written, as Ctrl-C does; what is there stays
+/system TEXT           system message before the conversation; without TEXT: none
+/seed N                seed of the answers from now on; without N: a random one each time
+/save FILE             save the conversation as JSON: role and content of each message
+/load FILE             continue a conversation that was saved
+/stop                  end the answer that is being written, as Ctrl-C does; the text so far stays
 /clear                 forget the conversation
-/help                  this
+/help                  show this list
 /exit                  leave, as Ctrl-D does
-Enter sends; Alt-Enter begins another line, and what is pasted keeps its lines"""
+Enter sends; Alt-Enter begins another line, and pasted text keeps its lines"""
 
 
 # Column of HELP in which a command's explanation begins.
 HELP_COLUMN = 23
 # Temperature of another answer if temperature 0 would repeat the first. Precedent: the web page uses the
 # same.
-FRESH = 0.7
+RETRY_TEMPERATURE = 0.7
 
 
 def wrapped_help(help_text: str, columns: int) -> str:
-    """Return HELP wrapped between words to a terminal's width; explanations that continue are indented.
+    """Return a help text wrapped between words to a terminal's width; explanations that continue are
+    indented.
 
-    help_text: lines, of which those with "/" in front have an explanation from column HELP_COLUMN on.
-        columns: the width.
+    help_text: Lines, of which those that begin with "/" have an explanation from column HELP_COLUMN on.
+    columns: Width of the terminal, in characters.
     """
     indent = " " * min(HELP_COLUMN, columns // 2)
     lines = ((line, indent if line.startswith("/") else "") for line in help_text.splitlines())
@@ -61,15 +63,15 @@ def wrapped_help(help_text: str, columns: int) -> str:
     )
 
 
-def for_another_answer(ask: Ask) -> Ask:
-    """Return the request so that it may get another answer: with temperature FRESH if its temperature is 0
-    and no seed is given.
+def with_retry_temperature(ask: Ask) -> Ask:
+    """Return the request so that it may get another answer: with temperature RETRY_TEMPERATURE if its
+    temperature is 0 and no seed is given.
 
-    ask: the request; otherwise it is returned unchanged.
+    ask: The request. If it has a temperature or a seed, it is returned unchanged.
     """
     if ask.sampling.temperature or ask.seed is not None:
         return ask
-    return replace(ask, sampling=replace(ask.sampling, temperature=FRESH))
+    return replace(ask, sampling=replace(ask.sampling, temperature=RETRY_TEMPERATURE))
 
 
 # Matches a line that is a command: a slash and letters, then perhaps a space and an argument.
@@ -82,7 +84,7 @@ def parse_line(line: str) -> tuple[str, str]:
     Only a line that begins like a command, such as "/mode direct", is one; a path or pasted text is a
     question.
 
-    line: what the user sent, which may have several lines.
+    line: The text that the user sent, which may have several lines.
     """
     stripped = line.strip()
     match = _COMMAND.fullmatch(stripped)
@@ -93,10 +95,10 @@ def parse_line(line: str) -> tuple[str, str]:
 class ChatHistory:
     """The conversation so far, oldest first; questions and answers alternate.
 
-    mode: how answers are planned.
-    system: the system message.
-    turns: the messages.
-    seed: the seed of answers; None draws one for each answer.
+    mode: Mode of the next question: "auto", "sot" or "direct".
+    system: The system message; empty: none.
+    turns: Messages of user and assistant in turn.
+    seed: The seed of answers; None draws one for each answer.
     """
 
     mode: Mode = "auto"
@@ -106,46 +108,57 @@ class ChatHistory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Return the system message, if any, and all turns."""
-        before = (Message("system", self.system),) if self.system else ()
-        return (*before, *self.turns)
+        """Return the system message, if it is not empty, and all turns."""
+        system_messages = (Message("system", self.system),) if self.system else ()
+        return (*system_messages, *self.turns)
 
     def with_question(self, question: str) -> tuple[Message, ...]:
-        """Return the messages of a request that asks this question: the conversation, then the question."""
+        """Return the messages of a request: the system message, the conversation, then a question.
+
+        question: The text that the user sent.
+        """
         return (*self.messages, Message("user", question))
 
-    def answered(self, question: str, answer: str) -> ChatHistory:
+    def with_exchange(self, question: str, answer: str) -> ChatHistory:
         """Return the conversation with this exchange; with an empty answer, the conversation stays as it was.
 
-        question: what was asked. answer: the merged text.
+        question: The text that the user sent.
+        answer: The merged text of the answer.
         """
         if not answer.strip():
             return self
         exchange = Message("user", question), Message("assistant", answer)
         return replace(self, turns=(*self.turns, *exchange))
 
-    def without_last(self, question: str) -> ChatHistory:
-        """Return the conversation without its newest exchange, if that is this question and its answer; else
-        unchanged.
-        """
-        asked = self.turns[-2:-1] == (Message("user", question),)
-        return replace(self, turns=self.turns[:-2]) if asked else self
+    def without_last_exchange(self, question: str) -> ChatHistory:
+        """Return the conversation without its newest exchange, if that exchange is a given question and its
+        answer; otherwise return it unchanged.
 
-    def without_oldest(self) -> ChatHistory:
+        question: The question.
+        """
+        is_last = self.turns[-2:-1] == (Message("user", question),)
+        return replace(self, turns=self.turns[:-2]) if is_last else self
+
+    def without_oldest_exchange(self) -> ChatHistory:
         """Return the conversation without its oldest exchange; an empty one stays empty."""
         return replace(self, turns=self.turns[2:])
 
 
 def is_seed(text: str) -> bool:
-    """Return whether the text is a seed: a whole number from 0 to MAX_SEED.
+    """Return whether a text is a seed: a whole number from 0 to MAX_SEED.
 
-    Its length is checked first, since Python refuses to read thousands of digits.
+    The text's length is checked first, since Python refuses to read thousands of digits.
+
+    text: Argument of "/seed", without a sign.
     """
     return text.isdecimal() and len(text) < 100 and int(text) <= MAX_SEED
 
 
 def write_messages(history: ChatHistory) -> str:
-    """Return the conversation, with the system message, as JSON: a list of objects with role and content."""
+    """Return the conversation, with the system message, as JSON: a list of objects with role and content.
+
+    history: The conversation.
+    """
     messages = [{"role": message.role, "content": message.content} for message in history.messages]
     return json.dumps(messages, ensure_ascii=False, indent=1) + "\n"
 
@@ -153,27 +166,28 @@ def write_messages(history: ChatHistory) -> str:
 def read_messages(history: ChatHistory, text: str) -> ChatHistory:
     """Return the chat with the messages of a saved one; its mode and seed stay.
 
-    history: the present chat. text: JSON as `write_messages` returns it.
+    history: The present chat.
+    text: JSON as `write_messages` returns it.
     Raises ValueError if the text is no list of messages, or questions and answers do not take turns.
     """
     try:
-        read = tuple(
+        messages = tuple(
             Message(str(message["role"]), _text_of(message["content"])) for message in json.loads(text)
         )
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError("not a list of messages of text") from error
-    has_system = bool(read) and read[0].role == "system"
-    system, turns = (read[0].content, read[1:]) if has_system else ("", read)
+    has_system = bool(messages) and messages[0].role == "system"
+    system, turns = (messages[0].content, messages[1:]) if has_system else ("", messages)
     if [message.role for message in turns] != ["user", "assistant"] * (len(turns) // 2):
         raise ValueError("questions and answers must take turns")
     return replace(history, system=system, turns=turns)
 
 
 def _text_of(content: Any) -> str:
-    """Return a message's text, or the joined texts of its parts. Raises KeyError or TypeError for content
-    that has none.
+    """Return a message's text, or the joined texts of its parts.
 
-    content: a string, or a list of objects with `text`.
+    content: A string, or a list of objects with `text`.
+    Raises KeyError or TypeError for content that has no text.
     """
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
@@ -190,9 +204,9 @@ TOO_LARGE = "max_new_tokens"
 class AnsweredQuestion:
     """A question with its answer.
 
-    history: the conversation as it was sent, without the oldest exchanges if they did not fit.
-    question: the question.
-    view: the answer.
+    history: The conversation as it was sent, without the oldest exchanges if they did not fit.
+    question: The text that the user sent.
+    view: The state after the request's last event.
     """
 
     history: ChatHistory
@@ -203,8 +217,9 @@ class AnsweredQuestion:
 class RunningAnswer:
     """An answer in progress. Call `show` once; `stop` may be called at any time. Runs on the background loop.
 
-    fleet: the client that answers. make_ask: makes the request from a history and a question. show: shows the
-        events, and returns the view after the last one.
+    fleet: The client that answers.
+    make_ask: Makes the request from a history and a question.
+    show: Shows the events, and returns the view after the last one.
     """
 
     def __init__(self, fleet: FleetClient, make_ask: Asker, show: Show) -> None:
@@ -216,24 +231,25 @@ class RunningAnswer:
         self._stopping = False
 
     async def show(self, history: ChatHistory, question: str) -> AnsweredQuestion:
-        """Ask, and show the answer. Raises what asking raises, and CancelledError if it was stopped before it
-        began.
+        """Send a request, show its events, and return the question with its answer.
 
-        history: the conversation before the question. question: what is asked.
+        history: The conversation before the question.
+        question: The text that the user sent.
+        Raises what the request raises, and CancelledError if it was stopped before it began.
         """
         self._task = asyncio.current_task()
-        wrapped_help, first_event, later_events = await self._send(history, question)
+        sent_history, first_event, later_events = await self._send(history, question)
         async with aclosing(later_events):
-            left_out = (len(history.turns) - len(wrapped_help.turns)) // 2
+            left_out = (len(history.turns) - len(sent_history.turns)) // 2
             return AnsweredQuestion(
-                wrapped_help,
+                sent_history,
                 question,
                 await self._show(self._record_request_id(first_event, later_events), left_out),
             )
 
     async def stop(self) -> None:
-        """Cancel the request, and let what was written arrive. A second call, or one before the request
-        began, ends at once.
+        """Cancel the request, and let the text that was written arrive. Before the request began, and at a
+        second call, end at once: `show` then raises CancelledError.
         """
         if self._request is not None and not self._stopping:
             self._stopping = True
@@ -249,7 +265,8 @@ class RunningAnswer:
         The oldest exchanges are left out, one by one, while the model's context is too short for all of them
         and an answer of the usual length. Raises InvalidRequest if the question alone does not fit.
 
-        history: the conversation before the question. question: what is asked.
+        history: The conversation before the question.
+        question: The text that the user sent.
         """
         while True:
             ask = self._make_ask(history, question)
@@ -262,15 +279,15 @@ class RunningAnswer:
                 shorter = isinstance(error, ContextLengthExceeded) or error.field == TOO_LARGE
                 if not (shorter and history.turns):
                     raise
-                history = history.without_oldest()
+                history = history.without_oldest_exchange()
 
     async def _record_request_id(
         self, first_event: Numbered, later_events: AsyncGenerator[Numbered]
     ) -> AsyncGenerator[Numbered]:
         """Yield all events, and record the request's id, which `stop` needs.
 
-        first_event: the first event, which has the id unless the request failed. later_events: the other
-            events.
+        first_event: The first event, which has the id unless the request failed.
+        later_events: The events after the first one.
         """
         if isinstance(first_event.event, Started):
             self._request = first_event.event.request
@@ -282,11 +299,14 @@ class RunningAnswer:
 class Chat:
     """The loop of a chat: reads lines, runs commands, asks questions and keeps the conversation.
 
-    background: the loop on which requests run. fleet: the client that answers. make_ask: makes a request from
-        a history and a question. keyboard: the source of lines. streams: where answers and remarks go.
-        output_format: how answers are shown.
-    max_positions: positions of the model's context; None if unknown.
-    has_drafter: whether the fleet has a drafter, which summaries mention.
+    background: The loop on which requests run.
+    fleet: The client that answers.
+    make_ask: Makes a request from a history and a question.
+    keyboard: The source of the user's lines.
+    streams: The streams of answers and of remarks.
+    output_format: Format in which answers are shown: live panels or plain text.
+    max_positions: Number of positions of the model's context; None if unknown.
+    has_drafter: True if the fleet has a drafter, which summaries mention.
     """
 
     def __init__(
@@ -316,7 +336,7 @@ class Chat:
     def run(self, history: ChatHistory) -> int:
         """Run until the user leaves; return 1 if a question was not answered, else 0.
 
-        history: the conversation to begin with.
+        history: The conversation to begin with.
         """
         while (line := self._next_line(history)) is not None:
             match parse_line(line):
@@ -326,40 +346,43 @@ class Chat:
                     history = self._answer(history, question)
                 case "/mode", mode if mode in MODES:
                     history = replace(history, mode=mode)
-                    self._remark(f"mode {mode}")
+                    self._print_remark(f"mode {mode}")
                 case "/mode", _:
-                    self._remark(f"/mode takes one of {', '.join(MODES)}")
+                    self._print_remark(f"/mode takes one of {', '.join(MODES)}")
                 case "/system", text:
                     history = replace(history, system=text)
-                    self._remark("system message set" if text else "no system message")
+                    self._print_remark("system message set" if text else "no system message")
                 case "/seed", number if not number or is_seed(number.removeprefix("-")):
-                    drawn = not number or number.startswith("-")  # as everywhere, a negative seed is random
-                    history = replace(history, seed=None if drawn else int(number))
-                    self._remark("a seed is drawn each time" if drawn else f"seed {number}")
+                    # A negative seed means a random one, as in requests.
+                    is_random = not number or number.startswith("-")
+                    history = replace(history, seed=None if is_random else int(number))
+                    self._print_remark("each answer gets a random seed" if is_random else f"seed {number}")
                 case "/seed", _:
-                    self._remark(f"/seed takes a whole number up to {MAX_SEED}, or nothing")
+                    self._print_remark(f"/seed takes a whole number up to {MAX_SEED}, or nothing")
                 case "/compare", "":
                     self._compare()
                 case "/retry", "" if self._last is not None:
                     history = self._answer(
-                        history.without_last(self._last.question), self._last.question, differently=True
+                        history.without_last_exchange(self._last.question),
+                        self._last.question,
+                        differently=True,
                     )
                 case "/retry", "":
-                    self._remark("nothing was answered yet")
+                    self._print_remark("no question was answered yet")
                 case ("/save" | "/load") as word, file:
                     history = self._save_or_load(history, word, Path(file).expanduser()) if file else history
-                    self._remark("" if file else f"{word} needs a file")
+                    self._print_remark("" if file else f"{word} needs a file")
                 case "/clear", "":
                     history = replace(history, turns=())
-                    self._remark("forgotten")
+                    self._print_remark("conversation cleared")
                 case "/stop", "":
-                    self._remark("nothing is being written")
+                    self._print_remark("no answer is being written")
                 case "/help", "":
-                    self._remark(wrapped_help(HELP, shutil.get_terminal_size().columns))
+                    self._print_remark(wrapped_help(HELP, shutil.get_terminal_size().columns))
                 case (("/exit" | "/quit"), ""):
                     break
                 case _:
-                    self._remark(f"no command is called {line.strip()}; /help tells all")
+                    self._print_remark(f"unknown command {line.strip()}; /help lists all commands")
         return int(self._failed)
 
     def _save_or_load(self, history: ChatHistory, command_word: str, file: Path) -> ChatHistory:
@@ -368,7 +391,9 @@ class Chat:
 
         If the file cannot be written or read, the reason is printed and the conversation stays as it was.
 
-        history: the conversation. command_word: "/save" or "/load". file: the file.
+        history: The conversation.
+        command_word: "/save" or "/load".
+        file: Path of the file.
         """
         try:
             if command_word == "/save":
@@ -378,17 +403,17 @@ class Chat:
                 self._last = None
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            self._remark(f"{file}: {reason}")
+            self._print_remark(f"{file}: {reason}")
         else:
-            verb = "kept in" if command_word == "/save" else "read from"
-            self._remark(f"{counted(len(history.turns) // 2, 'exchange')} {verb} {file}")
+            verb = "saved to" if command_word == "/save" else "read from"
+            self._print_remark(f"{with_noun(len(history.turns) // 2, 'exchange')} {verb} {file}")
         return history
 
     def _next_line(self, history: ChatHistory) -> str | None:
         """Return the next line: first those typed during the last answer; None at the end of the input or at
         Ctrl-C.
 
-        history: its mode is shown in the prompt.
+        history: The conversation, whose mode is shown in the prompt.
         """
         if self._typed_lines:
             return self._typed_lines.popleft()
@@ -401,23 +426,28 @@ class Chat:
     def _answer(self, history: ChatHistory, question: str, differently: bool = False) -> ChatHistory:
         """Return the conversation with this exchange, or unchanged if there was no answer.
 
-        history: the conversation before the question. question: what is asked. differently: another answer
-            than before is wanted.
+        history: The conversation before the question.
+        question: The text that the user sent.
+        differently: True if another answer than before is wanted.
         """
         answered = self._ask(history, question, lambda view: summary(view, self._has_drafter), differently)
         if answered is None:
             return history
         self._last = answered
-        return answered.history.answered(question, answered.view.merged)
+        return answered.history.with_exchange(question, answered.view.merged)
 
     def _compare(self) -> None:
-        """Answer the last question the other way; the answer is shown, but not added to the conversation."""
+        """Answer the last question the other way; the answer is shown, but not added to the conversation.
+
+        If no question was answered yet, or if the last answer's plan was dropped, a remark says so and
+        nothing is asked.
+        """
         if self._last is None:
-            self._remark("nothing was answered yet")
+            self._print_remark("no question was answered yet")
             return
         first_view = self._last.view
         if has_no_plan(first_view.finished):
-            self._remark(f"nothing to compare with: {NO_PLAN}")
+            self._print_remark(f"nothing to compare with: {NO_PLAN}")
             return
         history = replace(self._last.history, mode="direct" if first_view.panels else "sot")
         self._ask(
@@ -429,21 +459,25 @@ class Chat:
     def _ask(
         self, history: ChatHistory, question: str, make_summary: Summary, differently: bool = False
     ) -> AnsweredQuestion | None:
-        """Ask and show; return None if there was no answer, after a remark that says why.
+        """Send a question and show its answer. Return None if there was no answer, after a remark that says
+        why.
 
         Lines that are typed meanwhile are kept for later, except "/stop", which ends the answer.
 
-        history: the conversation before the question. question: what is asked. make_summary: makes the line
-            that is shown below the answer. differently: another answer than before is wanted.
+        history: The conversation before the question.
+        question: The text that the user sent.
+        make_summary: Makes the line that is shown below the answer.
+        differently: True if another answer than before is wanted.
         """
 
         def make_ask(history: ChatHistory, question: str) -> Ask:
             """Return the request, changed if another answer than before is wanted.
 
-            history: the conversation that fits. question: what is asked.
+            history: The conversation that fits.
+            question: The text that the user sent.
             """
-            asked = self._make_ask(history, question)
-            return for_another_answer(asked) if differently else asked
+            ask = self._make_ask(history, question)
+            return with_retry_temperature(ask) if differently else ask
 
         answering = RunningAnswer(self._fleet, make_ask, partial(self._show, make_summary))
         future = self._background.start(answering.show(history, question))
@@ -455,10 +489,10 @@ class Chat:
         try:
             answered = future.result()
         except CancelledError:
-            self._remark("stopped before anything was written")
+            self._print_remark("stopped before anything was written")
         except SpecsotError as error:
             self._failed = True
-            self._remark(f"specsot: {error}")
+            self._print_remark(f"specsot: {error}")
         else:
             finished = answered.view.finished
             self._failed = self._failed or finished is None or finished.reason is Reason.FAILED
@@ -468,15 +502,19 @@ class Chat:
         """Show an answer, and before it mention exchanges that were left out; return the view after the last
         event.
 
-        make_summary: makes the line below the answer. events: of the request. left_out: number of exchanges
-            that were left out.
+        make_summary: Makes the line below the answer.
+        events: Events of the request.
+        left_out: Number of exchanges that were left out, since they do not fit the model's context.
         """
         if left_out:
-            self._remark(describe_left_out(left_out, self._max_positions))
+            self._print_remark(describe_left_out(left_out, self._max_positions))
         return await show(events, self._output_format, self._streams, make_summary)
 
-    def _remark(self, text: str) -> None:
-        """Print a remark to the error stream; an empty one is not printed."""
+    def _print_remark(self, text: str) -> None:
+        """Print a remark to the error stream; an empty one is not printed.
+
+        text: The remark.
+        """
         if text:
             print(text, file=self._streams.err, flush=True)
 
@@ -484,10 +522,11 @@ class Chat:
 def describe_left_out(exchanges: int, max_positions: int | None) -> str:
     """Return the remark about exchanges that were left out, since they do not fit the model's context.
 
-    exchanges: their number, at least 1. max_positions: positions of the context; None if unknown.
+    exchanges: Number of exchanges that were left out, at least 1.
+    max_positions: Number of positions of the context; None if unknown.
     """
-    noun, fit, verb_was = (
+    noun, fit, was = (
         ("exchange", "fits", "was") if exchanges == 1 else (f"{exchanges} exchanges", "fit", "were")
     )
     capacity = f" of {max_positions} positions" if max_positions else ""
-    return f"the oldest {noun} no longer {fit} the model's context{capacity}, and {verb_was} left out"
+    return f"the oldest {noun} no longer {fit} the model's context{capacity}, and {was} left out"

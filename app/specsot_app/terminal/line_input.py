@@ -30,14 +30,14 @@ class LineInput(Protocol):
     def read(self, prompt: str) -> str | None:
         """Return the next line, or None at the end of the input. Raises KeyboardInterrupt at Ctrl-C.
 
-        prompt: shown in front of the line, if there is a terminal.
+        prompt: Shown in front of the line, if there is a terminal.
         """
         ...
 
     def during(self, future: Future[Any]) -> Iterator[str]:
         """Yield the lines that arrive until the work is done; Ctrl-C yields INTERRUPT.
 
-        future: is done when the work is.
+        future: Future of the work; it is done when the work is.
         """
         ...
 
@@ -45,18 +45,24 @@ class LineInput(Protocol):
 class PipeInput:
     """Lines of a pipe. Every line waits for its turn, so that only Ctrl-C arrives while an answer is written.
 
-    lines: the stream to read.
+    lines: The stream to read.
     """
 
     def __init__(self, lines: TextIO) -> None:
         self._lines = lines
 
     def read(self, prompt: str) -> str | None:
-        """Return the next line with its newline, or None at the end. The prompt is not shown."""
+        """Return the next line with its newline, or None at the end.
+
+        prompt: The prompt, which is not shown.
+        """
         return self._lines.readline() or None
 
     def during(self, future: Future[Any]) -> Iterator[str]:
-        """Yield INTERRUPT at each Ctrl-C until the future is done; lines of the pipe stay unread."""
+        """Yield INTERRUPT at each Ctrl-C until the work is done; lines of the pipe stay unread.
+
+        future: Future of the work; it is done when the work is.
+        """
         return _lines_until_done(future, None)
 
 
@@ -69,9 +75,9 @@ class TerminalInput:
     def __init__(self, terminal: TextIO, shows_prompt: bool, history: Path) -> None:
         """Open the terminal.
 
-        terminal: the stream to read, which is a terminal.
-        shows_prompt: the output is a terminal, too, so that prompts can be edited there.
-        history: file with the questions of earlier conversations.
+        terminal: The stream to read, which is a terminal.
+        shows_prompt: True if the output is a terminal, too, so that prompts can be edited there.
+        history: File with the questions of earlier conversations.
         """
         self._terminal = terminal
         self._session = _session(history) if shows_prompt else None
@@ -80,7 +86,7 @@ class TerminalInput:
         """Return the next question, which may have several lines, or None at the end (Ctrl-D). Raises
         KeyboardInterrupt.
 
-        prompt: shown in front of the first line.
+        prompt: Text shown in front of the first line.
         """
         if self._session is None:
             print(prompt, end="", file=sys.stderr, flush=True)
@@ -91,15 +97,19 @@ class TerminalInput:
             return None
 
     def during(self, future: Future[Any]) -> Iterator[str]:
-        """Yield the lines that are typed, and INTERRUPT at each Ctrl-C, until the future is done."""
+        """Yield the lines that are typed, and INTERRUPT at each Ctrl-C, until the work is done.
+
+        future: Future of the work; it is done when the work is.
+        """
         return _lines_until_done(future, self._terminal.fileno())
 
 
 def input_from(lines: TextIO, out: TextIO, history: Path) -> LineInput:
     """Return the source of lines for a terminal or a pipe.
 
-    lines: the stream to read. out: the stream of answers, on which prompts are edited if it is a terminal.
-        history: file with earlier questions, used at a terminal alone.
+    lines: The stream to read.
+    out: The stream of answers, on which prompts are edited if it is a terminal.
+    history: File with earlier questions, used at a terminal alone.
     """
     return TerminalInput(lines, out.isatty(), history) if lines.isatty() else PipeInput(lines)
 
@@ -107,7 +117,7 @@ def input_from(lines: TextIO, out: TextIO, history: Path) -> LineInput:
 def _session(history: Path) -> PromptSession[str]:
     """Return a prompt session with Enter, Alt-Enter and a history that only this user can read.
 
-    history: the history's file, created if missing; if that fails, the history is kept in memory.
+    history: File of the history, created if missing; if that fails, the history is kept in memory.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -116,11 +126,17 @@ def _session(history: Path) -> PromptSession[str]:
     keys = KeyBindings()
 
     def send(event: KeyPressEvent) -> None:
-        """Accept the question as it is. event: of the Enter key."""
+        """Accept the question as it is.
+
+        event: Key press of Enter, which holds the edited text.
+        """
         event.current_buffer.validate_and_handle()
 
     def begin_line(event: KeyPressEvent) -> None:
-        """Insert a line break. event: of Alt-Enter."""
+        """Insert a line break.
+
+        event: Key press of Alt-Enter, which holds the edited text.
+        """
         event.current_buffer.insert_text("\n")
 
     keys.add("enter")(send)
@@ -141,7 +157,8 @@ def _lines_until_done(future: Future[Any], terminal: int | None) -> Iterator[str
 
     A terminal that is closed meanwhile yields nothing more.
 
-    future: is done when the work is. terminal: file descriptor of the terminal; None: only Ctrl-C is watched.
+    future: Future of the work; it is done when the work is.
+    terminal: File descriptor of the terminal; None: only Ctrl-C is watched.
     """
     with (
         _done_or_interrupt(future) as receiver,
@@ -167,7 +184,7 @@ def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
     """Yield a socket that receives DONE when the future is done, and the signal's number at Ctrl-C, which
     raises no exception meanwhile.
 
-    future: is done when the work is.
+    future: Future of the work; it is done when the work is.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
@@ -177,28 +194,31 @@ def _done_or_interrupt(future: Future[Any]) -> Generator[socket.socket]:
 
 
 def _done_sender(sender: socket.socket) -> Callable[[Any], None]:
-    """Return a callback for a future that sends DONE over a socket.
+    """Return a callback for a future, which sends DONE over a socket and returns None.
 
-    sender: the sending side of the socket.
+    sender: Sending side of the socket.
     """
 
-    def ring(_: Any) -> None:
-        """Send DONE; the argument is the future, which is not used."""
+    def send_done(_: Any) -> None:
+        """Send DONE; the argument is the future, which is not used.
+
+        _: The finished future, which is not used.
+        """
         # The waiting side may have closed its socket.
         with suppress(OSError):
             sender.send(DONE)
 
-    return ring
+    return send_done
 
 
 @contextmanager
 def _signals_to(file_descriptor: int) -> Generator[None]:
-    """Within the context, let signals write their number to this file descriptor, and let Ctrl-C raise no
-    exception.
+    """Within the context, which yields None, let signals write their number to a file descriptor, and let
+    Ctrl-C raise no exception.
 
-    file_descriptor: of a socket that does not block.
+    file_descriptor: File descriptor of a socket that does not block.
     """
-    previous_handler = signal.signal(signal.SIGINT, _raise_nothing)
+    previous_handler = signal.signal(signal.SIGINT, _ignore_interrupt)
     previous_descriptor = signal.set_wakeup_fd(file_descriptor)
     try:
         yield
@@ -207,18 +227,21 @@ def _signals_to(file_descriptor: int) -> Generator[None]:
         signal.signal(signal.SIGINT, previous_handler)
 
 
-def _raise_nothing(number: int, frame: FrameType | None) -> None:
-    """Handle SIGINT by doing nothing; its number was already written to the socket. number, frame: as Python
-    passes them to a handler.
+def _ignore_interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT by doing nothing; its number was already written to the socket.
+
+    number: Number of the signal; it is not used.
+    frame: The interrupted stack frame; it is not used.
     """
     ...
 
 
 @contextmanager
 def _without_echo(terminal: int) -> Generator[None]:
-    """Turn the terminal's echo off within the context, since typed characters would disturb the display.
+    """Turn the terminal's echo off within the context, which yields None, since typed characters would
+    disturb the display.
 
-    terminal: file descriptor of the terminal.
+    terminal: File descriptor of the terminal.
     """
     previous = termios.tcgetattr(terminal)
     hidden = [*previous[:3], previous[3] & ~termios.ECHO, *previous[4:]]

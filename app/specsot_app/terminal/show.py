@@ -17,7 +17,14 @@ from specsot.core.event_json import line_of
 from specsot.core.info import memory_in_words
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, Started
-from specsot_app.core.answer_view import Size, apply_forecast, conclude, draw, summary, unfinished
+from specsot_app.core.answer_view import (
+    Size,
+    describe_forecast,
+    draw,
+    final_picture,
+    interrupted_picture,
+    summary,
+)
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
@@ -34,8 +41,8 @@ FRAMES_PER_SECOND = 8
 class Streams:
     """Where output goes.
 
-    out: stream of the answers.
-    err: stream of remarks.
+    out: Stream of the answers.
+    err: Stream of remarks.
     """
 
     out: TextIO
@@ -46,7 +53,8 @@ def format_for(streams: Streams, json: bool) -> OutputFormat:
     """Return JSON if it is asked for, panels on a terminal that can move its cursor, and plain text
     otherwise.
 
-    streams: the output, whose `out` may be a terminal. json: whether JSON was asked for.
+    streams: The streams of the output, of which `out` may be a terminal.
+    json: True if JSON was asked for.
     """
     if json:
         return "json"
@@ -62,8 +70,10 @@ async def show(
 ) -> View:
     """Read the events to their end, and show each; return the view after the last one.
 
-    events: of one request. output_format: how to show them. streams: where to. make_summary: makes the line
-        below the answer, which JSON does not have.
+    events: Events of one request.
+    output_format: Format in which the events are shown: live panels, plain text or JSON lines.
+    streams: The streams of answers and of remarks.
+    make_summary: Makes the line below the answer, which JSON does not have.
     """
     match output_format:
         case "json":
@@ -77,7 +87,8 @@ async def show(
 async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
     """Print one JSON object a line; the last one is `finished`. Return the view after the last event.
 
-    events: of one request. streams: where to.
+    events: Events of one request.
+    streams: The streams of answers and of remarks; only the first is used.
     """
     view = View()
     async for numbered in events:
@@ -92,7 +103,9 @@ async def show_text(
     """Print the merged answer as it grows; a forecast and the summary go to the error stream. Return the view
     after the last event.
 
-    events: of one request. streams: where to. make_summary: makes the summary from the last view.
+    events: Events of one request.
+    streams: The streams of answers and of remarks.
+    make_summary: Makes the summary from the last view.
     """
     view = View()
     num_printed = 0
@@ -101,7 +114,7 @@ async def show_text(
         if (
             isinstance(numbered.event, Started)
             and view.forecast
-            and (forecast := apply_forecast(view.forecast))
+            and (forecast := describe_forecast(view.forecast))
         ):
             print(forecast, file=streams.err, flush=True)
         if isinstance(numbered.event, MergedText) or view.finished:
@@ -116,7 +129,7 @@ async def show_text(
 class LiveView:
     """What the live screen draws at its own pace: the newest view, at the screen's current size.
 
-    console: the terminal. `view` is replaced after each event.
+    console: Console of the terminal. The attribute `view` is replaced after each event.
     """
 
     def __init__(self, console: Console) -> None:
@@ -136,7 +149,9 @@ async def show_live(
 
     If the request is interrupted or fails, print what was written so far, and re-raise.
 
-    events: of one request. console: the terminal. make_summary: makes the summary from the last view.
+    events: Events of one request.
+    console: Console of the terminal.
+    make_summary: Makes the summary from the last view.
     """
     picture = LiveView(console)
     try:
@@ -145,9 +160,9 @@ async def show_live(
                 picture.view = advance(picture.view, numbered.event)
     # After Ctrl-C or a lost connection, the text stays on the screen.
     except BaseException:
-        console.print(unfinished(picture.view))
+        console.print(interrupted_picture(picture.view))
         raise
-    console.print(conclude(picture.view, make_summary(picture.view)))
+    console.print(final_picture(picture.view, make_summary(picture.view)))
     return picture.view
 
 
@@ -155,14 +170,17 @@ class _Count(MofNCompleteColumn):
     """A column such as "3/30", shown once the total is known."""
 
     def render(self, task: Task) -> Text:
-        """Return the count, or nothing while the total is unknown."""
+        """Return the count, or empty text while the total is unknown.
+
+        task: The task whose progress is shown.
+        """
         return Text() if task.total is None else super().render(task)
 
 
 def bars(err: TextIO) -> Progress:
     """Return progress bars that disappear when they are done, and that only a terminal shows.
 
-    err: the stream to draw on.
+    err: Stream to draw on.
     """
     console = Console(file=err)
     columns = TextColumn("{task.description}"), BarColumn(20), _Count(), TimeElapsedColumn()
@@ -171,9 +189,12 @@ def bars(err: TextIO) -> Progress:
 
 @contextmanager
 def counting_bar(err: TextIO, description: str, total: int) -> Generator[Callable[[], None]]:
-    """Show a bar within the context; each call of the yielded function advances it by one.
+    """Show a bar within the context, which yields a function; each call advances the bar by one and returns
+    None.
 
-    err: the stream to draw on. description: written before the bar. total: number of calls that fill the bar.
+    err: Stream to draw on.
+    description: Text before the bar.
+    total: Number of calls that fill the bar.
     """
     with bars(err) as progress:
         task = progress.add_task(description, total=total)
@@ -181,41 +202,44 @@ def counting_bar(err: TextIO, description: str, total: int) -> Generator[Callabl
 
 
 def weights_of(options: FleetOptions) -> str:
-    """Return what is loaded and its size, such as "model.safetensors, 513 MiB"; only a name if there are no
-    weight files.
+    """Return names and size of the weight files that are loaded, such as "model.safetensors, 513 MiB". Return
+    the model's name alone if there are no weight files.
 
-    options: of the fleet; without a model, the bundled small model is meant.
+    options: Options of the fleet; without a model, the bundled small model is meant.
     """
     model = Path(options.model or small_pair() / "base")
     files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("*.gguf")]
     if not files:
         return model.name
-    named = files[0].name if len(files) == 1 else f"{len(files)} files of {model.name}"
-    return f"{named}, {memory_in_words(sum(file.stat().st_size for file in files))}"
+    file_names = files[0].name if len(files) == 1 else f"{len(files)} files of {model.name}"
+    return f"{file_names}, {memory_in_words(sum(file.stat().st_size for file in files))}"
 
 
 def open_with_progress(err: TextIO) -> Opener:
     """Return `open_fleet` with a progress bar while the fleet loads.
 
-    err: the stream to draw on.
+    err: Stream to draw on.
     """
 
     async def opener(options: FleetOptions) -> FleetClient:
         """Open the fleet; a bar is shown unless the fleet belongs to a running master.
 
-        options: of the fleet.
+        options: Options of the fleet.
         """
         if options.master is not None:
             return await open_fleet(options)
         with bars(err) as progress:
-            description_of_files = f"loading {weights_of(options)}"
-            task = progress.add_task(description_of_files, total=None)
+            description = f"loading {weights_of(options)}"
+            task = progress.add_task(description, total=None)
 
             def report(unit: str, count: int, total: int) -> None:
-                """Show progress: `count` of `total` are ready. unit: what is counted, such as "layers"."""
-                progress.update(
-                    task, description=f"{description_of_files}: {unit}", completed=count, total=total
-                )
+                """Show progress on the bar.
+
+                unit: Name of what is with_noun, such as "layers".
+                count: Number of these that are ready.
+                total: Their total.
+                """
+                progress.update(task, description=f"{description}: {unit}", completed=count, total=total)
 
             return await open_fleet(options, report)
 

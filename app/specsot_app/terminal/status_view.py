@@ -17,9 +17,9 @@ from specsot.errors import SpecsotError, Unavailable
 
 # Characters of a curve, from lowest to highest.
 CURVE_SIGNS = "▁▂▃▄▅▆▇█"
-# Columns of a bar.
+# Columns. Width of a bar. Untuned.
 BAR_WIDTH = 24
-# Columns of the longest name, so that a narrow terminal cuts values instead of names.
+# Columns. Width of the longest name, so that a narrow terminal cuts values instead of names.
 LABEL_WIDTH = 8
 
 
@@ -27,9 +27,9 @@ LABEL_WIDTH = 8
 class StatusView:
     """What is known after some queries.
 
-    info: the newest state.
-    pace: steps per second at each query, the newest last.
-    lost: why the newest query failed, or None.
+    info: State that the newest successful query returned.
+    pace: Steps per second at each query, the newest last.
+    lost: Reason for which the newest query failed; None if it succeeded.
     """
 
     info: Info
@@ -38,13 +38,17 @@ class StatusView:
 
 
 def lines_of(info: Info) -> list[str]:
-    """Return the fleet's state as lines of a name and a value. info: the state."""
-    return [f"{name:<9} {value}" for name, value in facts(info)]
+    """Return the fleet's state as lines of a name and a value.
+
+    info: State of the fleet.
+    """
+    return [f"{name:<9} {value}" for name, value in status_rows(info)]
 
 
-def facts(info: Info) -> list[tuple[str, str]]:
-    """Return (name, value) of everything to show, in order; what the fleet does not have is left out. info:
-    the state.
+def status_rows(info: Info) -> list[tuple[str, str]]:
+    """Return (name, value) of everything to show, in order; what the fleet does not have is left out.
+
+    info: State of the fleet.
     """
     models = [
         ("model", f"{entry.name} · {entry.layers} layers · {entry.max_positions} positions")
@@ -63,10 +67,11 @@ def facts(info: Info) -> list[tuple[str, str]]:
 
 
 def describe_member(member: MemberInfo, info: Info) -> str:
-    """Return a member's name, address, layers, milliseconds of a step, and whether it is a standby, in one
-    line.
+    """Return a member in one line: name and address, then, as far as they exist, its layers, milliseconds of
+    a step, and ring, and whether it is a standby.
 
-    member: the member. info: the state of its fleet.
+    member: The member.
+    info: State of the member's fleet.
     """
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, info)
@@ -81,7 +86,8 @@ def describe_member(member: MemberInfo, info: Info) -> str:
 def stage_seconds(member: MemberInfo, info: Info) -> float | None:
     """Return a worker's seconds per step; None before the first step, and for members without layers.
 
-    member: the member. info: the state of its fleet, which has the times of each ring's stages in order.
+    member: The member.
+    info: State of the member's fleet, which has the times of each ring's stages in order.
     """
     workers = [entry for entry in info.members if entry.layers and entry.replica == member.replica]
     ranges = sorted(entry.layers.first for entry in workers if entry.layers)
@@ -93,7 +99,9 @@ def stage_seconds(member: MemberInfo, info: Info) -> float | None:
 
 def describe_replica(replica: ReplicaInfo) -> str:
     """Return the state of one of several rings in one line: number, epoch, free pages, requests, steps per
-    second.
+    second. Values that the ring does not have yet are left out.
+
+    replica: State of the ring.
     """
     parts = [f"{replica.number} · epoch {replica.epoch} · {'ready' if replica.ready else 'not ready'}"]
     parts += [f"{replica.pages.free} of {replica.pages.total} pages free"] if replica.pages else []
@@ -104,29 +112,38 @@ def describe_replica(replica: ReplicaInfo) -> str:
 
 
 def describe_pages(pages: PagesInfo) -> str:
-    """Return the state of the KV pages in words, such as "20 of 64 free · 3 hold beginnings of prompts"."""
+    """Return the state of the KV pages in words, such as "20 of 64 free · 3 hold beginnings of prompts".
+
+    pages: Numbers of free and kept pages, and their total.
+    """
     return f"{pages.free} of {pages.total} free · {pages.kept} hold beginnings of prompts"
 
 
 def describe_requests(requests: RequestsInfo) -> str:
-    """Return in one line the current requests, and ends and reused prompt tokens since the master began."""
+    """Return in one line the current requests, and ends and reused prompt tokens since the master began.
+
+    requests: Counts of requests, sequences and prompt tokens.
+    """
     share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
-    ended = " · ".join(f"{count} {why}" for why, count in requests.ended)
+    ended = " · ".join(f"{count} {reason}" for reason, count in requests.ended)
     parts = [
         f"{requests.running} running in {requests.writing} sequences",
         f"{requests.waiting} waiting",
         *([ended] if ended else []),
         *([f"{requests.refused} refused"] if requests.refused else []),
-        f"{share:.0%} of prompt tokens were there",
+        f"{share:.0%} of prompt tokens were cached",
     ]
     return " · ".join(parts)
 
 
 def describe_steps(steps: StepsInfo) -> str:
-    """Return in one line the steps of the last seconds, and the totals since the master began."""
+    """Return in one line the steps of the last seconds, and the totals since the master began.
+
+    steps: Counts and speeds of steps.
+    """
     tokens = steps.per_second * steps.tokens_per_step
-    each = f"{steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
-    pace = f"{steps.per_second:.1f}/s with {each}"
+    work_per_step = f"{steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
+    pace = f"{steps.per_second:.1f}/s with {work_per_step}"
     return f"{pace} · {tokens:.0f} tokens/s · {steps.steps} steps, {steps.tokens} tokens in all"
 
 
@@ -134,12 +151,12 @@ def draw_status(status: StatusView) -> RenderableType:
     """Return the facts as a table, with used pages as a bar and the pace as a curve; the last line says how
     to leave, or why the newest query failed.
 
-    status: what the queries returned.
+    status: The view after the newest query.
     """
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=LABEL_WIDTH)
     table.add_column(overflow="ellipsis", no_wrap=True)
-    for name, value in facts(status.info):
+    for name, value in status_rows(status.info):
         table.add_row(name, value)
         if name == "pages" and status.info.pages:
             pages = status.info.pages
@@ -152,7 +169,8 @@ def draw_status(status: StatusView) -> RenderableType:
 def curve(values: Sequence[float]) -> str:
     """Return one character for each value, as high as the value relative to the highest: [1, 2, 4] -> "▃▅█".
 
-    values: not negative; if all are 0, every character is the lowest; no values give an empty text.
+    values: Numbers that are not negative; if all are 0, every character is the lowest; no values give an
+        empty text.
     """
     highest = max(values, default=0.0)
     if not highest:
@@ -162,7 +180,7 @@ def curve(values: Sequence[float]) -> str:
 
 # Seconds for one query. Untuned.
 INFO_TIMEOUT = 5.0
-# Queries that the curve shows.
+# Number of queries that the curve shows. Untuned.
 CURVE_LENGTH = 48
 
 # Asks a master for its state.
@@ -176,7 +194,9 @@ async def watch(query: Query, wait: Wait, console: Console) -> None:
 
     A master that is lost is queried again.
 
-    query: asks the master for its state. wait: waits until the next query. console: the terminal.
+    query: Asks the master for its state.
+    wait: Waits until the next query.
+    console: Console of the terminal.
     Raises SpecsotError if the first query fails.
     """
     with Live(console=console, auto_refresh=False) as live:
@@ -185,11 +205,12 @@ async def watch(query: Query, wait: Wait, console: Console) -> None:
 
 
 async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
-    """Yield what is known after each query, without end.
+    """Yield the fleet's state, with its recent speeds, after each query, without end.
 
     If a later query fails, the last state is yielded again with the reason.
 
-    query: asks the master for its state. wait: waits until the next query.
+    query: Asks the master for its state.
+    wait: Waits until the next query.
     Raises what the first query raises.
     """
     status = with_pace(StatusView(await get_info(query)))
@@ -199,12 +220,14 @@ async def status_views(query: Query, wait: Wait) -> AsyncIterator[StatusView]:
         try:
             status = with_pace(replace(status, info=await get_info(query), lost=None))
         except SpecsotError as error:
-            status = replace(status, lost=f"{error}; looking again. Ctrl-C leaves")
+            status = replace(status, lost=f"{error}; retrying. Ctrl-C leaves")
 
 
 async def get_info(query: Query) -> Info:
-    """Return the master's state. query: asks for it. Raises Unavailable if there is no answer within
-    INFO_TIMEOUT.
+    """Return the master's state.
+
+    query: Asks the master for its state.
+    Raises Unavailable if there is no answer within INFO_TIMEOUT.
     """
     try:
         async with asyncio.timeout(INFO_TIMEOUT):
@@ -215,9 +238,9 @@ async def get_info(query: Query) -> Info:
 
 def with_pace(status: StatusView) -> StatusView:
     """Return the view with the state's steps per second appended to its pace, of which the newest
-    CURVE_LENGTH are kept.
+    CURVE_LENGTH are kept. A state without steps counts as 0 steps per second.
 
-    status: a view with a new state.
+    status: A view with a new state.
     """
     steps = status.info.steps
     return replace(status, pace=(*status.pace, steps.per_second if steps else 0.0)[-CURVE_LENGTH:])

@@ -11,7 +11,7 @@ from specsot_lab.bench.gpu_loop import Drafting, GpuLoop
 from specsot_lab.bench.gpu_product import measure_prompts
 from specsot_lab.bench.gpu_replay import scaled_ranks
 from specsot_lab.bench.gpu_speculation import DEPTH, NODES, ROWS, TAU, TOP_K
-from specsot_lab.bench.synthetic_models import Telling, config_of
+from specsot_lab.bench.synthetic_models import NextTokenWeights, config_of
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder
 
@@ -24,10 +24,10 @@ def run(ring: GpuLoop, way: str, texts: int, rows: int, steps: int) -> None:
         "way": way,
         "texts": texts,
         "rows in front": rows,
-        "tokens/s": round(clock.tokens / clock.whole, 1),
+        "tokens/s": round(clock.tokens / clock.total_seconds, 1),
     }
     row |= {
-        "ms a step": round(1e3 * clock.whole / steps, 3),
+        "ms a step": round(1e3 * clock.total_seconds / steps, 3),
         "tokens a step": round(clock.tokens / steps / texts, 2),
     }
     parts = {f"{part} ms": round(1e3 * seconds / steps, 3) for part, seconds in clock.seconds.items()}
@@ -37,7 +37,8 @@ def run(ring: GpuLoop, way: str, texts: int, rows: int, steps: int) -> None:
 @torch.inference_mode()
 def main() -> None:
     config = config_of("Llama-3.1-8B")
-    decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
+    device = torch.device("cuda", 0)
+    decoder = Decoder(config, NextTokenWeights(), Range(0, config.layers), torch.bfloat16, device)
     plain = GpuLoop(decoder, PAGES, ROWS, None)
     run(plain, "plain", 1, 1024, 200)
     for texts in MANY:

@@ -26,7 +26,10 @@ OF_MEASURED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Where results are written."""
+    """Where results are written.
+
+    output: Path of the JSON file; None: results are only printed.
+    """
 
     HEADING: ClassVar[str] = "Output"
 
@@ -44,7 +47,10 @@ class OutputOptions:
         if file is None:
             return None
         if file.is_dir() or file.suffix in (".md", ".tex", ".png"):
-            raise InvalidRequest(f"{file} is no name for JSON", "output")
+            raise InvalidRequest(
+                f"{file} cannot be the JSON file: it is a folder, or its ending is that of another output",
+                "output",
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(file if file.exists() else file.parent, os.W_OK):
             raise InvalidRequest(f"{file} cannot be written", "output")
@@ -53,7 +59,16 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class TablesOptions:
-    """Options of `specsot bench quick` and `full`."""
+    """Options of `specsot bench quick` and `full`.
+
+    methods: Rows of the table.
+    prompts: File of questions, one a line; None: built-in questions.
+    minutes: Maximum minutes for all answers; None: no limit.
+    text: File with a text for perplexity; None: a built-in text.
+    small_model: Directory or name of a small language model; None: none.
+    fleet: Options of the models and their precision.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -70,7 +85,9 @@ class TablesOptions:
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
+# Examples in the help of `specsot bench quick`.
 QUICK = (Example("specsot bench quick --rounds 3 --output quick.json", "Three questions for each method"),)
+# Examples in the help of `specsot bench full`.
 FULL = (Example("specsot bench full --minutes 60 --output full.json", "An hour"),)
 
 
@@ -89,7 +106,8 @@ def full(options: TablesOptions) -> int:
 def measure(name: str, options: TablesOptions) -> int:
     """Run a table and publish it; return the exit status. `quick` and `full` differ in their methods alone.
 
-    name: "quick" or "full". options: of the command.
+    name: Name of the table, "quick" or "full".
+    options: Options of the command.
     """
     require_torch()
     output = options.output.place

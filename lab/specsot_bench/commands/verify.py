@@ -32,7 +32,14 @@ OF_VERIFIED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """Options of `specsot verify`."""
+    """Options of `specsot verify`.
+
+    prompts: File of questions, one a line; None: built-in questions.
+    max_new_tokens: Maximum number of tokens of each answer.
+    near: Gap of the two largest logits below which a difference counts as a tie.
+    json: True: print one JSON object instead of lines.
+    fleet: Options of the fleet that is verified.
+    """
 
     HEADING: ClassVar[str] = "Comparison"
 
@@ -57,8 +64,8 @@ EXAMPLES = (
 def verify(options: VerifyOptions) -> int:
     """Compare a fleet's answers with Transformers, token for token, and check whether the head fits.
 
-    Exit status 0: all answers agree, and the head fits. A quantized model is compared with itself,
-    computed in one pass.
+    Exit status 0: all answers agree, and the head fits. A quantized model is compared with itself, computed
+    in one pass.
     """
     require_torch()
     from specsot_app.terminal.show import open_with_progress

@@ -21,11 +21,15 @@ from specsot_bench.core.methods import PLAIN, Method, MethodTable
 class StepSample:
     """The state of an answer after one step, counted from the answer's beginning.
 
-    seconds: since the request. tokens: tokens written, those of a plan included. grown: how many of them were
-        written by steps with trees (prompts excluded). steps: steps of the base after the prompts. proposed:
-        drafted tokens; None if unknown. accepted: accepted drafts; None if unknown. held: maximum bytes that
-        the method held so far: KV pages, and the drafter with its own. evictions: how often a window returned
-        pages. evicted: tokens that have left the window.
+    seconds: Seconds since the request was sent.
+    tokens: Tokens written, those of a plan included.
+    grown: Number of the tokens that were written by steps with trees; prompts are excluded.
+    steps: Number of steps of the base after the prompts.
+    proposed: Drafted tokens; None if unknown.
+    accepted: Accepted drafts; None if unknown.
+    held: Maximum bytes that the method held so far: KV pages, and the drafter with its own.
+    evictions: Number of times that a window returned pages.
+    evicted: Number of tokens that have left the window.
     """
 
     seconds: float
@@ -43,78 +47,82 @@ class StepSample:
 class Excerpt:
     """An answer up to a length.
 
-    tokens: number of its tokens.
-    seconds: when the last of them was written.
-    first: when the first one was written.
-    moment: the state of the answer then.
-    text: the token ids.
+    tokens: Number of its tokens.
+    seconds: Seconds from the request to the last of these tokens.
+    first: Seconds from the request to the first token.
+    sample: State of the answer after the step that wrote the last of these tokens.
+    token_ids: Token ids of the excerpt.
     """
 
     tokens: int
     seconds: float
     first: float
-    moment: StepSample
-    text: tuple[int, ...]
+    sample: StepSample
+    token_ids: tuple[int, ...]
 
     @property
     def rate(self) -> float:
-        """Return tokens a second, from the request on."""
+        """Return the number of tokens a second, from the request on."""
         return self.tokens / self.seconds
 
     @property
     def per_token(self) -> float:
-        """Return the seconds of a token after the first (TPOT)."""
+        """Return the mean seconds of a token after the first (TPOT). For a single token, the seconds after it
+        are returned.
+        """
         return (self.seconds - self.first) / max(self.tokens - 1, 1)
 
     @property
     def per_step(self) -> float | None:
         """Return the tokens of a step, of all branches together; None without steps."""
-        return self.moment.grown / self.moment.steps if self.moment.steps else None
+        return self.sample.grown / self.sample.steps if self.sample.steps else None
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
     """A whole answer.
 
-    moments: one sample a step, in order.
-    text: token ids of the answer.
-    seconds: duration of the request.
-    planned: whether the answer was written in branches.
-    prompt: token ids of the prompt.
+    samples: One sample for each step, in order.
+    token_ids: Token ids of the answer.
+    seconds: Duration of the request.
+    planned: True if the answer was written in branches.
+    prompt: Token ids of the prompt.
     """
 
-    moments: tuple[StepSample, ...]
-    text: tuple[int, ...]
+    samples: tuple[StepSample, ...]
+    token_ids: tuple[int, ...]
     seconds: float
     planned: bool = False
     prompt: tuple[int, ...] = field(default=(), repr=False)
 
     def up_to(self, tokens: int) -> Excerpt:
-        """Return the answer when at least so many tokens were written; a planned or shorter answer at its
-        end.
+        """Return the answer as it was when at least so many tokens were written; a planned or shorter answer
+        is returned at its end.
 
         With steps that end at 1, 3, 6 tokens, up_to(4) is the state at 6 tokens.
+
+        tokens: Number of tokens.
         """
-        first, last = self.moments[0].seconds, self.moments[-1]
+        first, last = self.samples[0].seconds, self.samples[-1]
         if self.planned:
-            return Excerpt(len(self.text), self.seconds, first, last, self.text)
-        sample = next((sample for sample in self.moments if sample.tokens >= tokens), last)
-        return Excerpt(sample.tokens, sample.seconds, first, sample, self.text[: sample.tokens])
+            return Excerpt(len(self.token_ids), self.seconds, first, last, self.token_ids)
+        sample = next((sample for sample in self.samples if sample.tokens >= tokens), last)
+        return Excerpt(sample.tokens, sample.seconds, first, sample, self.token_ids[: sample.tokens])
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
     """One method at one length.
 
-    method: the method.
-    tokens: the length.
-    readings: one excerpt a round.
-    prompts: one prompt a round.
+    method: The method.
+    tokens: Number of tokens of the answers.
+    excerpts: One excerpt for each round.
+    prompts: Token ids of the prompt of each round.
     """
 
     method: Method
     tokens: int
-    readings: tuple[Excerpt, ...]
+    excerpts: tuple[Excerpt, ...]
     prompts: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -127,8 +135,8 @@ class Runs:
 class Perplexities:
     """Perplexities under the base without a window; None if not measured.
 
-    own: of what was written, after its prompt.
-    reference: of a given text, read under the method's window.
+    own: Perplexity of the text that the method wrote, after its prompt.
+    reference: Perplexity of a given text, read under the method's window.
     """
 
     own: float | None = None
@@ -136,26 +144,40 @@ class Perplexities:
 
 
 def committed_by(segment: Segment) -> int:
-    """Return how many of the sequence's tokens are certain when this segment is computed: those before a
-    tree, or a prompt chunk and all before it.
+    """Return how many of a sequence's tokens are certain when a segment is computed: those before a tree, or
+    a prompt chunk and all before it.
+
+    segment: A tree or a prompt chunk of the frame.
     """
     return segment.start + len(segment.tokens) if isinstance(segment, PromptChunk) else segment.committed
 
 
 def evicted_by(policy: Policy | None, num_tokens: int) -> int:
-    """Return how many of so many tokens have left the window, whether or not their page is free already; 0
-    for other policies.
+    """Return how many tokens of a sequence have left its window, whether or not their page is free already; 0
+    for a policy that is no window.
+
+    policy: The sequence's KV policy; None: every position is kept.
+    num_tokens: Number of tokens of the sequence.
     """
     return max(0, num_tokens - policy.sinks - policy.recent) if isinstance(policy, Window) else 0
 
 
 def name_of(method: Method, tokens: int) -> str:
-    """Return the name of a row, the same in every run: "tree V1 D=5 B=2, 500 tokens"."""
+    """Return the name of a row, the same in every run: "tree V1 D=5 B=2, 500 tokens".
+
+    method: The method.
+    tokens: Number of tokens of each answer.
+    """
     return f"{method.name}, {tokens} tokens"
 
 
 def skipped(method: Method, tokens: int, reason: str) -> dict[str, object]:
-    """Return the row of a method that was not measured. tokens: the length. reason: why."""
+    """Return the row of a method that was not measured.
+
+    method: The method.
+    tokens: Number of tokens of each answer.
+    reason: Why it was not measured, in words.
+    """
     return {"name": name_of(method, tokens), "method": method.name, "tokens": tokens, "skipped": reason}
 
 
@@ -165,8 +187,9 @@ def unwritten(
     """Return rows for answers that do not exist, and for the shorter lengths that would have been read off
     them.
 
-    table: methods and lengths. failures: why, by method and requested length. existing_names: names that have
-        a row already.
+    table: Methods and lengths.
+    failures: Reasons why there is no answer, by the method's name and the requested length.
+    existing_names: Names of rows that exist already; they get no second row.
     """
     rows: list[dict[str, object]] = []
     for method in table.methods:
@@ -179,52 +202,54 @@ def unwritten(
 
 
 def row_of(runs: Runs, baseline: Runs, quality: Perplexities) -> dict[str, object]:
-    """Return a row of the table, by the names of its figures.
+    """Return a row of the table, by the names of its figures. Figures that were not measured are None, and so
+    is the standard deviation of a single run.
 
-    runs: one method at one length. baseline: at the same length; a ratio is taken within its round. quality:
-        perplexities.
+    runs: The runs of the method at one length, at least one.
+    baseline: The baseline's runs at the same length; a ratio is taken within its round.
+    quality: Perplexities of the method.
     """
-    readings = runs.readings
+    excerpts = runs.excerpts
     method = runs.method
-    rates = [excerpt.rate for excerpt in readings]
+    rates = [excerpt.rate for excerpt in excerpts]
     ratios = [
-        excerpt.rate / baseline_excerpt.rate for excerpt, baseline_excerpt in zip(readings, baseline.readings)
+        excerpt.rate / baseline_excerpt.rate for excerpt, baseline_excerpt in zip(excerpts, baseline.excerpts)
     ]
-    samples = [excerpt.moment for excerpt in readings]
+    samples = [excerpt.sample for excerpt in excerpts]
     return {
         "name": runs.name,
         "method": method.name,
         "tokens": runs.tokens,
         "rival": method.rival is not None,
         "exact": method.exact and method.rival is None,
-        "runs": len(readings),
+        "runs": len(excerpts),
         "tokens_per_second": round(statistics.mean(rates), 2),
         "tokens_per_second_sd": round(statistics.stdev(rates), 2) if len(rates) > 1 else None,
         "speedup": round(statistics.median(ratios), 3),
         "speedup_range": [round(min(ratios), 3), round(max(ratios), 3)],
-        "ttft_ms": _ms(excerpt.first for excerpt in readings),
-        "tpot_ms": _ms(excerpt.per_token for excerpt in readings),
+        "ttft_ms": _ms(excerpt.first for excerpt in excerpts),
+        "tpot_ms": _ms(excerpt.per_token for excerpt in excerpts),
         "ppl": _rounded(quality.own),
         "ppl_reference": _rounded(quality.reference),
         "accept_percent": _percent([(excerpt.accepted, excerpt.proposed) for excerpt in samples]),
-        "tokens_per_round": _mean(excerpt.per_step for excerpt in readings),
+        "tokens_per_round": _mean(excerpt.per_step for excerpt in excerpts),
         "memory_mib": round(max(excerpt.held for excerpt in samples) / 2**20, 2),
         "evictions": round(statistics.mean(excerpt.evictions for excerpt in samples), 1),
         "evicted_tokens": round(statistics.mean(excerpt.evicted for excerpt in samples), 1),
         "as_plain": sum(
-            _same(excerpt.text, baseline_excerpt.text)
-            for excerpt, baseline_excerpt in zip(readings, baseline.readings)
+            _same(excerpt.token_ids, baseline_excerpt.token_ids)
+            for excerpt, baseline_excerpt in zip(excerpts, baseline.excerpts)
         ),
     }
 
 
 def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: MethodTable) -> list[Runs]:
-    """Return what was measured, by length and then in the methods' order; methods without answers are left
+    """Return the measured runs, by length and then in the methods' order; methods without answers are left
     out.
 
-    answers: one for each round, by method and requested length. Plans were written for every length; of other
-        methods only the longest was written, and the shorter ones are its prefixes.
-    table: methods and lengths.
+    answers: Answers by the method's name and requested length, one for each round. Plans were written for
+        every length; of other methods only the longest was written, and the shorter ones are its prefixes.
+    table: Methods and lengths.
     """
     measured: list[Runs] = []
     for tokens in table.lengths:
@@ -242,21 +267,29 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], table: Metho
 
 
 def baseline_of(runs: Sequence[Runs], tokens: int) -> Runs:
-    """Return the baseline at this length. Raises StopIteration if it was not measured."""
+    """Return the baseline's runs at one length.
+
+    runs: Runs of all methods.
+    tokens: The length.
+    Raises StopIteration if the baseline was not measured at this length.
+    """
     return next(measured for measured in runs if measured.method.name == PLAIN and measured.tokens == tokens)
 
 
 def perplexity(losses_of_texts: Iterable[Sequence[float]]) -> float | None:
     """Return exp of the mean negative log-likelihood over the tokens of all texts; None without tokens.
 
-    losses_of_texts: for each text the losses (nats) of its tokens.
+    losses_of_texts: Losses (nats) of the tokens of each text.
     """
     all_losses = [loss for losses in losses_of_texts for loss in losses]
     return math.exp(statistics.mean(all_losses)) if all_losses else None
 
 
 def _same(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return whether both answers are equal as far as both go; the last step of one may have written more."""
+    """Return whether two answers are equal as far as both go; the last step of one may have written more.
+
+    first, second: Token ids of the answers.
+    """
     return all(a == b for a, b in zip(first, second))
 
 
@@ -264,25 +297,36 @@ def _percent(drafts: Sequence[tuple[int | None, int | None]]) -> float | None:
     """Return accepted drafts as a percentage of proposed drafts; the bonus token counts as neither. None if
     nothing was proposed or it is unknown.
 
-    drafts: (accepted, proposed) of each answer.
+    drafts: Numbers of accepted and of proposed drafts of each answer; None if unknown.
     """
     known = [(accepted, proposed) for accepted, proposed in drafts if accepted is not None and proposed]
     if not known:
         return None
-    return round(100 * sum(one for one, _ in known) / sum(one or 0 for _, one in known), 1)
+    return round(
+        100 * sum(accepted for accepted, _ in known) / sum(proposed or 0 for _, proposed in known), 1
+    )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values, rounded to two digits; None if none is known."""
+    """Return the mean of the known values, rounded to two digits; None if none is known.
+
+    values: Numbers; None is an unknown value.
+    """
     known = [value for value in values if value is not None]
     return round(statistics.mean(known), 2) if known else None
 
 
 def _ms(seconds: Iterable[float]) -> float:
-    """Return the mean in milliseconds, rounded to three digits."""
+    """Return the mean of durations in milliseconds, rounded to three digits.
+
+    seconds: Durations in seconds, at least one.
+    """
     return round(1000 * statistics.mean(seconds), 3)
 
 
 def _rounded(value: float | None) -> float | None:
-    """Return the value rounded to three digits, or None."""
+    """Return a value rounded to three digits; None stays None.
+
+    value: The value.
+    """
     return None if value is None else round(value, 3)

@@ -17,12 +17,12 @@ from specsot_kernels.contract import TreeMaskMode, check_mode, check_nodes
 class EagleConfig:
     """Configuration of `Eagle`. Raises InvalidRequest, whose `field` names the impossible value.
 
-    topk: candidates below each drafted node, and nodes of a level that are drafted from.
-    num_steps: levels of drafting, so that at most so many drafts are accepted at once.
-    num_draft_tokens: nodes of a tree, the root included; the target verifies so many tokens at once.
-    temperature: 0 takes the most likely token.
-    top_p, top_k, min_p: cuts that apply above temperature 0; None means no cut.
-    tree_mask_mode: how `Eagle.propose` lays out the attention mask of its trees.
+    topk: Candidates below each drafted node, and nodes of a level that are drafted from.
+    num_steps: Levels of drafting, so that at most so many drafts are accepted at once.
+    num_draft_tokens: Nodes of a tree, the root included; the target verifies so many tokens at once.
+    temperature: Temperature of the sampling; 0 takes the most likely token.
+    top_p, top_k, min_p: Cuts that apply above temperature 0; None means no cut.
+    tree_mask_mode: Layout of the attention mask of the trees that `Eagle.propose` returns.
     """
 
     topk: int = 4
@@ -35,7 +35,10 @@ class EagleConfig:
     tree_mask_mode: TreeMaskMode = TreeMaskMode.FULL_MASK
 
     def __post_init__(self) -> None:
-        """Check every value. Raises InvalidRequest that names the first impossible one."""
+        """Check every value.
+
+        Raises InvalidRequest that names the first impossible value.
+        """
         for name in ("topk", "num_steps", "num_draft_tokens"):
             value = getattr(self, name)
             minimum = 2 if name == "num_draft_tokens" else 1
@@ -53,12 +56,13 @@ class EagleConfig:
 
     @property
     def sampling(self) -> Sampling:
-        """Return the sampling options."""
+        """Return the sampling options; None, which means no cut, becomes the value that cuts nothing."""
         return Sampling(
             self.temperature, 1.0 if self.top_p is None else self.top_p, self.top_k or 0, self.min_p or 0.0
         )
 
 
+# Token ids of several sequences.
 Rows = list[list[int]]
 # A list, or a torch tensor if one was given.
 Ids = Any
@@ -68,9 +72,9 @@ Ids = Any
 class Batch:
     """Prompts, and the form in which they were given.
 
-    rows: token ids as given, padding included.
-    prompts: token ids without padding.
-    given: the caller's own object.
+    rows: Token ids as given, padding included.
+    prompts: Token ids without padding.
+    given: The caller's own object, whose type the result has.
     """
 
     rows: Rows
@@ -78,12 +82,14 @@ class Batch:
     given: Any
 
     def extended(self, new_tokens: Sequence[Sequence[int]], pad_token: int) -> Ids:
-        """Return what was given, followed by what was written; lists for lists.
+        """Return the prompts followed by the written tokens, in the type of the caller's input: a list for
+        lists, a single sequence for a single one.
 
-        For a tensor, return a tensor [num_sequences, longest] on the same device, filled with `pad_token`.
-        What was written begins in the same column of every row.
+        For a tensor, return a tensor [num_sequences, longest], or [longest] for a single sequence, on the
+        same device, filled with `pad_token`. What was written begins in the same column of every row.
 
-        new_tokens: token ids that each sequence wrote. pad_token: token id.
+        new_tokens: Token ids that each sequence wrote.
+        pad_token: Token id with which shorter rows of a tensor are filled.
         """
         rows = [[*row, *tokens] for row, tokens in zip(self.rows, new_tokens)]
         longest = max(map(len, rows))
@@ -101,8 +107,9 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
     input_ids [[0, 5, 6], [7, 8, 9]] with attention_mask [[0, 1, 1], [1, 1, 1]] -> prompts (5, 6) and (7, 8,
     9).
 
-    input_ids: token ids. attention_mask: of the same shape; 0 marks padding; None: nothing is padding.
-        vocab_size: ids must be below it.
+    input_ids: Token ids as the caller gave them.
+    attention_mask: Mask of the same shape; 0 marks padding; None: nothing is padding.
+    vocab_size: Number of token ids of the model; every id must be below it.
     Raises InvalidRequest, naming the sequence that is empty or has an impossible id.
     """
     rows = _rows(input_ids, "input_ids")
@@ -111,7 +118,7 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
     if [len(mask) for mask in masks] != [len(row) for row in rows]:
         raise InvalidRequest("attention_mask must have the shape of input_ids", "attention_mask")
     prompts = tuple(
-        tuple(token for token, all_ones in zip(row, mask) if all_ones) for row, mask in zip(rows, masks)
+        tuple(token for token, is_token in zip(row, mask) if is_token) for row, mask in zip(rows, masks)
     )
     for index, prompt in enumerate(prompts):
         if not prompt:
@@ -125,29 +132,35 @@ def read_batch(input_ids: Any, attention_mask: Any, vocab_size: int) -> Batch:
 
 
 def _rows(given: Any, name: str) -> Rows:
-    """Return one list of ids for each sequence.
+    """Return one list of numbers for each sequence.
 
-    value: as the caller gave it. name: of the argument, for the error.
+    given: The argument as the caller gave it: lists, arrays or a tensor, of one or several sequences.
+    name: Name of the argument, for the error.
     Raises InvalidRequest for anything but integers, in one or two dimensions.
     """
     nested = _plain(given)
     rows = nested if _is_nested(nested) else [nested]
-    whole = all(isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows)
-    if not rows or not whole:
+    all_integers = all(isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows)
+    if not rows or not all_integers:
         raise InvalidRequest(f"{name} must be token ids, or several sequences of them", name)
     return [[int(value) for value in row] for row in rows]
 
 
 def _is_nested(value: Any) -> bool:
-    """Return whether several sequences were given: value has lists within a list, or a tensor has two
-    dimensions.
+    """Return whether several sequences were given: lists within a list, or a tensor of two dimensions.
+
+    value: The argument as the caller gave it.
     """
     plain = _plain(value)
     return isinstance(plain, list) and any(isinstance(element, list) for element in plain)
 
 
 def _plain(value: Any) -> Any:
-    """Return lists of numbers for tensors, arrays, tuples, and lists of these; other values as they are."""
+    """Return lists of numbers for tensors, arrays, tuples, and lists of these; other values are returned as
+    they are.
+
+    value: The argument as the caller gave it, or a part of it.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
     return [_plain(element) for element in value] if isinstance(value, (list, tuple)) else value

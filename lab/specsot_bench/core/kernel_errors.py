@@ -11,7 +11,9 @@ from specsot_kernels.errors import InvalidArguments
 
 @contextmanager
 def as_invalid_request() -> Iterator[None]:
-    """Raise InvalidRequest in place of a kernel's InvalidArguments, with the same message and field."""
+    """Within the context, which yields None, raise InvalidRequest in place of a kernel's InvalidArguments,
+    with the same message and field.
+    """
     try:
         yield
     except InvalidArguments as error:

@@ -11,8 +11,10 @@ from typing import Any
 
 from specsot_bench.core.tables import Column, figure, latex, markdown, text
 
+# Figures of a row by key.
 Row = Mapping[str, Any]
 
+# Explanation of the columns, below the tables.
 NOTES = """\
 tok/s: mean and standard deviation over runs, prompt included. speedup: over plain decoding in the same round,
 median (least .. most). TTFT, TPOT: ms. PPL: of what was written, to the base without a window; text: of a
@@ -25,23 +27,33 @@ that wrote what plain decoding wrote. How each is computed: docs/bench.md."""
 def rate(row: Row) -> str:
     """Return tokens a second with their standard deviation, such as "31.2 ± 0.4"; without it for a single
     run.
+
+    row: Figures of the row by key.
     """
     spread = row["tokens_per_second_sd"]
     return f"{row['tokens_per_second']:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
 
 
 def speedup(row: Row) -> str:
-    """Return the speedup with its range, such as "1.82 (1.75 .. 1.90)"; without it for a single run."""
+    """Return the speedup with its range, such as "1.82 (1.75 .. 1.90)"; without it for a single run.
+
+    row: Figures of the row by key.
+    """
     low, high = row["speedup_range"]
     return f"{row['speedup']:.2f} ({low:.2f} .. {high:.2f})" if row["runs"] > 1 else f"{row['speedup']:.2f}"
 
 
 def same(row: Row) -> str:
-    """Return how many runs wrote the baseline's text, such as "2/3"."""
+    """Return how many runs wrote the baseline's text, such as "2/3".
+
+    row: Figures of the row by key.
+    """
     return f"{row['as_plain']}/{row['runs']}"
 
 
+# Heading of the perplexity of a reference text.
 REFERENCE = "PPL text"
+# Columns of the tables.
 COLUMNS = (
     text("method", "method"),
     Column("tok/s", rate),
@@ -56,22 +68,30 @@ COLUMNS = (
     figure("evicted", "evicted_tokens", 0),
     Column("same", same),
 )
+# Columns of the recommended settings.
 ADVICE = (
     *(figure("tokens", "tokens", 0), text("goal", "goal"), text("among methods that write", "text")),
     text("method", "method"),
-    Column("figure", lambda one: f"{one['figure']:.4g} {one['unit']}"),
+    Column("figure", lambda row: f"{row['figure']:.4g} {row['unit']}"),
     figure("speedup", "speedup"),
 )
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Return COLUMNS, without the perplexity of a reference text if no row has one."""
+    """Return COLUMNS, without the perplexity of a reference text if no row has one.
+
+    rows: Rows of the table.
+    """
     has_reference = any(row.get("ppl_reference") is not None for row in rows)
     return tuple(column for column in COLUMNS if has_reference or column.heading != REFERENCE)
 
 
 def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """Return the rows of each number of tokens, in ascending order; skipped rows are last."""
+    """Return the rows of each number of tokens, in ascending order; skipped rows are last. No rows give an
+    empty mapping.
+
+    rows: Rows of all lengths.
+    """
     rows_by_length: dict[int, list[Row]] = {tokens: [] for tokens in sorted({row["tokens"] for row in rows})}
     for row in sorted(rows, key=lambda row: "skipped" in row):
         rows_by_length[row["tokens"]].append(row)
@@ -81,7 +101,10 @@ def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
 def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[Row]) -> str:
     """Return a page of Markdown: what was done, a table for every length, and recommended settings.
 
-    title: the heading. description: a paragraph. rows: of the tables. advice: rows of the recommendations.
+    title: Heading of the page.
+    description: Paragraph that says what was measured.
+    rows: Rows of the tables.
+    advice: Rows of the recommendations.
     """
     parts = [f"# {title}", description]
     for tokens, length_rows in by_length(rows).items():
@@ -90,7 +113,11 @@ def page_of(title: str, description: str, rows: Sequence[Row], advice: Sequence[
 
 
 def latex_of(title: str, rows: Sequence[Row]) -> str:
-    """Return the same tables for a paper, in LaTeX. title: of each caption. rows: of the tables."""
+    """Return the same tables for a paper, in LaTeX.
+
+    title: Title of each caption.
+    rows: Rows of the tables.
+    """
     tables = (
         latex(f"{title}: {tokens} tokens", columns_of(length_rows), length_rows)
         for tokens, length_rows in by_length(rows).items()
@@ -102,23 +129,25 @@ def latex_of(title: str, rows: Sequence[Row]) -> str:
 class Goal:
     """A goal of the recommended settings.
 
-    name: its name.
-    column: the column that counts.
-    most: larger values are better.
-    unit: unit of the column.
-    slack: values within this share of the best are equally good, and speed decides among them.
+    name: Name of the goal.
+    column: Key of the figure that counts.
+    maximized: True: larger values are better; False: smaller values are.
+    unit: Unit of the column.
+    slack: Fraction of the best value. Values within it are equally good, and speed decides among them.
     """
 
     name: str
     column: str
-    most: bool
+    maximized: bool
     unit: str
     slack: float
 
 
+# Goals for which settings are recommended.
 GOALS = (
     Goal("throughput", "tokens_per_second", True, "tokens/s", 0.0),
-    Goal("latency", "ttft_ms", False, "ms to the first token", 0.5),  # one prompt's time varies that much
+    # The time of a single prompt varies by about half.
+    Goal("latency", "ttft_ms", False, "ms to the first token", 0.5),
     Goal("memory", "memory_mib", False, "MiB", 0.05),
 )
 
@@ -127,7 +156,7 @@ def recommend(rows: Sequence[Row]) -> list[Row]:
     """Return the best of our methods for every length and goal: of all, and of those that keep the baseline's
     text.
 
-    rows: measured ones; skipped rows and those of Transformers are left out.
+    rows: Measured rows; skipped rows and those of Transformers are left out.
     """
     ours = [row for row in rows if "skipped" not in row and not row["rival"]]
     recommendations: list[Row] = []
@@ -142,7 +171,9 @@ def _recommendations_for(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[R
     """Return the recommendations for a goal at a length: one among all rows, one among those that keep the
     text.
 
-    goal: what counts. tokens: the length. rows: measured at this length.
+    goal: The goal, which names the column that counts.
+    tokens: Length of the answers.
+    rows: Rows that were measured at this length.
     """
     groups = {"any text": rows, "plain's text": [row for row in rows if row["exact"]]}
     best = {text: best_for(goal, group) for text, group in groups.items() if group}
@@ -154,16 +185,26 @@ def _recommendations_for(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[R
 
 
 def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
-    """Return the fastest of the rows that are within the goal's slack of the best. rows: at least one."""
+    """Return the fastest of the rows that are within the goal's slack of the best.
+
+    goal: The goal, which names the column that counts.
+    rows: Measured rows, at least one.
+    """
     values = [_number(row, goal.column) for row in rows]
-    best = max(values) if goal.most else min(values)
-    allowed = best * (1 - goal.slack) if goal.most else best * (1 + goal.slack)
-    good = [row for row, value in zip(rows, values) if (value >= allowed if goal.most else value <= allowed)]
+    best = max(values) if goal.maximized else min(values)
+    allowed = best * (1 - goal.slack) if goal.maximized else best * (1 + goal.slack)
+    good = [
+        row for row, value in zip(rows, values) if (value >= allowed if goal.maximized else value <= allowed)
+    ]
     return max(good, key=lambda row: _number(row, "tokens_per_second"))
 
 
 def _number(row: Row, column: str) -> float:
-    """Return a row's figure in a column."""
+    """Return a row's figure in a column.
+
+    row: Figures of the row by key.
+    column: Key of the column, whose figure is a number.
+    """
     value = row[column]
     assert isinstance(value, int | float)
     return value

@@ -13,9 +13,10 @@ from specsot.drafting import DEFAULT, DraftOptions
 from specsot.params import DrafterName, Window
 from specsot.service.option_table import COUNTS, Kind, Option, listed, option
 
+# How Transformers writes: alone, or assisted by a small model.
 HfMode = Literal["generate", "assisted"]
 
-# Tokens at the beginning that every window keeps.
+# Tokens. Number of first tokens that every window keeps. Precedent: the benchmarks that are continued.
 SINKS = 4
 # Name and family of the baseline, which decodes without drafts, window or plan.
 PLAIN = "plain"
@@ -23,11 +24,12 @@ FAMILIES = (
     *("plain", "transformers", "linear", "linear-window", "tree", "pruned", "window", "pruned-window"),
     *("eagle", "sot", "sot-eagle"),
 )
-# Levels of a usual tree, and tokens of a usual chain.
+# Levels of a usual tree, and tokens of a usual chain. Precedent: the benchmarks that are continued.
 DEPTH = 5
-# Children of a node of a usual tree.
+# Children of a node of a usual tree. Precedent: the benchmarks that are continued.
 BREADTH = 2
-# Probability below which a node of a usual pruned tree has no children.
+# Probability below which a node of a usual pruned tree has no children. Precedent: the benchmarks that
+# are continued.
 THRESHOLD = 0.03
 
 
@@ -35,13 +37,14 @@ THRESHOLD = 0.03
 class Method:
     """One way of writing an answer.
 
-    name: its name in the tables.
-    drafter: what drafts.
-    options: how it drafts.
-    window: what tokens attend to; None: all tokens before them.
-    planned: the answer is written as branches of a plan.
-    rival: Transformers writes the answer, alone or assisted by the small model.
-    lengthy: the method is measured at every length instead of the shortest alone.
+    name: Name of the method in the tables.
+    drafter: Kind of drafter that the method uses.
+    options: Options of drafting.
+    window: Window of positions that tokens attend to; None: all positions before them.
+    planned: True if the answer is written as branches of a plan.
+    rival: How Transformers writes the answer: alone ("generate") or assisted by the small model ("assisted");
+        None: SpecSoT writes it.
+    lengthy: True if the method is measured at every length, False if at the shortest alone.
     """
 
     name: str
@@ -61,7 +64,9 @@ class Method:
 
     @property
     def family(self) -> str:
-        """Return the family, one of FAMILIES."""
+        """Return the family, one of FAMILIES: by whether Transformers writes, then by plan, drafter and
+        window; PLAIN without any of these.
+        """
         if self.rival:
             return "transformers"
         if self.planned:
@@ -81,9 +86,9 @@ class Method:
 class MethodTable:
     """What is measured.
 
-    methods: the methods.
-    lengths: numbers of tokens, ascending.
-    rounds: how often each method answers, each time with another question.
+    methods: The methods.
+    lengths: Numbers of tokens of the answers, ascending.
+    rounds: Number of answers of each method at each length, each to another question.
     """
 
     methods: tuple[Method, ...]
@@ -91,23 +96,34 @@ class MethodTable:
     rounds: int
 
     def lengths_of(self, method: Method) -> tuple[int, ...]:
-        """Return the numbers of tokens at which a method is measured: all, or the shortest alone."""
+        """Return the numbers of tokens at which a method is measured: all, or the shortest alone.
+
+        method: A method of the table.
+        """
         return self.lengths if method.lengthy else self.lengths[:1]
 
 
 def read_families(families: str) -> tuple[str, ...]:
-    """Return "linear,window" as families of methods. Raises ValueError for a name that is not in FAMILIES."""
+    """Return the families of methods in a text: "linear,window" -> ("linear", "window").
+
+    families: Names separated by commas.
+    Raises ValueError for a name that is not in FAMILIES.
+    """
     names = tuple(part.strip() for part in families.split(","))
     if unknown := [name for name in names if name not in FAMILIES]:
-        raise ValueError(f"no methods are called {unknown[0]!r}, only {', '.join(FAMILIES)}")
+        raise ValueError(f"unknown methods {unknown[0]!r}; known: {', '.join(FAMILIES)}")
     return names
 
 
 # Options that several tables share, each declared once.
 SAMPLES = Option("Measured runs of each row.", flag="samples", aliases=("num-samples", "num-runs"), least=1)
+# Length of all answers.
 LENGTH = Option("Tokens of each answer.", flag="max-new-tokens", least=1)
+# Lengths of the answers, one or several.
 LENGTHS = Option("Tokens of the answers, such as 500,1000,2000.", flag="max-new-tokens", kind=COUNTS)
+# Chain lengths of the linear methods.
 CHAINS = Option("K of the linear methods, such as 4,6.", flag="k", aliases=("k-value",), kind=COUNTS)
+# Windows of the windowed methods.
 WINDOWS = Option(
     "Tokens that a windowed method attends to, such as 256,1024.",
     flag="windows",
@@ -119,7 +135,9 @@ WINDOWS = Option(
 def shared(option: Option, flag: str, help_text: str) -> Option:
     """Return a shared option for a table that has always called it `flag`; its other names become aliases.
 
-    option: declared once for several tables. flag: without dashes. help_text: of this table.
+    option: The option, declared once for several tables.
+    flag: Name of the flag without dashes.
+    help_text: Help text of the option in this table.
     """
     names = tuple(name for name in (option.flag, *option.aliases) if name and name != flag)
     return replace(option, help=help_text, flag=flag, aliases=names)
@@ -129,11 +147,11 @@ def shared(option: Option, flag: str, help_text: str) -> Option:
 class TableOptions:
     """What a table contains instead of its default rows; None keeps the default.
 
-    rounds: runs of each method.
-    lengths: numbers of tokens of the answers.
-    chains: chain lengths K of the linear methods.
-    windows: numbers of tokens that windowed methods attend to.
-    families: families of FAMILIES; the baseline is always measured.
+    rounds: Runs of each method.
+    lengths: Numbers of tokens of the answers.
+    chains: Chain lengths K of the linear methods.
+    windows: Numbers of tokens that windowed methods attend to.
+    families: Families of FAMILIES; the baseline is always measured.
     """
 
     HEADING: ClassVar[str] = "Methods"
@@ -155,8 +173,9 @@ class TableOptions:
 def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:
     """Return a method that always drafts a chain of so many tokens.
 
-    tokens: K, the drafted tokens of a step. lengthy: measured at every length. window: tokens that are
-        attended to; None: all.
+    tokens: K, the drafted tokens of a step.
+    lengthy: True: the method is measured at every length.
+    window: Number of tokens that are attended to; None: all.
     """
     options = DraftOptions("linear", tokens, tuner="fixed", blend=False)
     name = f"linear K={tokens}"
@@ -170,8 +189,10 @@ def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Met
 def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Method:
     """Return tree V1: every drafted node has `breadth` children, down to a depth or a number of nodes.
 
-    depth: levels of a tree. breadth: children of a node. nodes: maximum nodes of a tree. lengthy: measured at
-        every length.
+    depth: Number of levels of a tree.
+    breadth: Number of children of a node.
+    nodes: Maximum number of nodes of a tree.
+    lengthy: True: the method is measured at every length.
     """
     options = DraftOptions("tree", depth, breadth, nodes, tuner="fixed", blend=False)
     return Method(f"tree V1 D={depth} B={breadth}", "model", options, lengthy=lengthy)
@@ -182,8 +203,11 @@ def pruned(
 ) -> Method:
     """Return tree V2: nodes less likely than the threshold have no children.
 
-    depth: levels of a tree. breadth: children of a node. threshold: probability. lengthy: measured at every
-        length. window: tokens that are attended to; None: all.
+    depth: Number of levels of a tree.
+    breadth: Number of children of a node.
+    threshold: Probability below which a node gets no children.
+    lengthy: True: the method is measured at every length.
+    window: Number of tokens that are attended to; None: all.
     """
     options = DraftOptions("pruned", depth, breadth, 32, threshold, "fixed", blend=False)
     name = f"tree V2 D={depth} B={breadth} p={threshold:g}"
@@ -195,27 +219,40 @@ def pruned(
 
 
 def windowed(tokens: int) -> Method:
-    """Return a method without drafts that attends to so many tokens, sinks included."""
+    """Return a method without drafts that attends to a window.
+
+    tokens: Number of tokens in the window, sinks included.
+    """
     return Method(f"window {tokens}", window=window_of(tokens))
 
 
 def window_of(tokens: int) -> Window:
-    """Return a window of so many tokens, SINKS sinks included."""
+    """Return a window that keeps SINKS sinks and recent tokens.
+
+    tokens: Number of tokens in the window, sinks included; more than SINKS.
+    """
     return Window(SINKS, tokens - SINKS)
 
 
+# The baseline.
 PLAINLY = Method(PLAIN)
+# Methods that Transformers runs.
 HF_BASELINES = (
     Method("Transformers generate", rival="generate"),
     Method("Transformers assisted", rival="assisted"),
 )
+# Methods that use the EAGLE head, a plan, or both.
 HEAD = (Method("EAGLE", "eagle"), Method("SoT", planned=True), Method("SoT + EAGLE", "eagle", planned=True))
+# The EAGLE head with the largest tree in every step.
 EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", blend=False), lengthy=False)
 
 
 def quick(options: TableOptions = TableOptions()) -> MethodTable:
-    """Return the table of a run of minutes on two cores. options: what replaces its default rows."""
-    middle = (
+    """Return the table of a run of minutes on two cores.
+
+    options: Options that replace the default rows.
+    """
+    drafting_methods = (
         linear(4, lengthy=True),
         linear(8, lengthy=True),
         tree(DEPTH, BREADTH, lengthy=True),
@@ -223,16 +260,21 @@ def quick(options: TableOptions = TableOptions()) -> MethodTable:
         windowed(256),
         pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=256),
     )
-    return _with_options(MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), 2), options)
+    return _with_options(
+        MethodTable((PLAINLY, *HF_BASELINES, *drafting_methods, *HEAD), (200, 400), 2), options
+    )
 
 
 def full(options: TableOptions = TableOptions()) -> MethodTable:
-    """Return the table of all methods. options: what replaces its default rows."""
-    methods = (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE)
+    """Return the table of all methods.
+
+    options: Options that replace the default rows.
+    """
+    methods = (PLAINLY, *HF_BASELINES, *_drafting_methods(), *HEAD, EVERY_TREE)
     return _with_options(MethodTable(methods, (500, 1000, 2000), 2), options)
 
 
-def _middle() -> Iterator[Method]:
+def _drafting_methods() -> Iterator[Method]:
     """Yield the drafting and window methods; each family's usual member is measured at every length."""
     yield from (linear(tokens, lengthy=tokens == DEPTH) for tokens in range(4, 9))
     yield from (tree(DEPTH, BREADTH, lengthy=True), tree(4, 3), tree(6, BREADTH))
@@ -249,7 +291,8 @@ def _with_options(default_table: MethodTable, options: TableOptions) -> MethodTa
     Methods that were asked for are measured at every length. Chains with windows are every K with every
     window.
 
-    default_table: the table without options. options: what replaces its rows.
+    default_table: The table without options.
+    options: Options that replace the default rows.
     """
     methods = default_table.methods
     chains = options.chains
@@ -277,13 +320,18 @@ def _with_family(
 ) -> tuple[Method, ...]:
     """Return the methods with other members of a family, in the families' order.
 
-    methods: of a table. family: whose members are replaced. replacements: its new members.
+    methods: Methods of the table.
+    family: Name of the family that is replaced.
+    replacements: The family's new methods.
     """
     remaining = [method for method in methods if method.family != family]
     return tuple(sorted([*remaining, *replacements], key=lambda method: FAMILIES.index(method.family)))
 
 
 def _window_of(method: Method) -> int:
-    """Return the tokens that a windowed method attends to, sinks included."""
+    """Return the number of tokens that a windowed method attends to, sinks included.
+
+    method: A method that has a window.
+    """
     assert method.window is not None
     return method.window.sinks + method.window.recent

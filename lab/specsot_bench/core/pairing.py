@@ -15,8 +15,8 @@ from typing import TypeVar
 class Sample:
     """One run.
 
-    tokens: tokens that count.
-    seconds: duration of the run.
+    tokens: Number of tokens that the run wrote.
+    seconds: Duration of the run.
     """
 
     tokens: int
@@ -24,7 +24,7 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Return tokens a second."""
+        """Return the number of tokens a second."""
         return self.tokens / self.seconds
 
 
@@ -32,10 +32,10 @@ class Sample:
 class Comparison:
     """Runs of A and B, pair by pair.
 
-    name: what is compared.
-    a: runs of A.
-    b: runs of B.
-    aim: the ratio to reach, or None.
+    name: Name of what is compared.
+    a: Runs of side A, one for each pair.
+    b: Runs of side B, one for each pair.
+    aim: Ratio to reach; None: no aim.
     """
 
     name: str
@@ -55,7 +55,10 @@ class Comparison:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return the first and third quartile of the ratios; with a single pair, its ratio twice."""
+        """Return the first and third quartile of the ratios; with a single pair, its ratio twice.
+
+        Raises statistics.StatisticsError without pairs.
+        """
         if len(self.a) < 2:
             return self.ratio, self.ratio
         quartiles = statistics.quantiles(self.ratios, n=4)
@@ -63,7 +66,10 @@ class Comparison:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Return the median tokens per second of A and of B."""
+        """Return (median tokens per second of A, of B).
+
+        Raises statistics.StatisticsError without runs.
+        """
         return statistics.median(s.rate for s in self.a), statistics.median(s.rate for s in self.b)
 
 
@@ -74,7 +80,8 @@ def order(sides: Sequence[Side], round_number: int) -> Sequence[Side]:
     """Return the sides in the order in which a round runs them: as given in even rounds, backwards in odd
     ones.
 
-    sides: what is compared. round_number: counted from 0.
+    sides: The sides that are compared.
+    round_number: Number of the round, counted from 0.
     """
     return sides if round_number % 2 == 0 else sides[::-1]
 
@@ -82,7 +89,8 @@ def order(sides: Sequence[Side], round_number: int) -> Sequence[Side]:
 def turns(sides: Sequence[Side], num_rounds: int) -> Iterator[tuple[int, Side]]:
     """Yield (round number, side) for all rounds: with two sides and 2 rounds (0, A), (0, B), (1, B), (1, A).
 
-    sides: what is compared. num_rounds: 0 yields nothing.
+    sides: The sides that are compared.
+    num_rounds: Number of rounds; 0 yields nothing.
     """
     for round_number in range(num_rounds):
         for side in order(sides, round_number):

@@ -6,21 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Figures of a row by key.
 Row = Mapping[str, Any]
+# Returns the text of a cell from its row.
 Cell = Callable[[Row], str]
 # The cell of a figure that was not measured.
 NONE = "-"
-# Figures from this one on are written with an exponent.
-MANY = 1e5
+# Figures from this one on are written with an exponent. Untuned.
+EXPONENT_FROM = 1e5
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.
 
-    heading: its heading.
-    cell: returns a row's cell.
-    text: its cells are left-aligned; such columns come first.
+    heading: Heading of the column.
+    cell: Returns the cell of a row.
+    text: True if the cells are left-aligned text; such columns come first.
     """
 
     heading: str
@@ -31,23 +33,30 @@ class Column:
 def text(heading: str, key: str) -> Column:
     """Return a column of text, left-aligned.
 
-    heading: of the column. key: of the entry in a row.
+    heading: Heading of the column.
+    key: Key of the entry in a row.
     """
     return Column(heading, lambda row: str(row[key]), text=True)
 
 
 def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Column:
-    """Return a column of figures, times `scale`; `-` where nothing was measured.
+    """Return a column of figures; the cell is NONE where nothing was measured.
 
-    heading: of the column. key: of the entry in a row. digits: decimals. From MANY on, an exponent is
-        written.
+    heading: Heading of the column.
+    key: Key of the entry in a row.
+    digits: Number of decimals. A scaled figure from EXPONENT_FROM on is written with an exponent.
+    scale: Factor by which the entry is multiplied before it is written.
     """
 
     def cell(row: Row) -> str:
-        """Return the figure of a row as text."""
+        """Return a row's figure as text; NONE if the row has no such figure, with an exponent from
+        EXPONENT_FROM on.
+
+        row: Figures of the row by key.
+        """
         if (value := row.get(key)) is None:
             return NONE
-        return f"{value * scale:.{digits}f}" if value * scale < MANY else f"{value * scale:.1e}"
+        return f"{value * scale:.{digits}f}" if value * scale < EXPONENT_FROM else f"{value * scale:.1e}"
 
     return Column(heading, cell)
 
@@ -55,7 +64,8 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
 def cells(columns: Sequence[Column], row: Row) -> list[str]:
     """Return a row's cells. A skipped row has its text columns, then why it was skipped, then empty cells.
 
-    columns: of the table. row: figures by key; "skipped" is the reason why nothing was measured.
+    columns: Columns of the table.
+    row: Figures of the row by key; "skipped" is the reason why nothing was measured.
     """
     if "skipped" not in row:
         return [column.cell(row) for column in columns]
@@ -64,7 +74,11 @@ def cells(columns: Sequence[Column], row: Row) -> list[str]:
 
 
 def markdown(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """Return a Markdown table. columns: text columns first. rows: figures by key."""
+    """Return a Markdown table.
+
+    columns: Columns of the table, text columns first.
+    rows: Figures of each row by key.
+    """
     headings = [column.heading for column in columns]
     return pipes(headings, (cells(columns, row) for row in rows), sum(column.text for column in columns))
 
@@ -72,9 +86,9 @@ def markdown(columns: Sequence[Column], rows: Iterable[Row]) -> str:
 def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_columns: int = 1) -> str:
     """Return a Markdown table with aligned columns, so that its source is readable, too.
 
-    headings: of the columns. rows: cells. A row whose last cells are empty ends with a reason that spans
-        them.
-    num_text_columns: number of text columns; figures after them are right-aligned.
+    headings: Headings of the columns.
+    rows: Cells of each row. A row whose last cells are empty ends with a reason that spans them.
+    num_text_columns: Number of text columns, at least 1; the figures after them are right-aligned.
     """
     lines = [list(headings), *map(list, rows)]
     full_lines = [line for line in lines if line[-1]]
@@ -93,7 +107,9 @@ def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], num_text_colum
 def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> str:
     """Return one line of the table, text left-aligned and figures right-aligned.
 
-    line: cells. widths: of the columns, in characters. num_text_columns: columns that are left-aligned.
+    line: Cells of the line.
+    widths: Widths of the columns, in characters.
+    num_text_columns: Number of columns that are left-aligned.
     """
     names = [cell.ljust(width) for cell, width in zip(line[:num_text_columns], widths)]
     if not line[-1]:
@@ -107,7 +123,9 @@ def _line(line: Sequence[str], widths: Sequence[int], num_text_columns: int) -> 
 def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
     """Return a LaTeX table for booktabs, as wide as the page.
 
-    caption: plain text. columns: text columns first. rows: figures by key.
+    caption: Caption as plain text.
+    columns: Columns of the table, text columns first.
+    rows: Figures of each row by key.
     """
     headings = " & ".join(escape(column.heading) for column in columns)
     body = "\n".join(_latex_line(columns, row) for row in rows)
@@ -121,7 +139,11 @@ def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
 
 
 def _latex_line(columns: Sequence[Column], row: Row) -> str:
-    """Return one line of the LaTeX table; the reason of a skipped row spans all columns but the first."""
+    """Return one line of the LaTeX table; the reason of a skipped row spans all columns but the first.
+
+    columns: Columns of the table.
+    row: Figures of the row by key.
+    """
     name, *figures = cells(columns, row)
     if "skipped" in row:
         return f"{escape(name)} & \\multicolumn{{{len(columns) - 1}}}{{l}}{{{escape(figures[0])}}} \\\\"
@@ -133,7 +155,10 @@ _SPECIAL = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}"
 
 
 def escape(text: str) -> str:
-    """Return the text with characters escaped that LaTeX interprets."""
+    """Return a text with the characters escaped that LaTeX interprets.
+
+    text: Plain text.
+    """
     return "".join(
         _SPECIAL.get(character, f"\\{character}" if character in "&%$#_{}" else character)
         for character in text

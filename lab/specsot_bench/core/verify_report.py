@@ -11,31 +11,34 @@ from specsot.members import Overrides
 
 # Rotary bases with which published heads were trained.
 USUAL_ROPE_THETAS = (10000.0, 500000.0, 1000000.0)
-# Share of steps that accept a draft. Heads that are connected wrongly stay below it, and others do not.
-LEAST_ACCEPTANCE = 0.2
+# Fraction of steps that accept a draft. Heads that are connected wrongly stay below it, others do not.
+MIN_ACCEPTANCE = 0.2
 # Nats per token. Another setting must explain the base's text better by so much. Untuned.
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 # Standard errors. That difference must exceed so many; about one false alarm in 30,000.
 GAIN_ERRORS = 4.0
 # Factor. Another setting must raise the tokens per step by so much. Untuned.
-LEAST_SPEEDUP = 1.03
+MIN_SPEEDUP = 1.03
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How many drafts were accepted. lengths: accepted drafts of every step."""
+    """How many drafts were accepted.
+
+    lengths: Number of accepted drafts of every step; empty if no step was measured.
+    """
 
     lengths: tuple[int, ...]
 
     @property
     def per_step(self) -> float:
-        """Return the tokens of a step, bonus included (tau)."""
+        """Return the mean number of tokens of a step, bonus included (tau); 1.0 without steps."""
         return 1 + statistics.fmean(self.lengths) if self.lengths else 1.0
 
     @property
     def by_depth(self) -> tuple[float, ...]:
         """Return the fractions of steps that accept at least 1, 2, ... drafts: lengths (0, 2, 1, 0) -> (0.5,
-        0.25).
+        0.25). Empty if no draft was accepted.
         """
         steps = max(len(self.lengths), 1)
         deepest = max(self.lengths, default=0)
@@ -51,10 +54,10 @@ class Acceptance:
 class HeadFit:
     """How well a head fits its base.
 
-    as_is: acceptance under the head's own settings.
-    trial: other settings that explain the base's text better, or None.
-    better: acceptance under `trial`.
-    about: the head's family, and what of this package works with it, line by line.
+    as_is: Acceptance under the head's own settings.
+    trial: Other settings that explain the base's text better; None: no settings do.
+    better: Acceptance under `trial`; None without a trial.
+    about: The head's family, and what of this package works with it, line by line.
     """
 
     as_is: Acceptance
@@ -64,12 +67,12 @@ class HeadFit:
 
     @property
     def verdict(self) -> Literal["fits", "off", "unfit"]:
-        """Return "fits", "off" (one setting is wrong, and `trial` says which) or "unfit" (hardly a draft is
-        accepted).
+        """Return "off" if one setting is wrong, and `trial` says which; else "fits", or "unfit" if hardly a
+        draft is accepted.
         """
-        if self.better is not None and self.better.per_step >= LEAST_SPEEDUP * self.as_is.per_step:
+        if self.better is not None and self.better.per_step >= MIN_SPEEDUP * self.as_is.per_step:
             return "off"
-        return "fits" if self.as_is.any >= LEAST_ACCEPTANCE else "unfit"
+        return "fits" if self.as_is.any >= MIN_ACCEPTANCE else "unfit"
 
 
 def settings_to_try(
@@ -77,9 +80,10 @@ def settings_to_try(
 ) -> tuple[Overrides, ...]:
     """Return settings worth trying: every tap one layer off, and other bases of the head's rotary positions.
 
-    given_settings: what is set already, and is kept apart from the one that is tried. taps: the layers that
-        the head reads; None for a head that reads only the last hidden state. layers: of the base.
-        base_theta: rotary base of the base model.
+    given_settings: Settings that are given already; they stay, apart from the one that is tried.
+    taps: Layers that the head reads; None for a head that reads only the last hidden state.
+    layers: Number of layers of the base.
+    base_theta: Rotary base of the base model.
     """
     shifted_taps = [tuple(tap + step for tap in taps) for step in (-1, 1)] if taps else []
     layer_trials = [
@@ -92,7 +96,10 @@ def settings_to_try(
 
 
 def as_flags(settings: Overrides) -> str:
-    """Return settings as command-line flags; an empty text if nothing is set."""
+    """Return settings as command-line flags; an empty text if nothing is set.
+
+    settings: Settings that replace those of the head's config.
+    """
     layers = settings.aux_layers
     theta = settings.rope_theta
     flags = [] if layers is None else [f"--aux-layers {','.join(map(str, layers))}"]
@@ -104,8 +111,8 @@ def choose_trial(
 ) -> Overrides | None:
     """Return the settings that explain the same text best, if they do so beyond doubt; else None.
 
-    own_log_probs: log-probability that the head gives each token of the base's text. log_probs_of_trials: the
-        same under each other setting.
+    own_log_probs: Log-probability that the head gives each token of the base's text, under its own settings.
+    log_probs_of_trials: Log-probabilities of the same tokens under other settings, by these settings.
     """
     gains = {
         trial: [b - a for a, b in zip(own_log_probs, log_probs)]
@@ -119,17 +126,17 @@ def _is_sure(gains: Sequence[float]) -> bool:
     """Return whether the mean gain is large enough, and large compared with its standard error; False for
     fewer than two tokens.
 
-    gains: nats of each token.
+    gains: Gain of each token under the other settings, in nats.
     """
     if len(gains) < 2:
         return False
     mean = statistics.fmean(gains)
     error = statistics.stdev(gains) / len(gains) ** 0.5
-    return mean > LEAST_GAIN and mean > GAIN_ERRORS * error
+    return mean > MIN_GAIN and mean > GAIN_ERRORS * error
 
 
 # Share of tokens that may be near ties which rounding decided differently. Untuned.
-MOST_TIES = 0.01
+MAX_TIE_SHARE = 0.01
 
 # Returns a token id's text.
 Spell = Callable[[int], str]
@@ -139,10 +146,10 @@ Spell = Callable[[int], str]
 class TokenDifference:
     """A token that differs from the reference.
 
-    at: place in the answer.
-    ours: the fleet's token; None: the answer ended there.
-    theirs: the reference's token.
-    gap: difference of the reference's two largest logits; if it is tiny, rounding decides.
+    at: Index of the token in the answer.
+    ours: The fleet's token; None: the answer ended there.
+    theirs: The reference's token.
+    gap: Difference of the reference's two largest logits; if it is tiny, rounding decides.
     """
 
     at: int
@@ -155,10 +162,10 @@ class TokenDifference:
 class CheckedAnswer:
     """One answer, compared with the reference.
 
-    question: the question.
-    tokens: number of its tokens.
-    per_step: tokens of the fleet's steps.
-    differences: tokens that differ.
+    question: The question.
+    tokens: Number of tokens of the answer.
+    per_step: Mean number of tokens of the fleet's steps; 1.0 without drafts.
+    differences: Tokens that differ from the reference; empty if none do.
     """
 
     question: str
@@ -171,12 +178,12 @@ class CheckedAnswer:
 class Report:
     """What `specsot verify` found.
 
-    answers: the compared answers.
-    near: gap below which a difference is a matter of rounding.
-    drafter: the drafter that the fleet was asked to use.
-    fit: how well the head fits; None: no head was examined.
-    rounding: the precision of the base, if the base itself was the reference; empty: Transformers was.
-    about: what runs of the base.
+    answers: The compared answers.
+    near: Gap below which a difference is a matter of rounding.
+    drafter: The drafter that the fleet was asked to use.
+    fit: Fit of the head to the base; None: no head was examined.
+    rounding: The precision of the base, if the base itself was the reference; empty: Transformers was.
+    about: Family, sizes and features of the base, in one line.
     """
 
     answers: tuple[CheckedAnswer, ...]
@@ -188,11 +195,16 @@ class Report:
 
     @property
     def reference(self) -> str:
-        """Return the name of the reference."""
+        """Return the name of the reference: "Transformers", or the base itself if its rounding makes a
+        different model of it.
+        """
         return f"the base in {self.rounding} by itself" if self.rounding else "Transformers"
 
     def first(self, answer: CheckedAnswer) -> TokenDifference | None:
-        """Return an answer's first difference that rounding does not explain, or None."""
+        """Return an answer's first difference that rounding does not explain; None if there is none.
+
+        answer: An answer of this report.
+        """
         return next((difference for difference in answer.differences if difference.gap >= self.near), None)
 
     @property
@@ -202,14 +214,16 @@ class Report:
 
     @property
     def ties(self) -> int:
-        """Return the number of differences that rounding explains."""
+        """Return the number of differences that rounding explains, over all answers."""
         return sum(difference.gap < self.near for answer in self.answers for difference in answer.differences)
 
     @property
     def identical(self) -> bool:
-        """Return whether all differences are near ties, and few."""
+        """Return whether all differences are near ties, and at most MAX_TIE_SHARE of the tokens, or a single
+        token.
+        """
         all_explained = not any(self.first(answer) for answer in self.answers)
-        return all_explained and self.ties <= max(1, MOST_TIES * self.tokens)
+        return all_explained and self.ties <= max(1, MAX_TIE_SHARE * self.tokens)
 
     @property
     def idle(self) -> bool:
@@ -227,7 +241,8 @@ class Report:
 def lines_of(report: Report, spell: Spell) -> Iterator[str]:
     """Yield the report as lines.
 
-    report: what was found. spell: returns a token id's text.
+    report: Result of the verification.
+    spell: Returns a token id's text.
     """
     for answer in report.answers:
         first = report.first(answer)
@@ -241,9 +256,9 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
         f"({report.tokens} tokens, {report.ties} near ties fell the other way)"
     )
     if same == len(report.answers) and not report.identical:
-        yield f"FAIL: so many near ties are no accident; at most {MOST_TIES:.0%} of the tokens may be"
+        yield f"FAIL: too many near ties; at most {MAX_TIE_SHARE:.0%} of the tokens may be"
     if report.idle:
-        yield f"note: no draft of {report.drafter} was accepted here, so only the split was put to the test"
+        yield f"note: no draft of {report.drafter} was accepted, so only the split into stages was tested"
     if report.about:
         yield f"base      {report.about}"
     if report.fit is not None:
@@ -251,9 +266,11 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
 
 
 def _difference_in_words(difference: TokenDifference, reference: str, spell: Spell) -> str:
-    """Return a difference in words.
+    """Return a difference in words: which token was written, and which the reference would write.
 
-    reference: name of the reference. spell: returns a token id's text.
+    difference: The difference.
+    reference: Name of the reference.
+    spell: Returns a token id's text.
     """
     ours = "ended" if difference.ours is None else f"wrote {difference.ours} {spell(difference.ours)!r}"
     theirs = f"{reference} {difference.theirs} {spell(difference.theirs)!r}"
@@ -261,7 +278,10 @@ def _difference_in_words(difference: TokenDifference, reference: str, spell: Spe
 
 
 def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
-    """Yield the lines about the head: its family, its acceptance, and whether it fits."""
+    """Yield the lines about the head: its family, its acceptance, and whether it fits.
+
+    fit: Fit of the head to the base.
+    """
     for number, line in enumerate(fit.about):
         yield f"{'' if number else 'head':<10}{line}"
     yield f"accepted  {_acceptance_in_words(fit.as_is)}"
@@ -275,13 +295,19 @@ def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
 
 
 def _acceptance_in_words(accepted: Acceptance) -> str:
-    """Return the tokens of a step, and the fraction of steps that accept at least so many drafts."""
+    """Return the tokens of a step, and the fraction of steps that accept at least so many drafts.
+
+    accepted: The acceptance.
+    """
     shares = ", ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(accepted.by_depth, start=1))
     return f"{accepted.per_step:.2f} tokens a step; steps that accept at least {shares or 'one draft: none'}"
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report as an object for JSON."""
+    """Return a report as an object for JSON; "head" is None if no head was examined.
+
+    report: Result of the verification.
+    """
     fit = report.fit
     return {
         "holds": report.holds,
@@ -299,7 +325,10 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
-    """Return the head's part of the report; "better" is None if no other setting was better."""
+    """Return the head's part of the report; "better" is None if no other setting was better.
+
+    fit: Fit of the head to the base.
+    """
     better = None
     if fit.trial is not None and fit.better is not None:
         better = {**asdict(fit.trial), **_accepted_as_json(fit.better)}
@@ -307,7 +336,10 @@ def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
 
 
 def _accepted_as_json(accepted: Acceptance) -> dict[str, Any]:
-    """Return an acceptance as an object for JSON: number of steps, tokens per step, fractions by depth."""
+    """Return an acceptance as an object for JSON: number of steps, tokens per step, fractions by depth.
+
+    accepted: The acceptance.
+    """
     return {
         "steps": len(accepted.lengths),
         "tokens_per_step": round(accepted.per_step, 4),

@@ -29,6 +29,7 @@ from specsot_bench.tree_functions import TreeArrays, arrange_trees
 
 # Tokens. Default length of an answer.
 MAX_NEW_TOKENS = 128
+# Configuration of `Eagle` if none is given.
 DEFAULT = EagleConfig()
 
 
@@ -50,12 +51,16 @@ class Eagle:
         allow_pickle_bin: bool = False,
         overrides: Overrides = AS_PUBLISHED,
     ) -> None:
-        """Load the models.
+        """Load the models, or keep those that are in memory.
 
-        draft: an EAGLE head: its directory, or a loaded one; None decodes without drafts.
-        target: a directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model in
+        draft: An EAGLE head: its directory, or a loaded head; None decodes without drafts.
+        target: A directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model in
             memory, whose dtype and device are then kept.
-        dtype, device, allow_pickle_bin, overrides: how directories are loaded; see `LoadOptions`.
+        config: Configuration of trees and sampling.
+        dtype: Data type for a directory, such as "fp16"; None is "auto".
+        device: Torch device for a directory; None is the CPU.
+        allow_pickle_bin: True: pytorch_model.bin is read, too, for its tensors alone.
+        overrides: Settings that replace those of the head's config.
         Raises ModelError, HeadMismatch, InvalidRequest.
         """
         self.config = config
@@ -75,14 +80,17 @@ class Eagle:
         pad_token_id: int | None = None,
         on_piece: Callable[[Piece], object] | None = None,
     ) -> tuple[Ids, EagleStats]:
-        """Return the prompts followed by at most `max_new_tokens` new tokens each, and the statistics.
+        """Return the prompts followed by the new tokens of each, and the statistics.
 
-        input_ids: one prompt or several: a tensor [tokens] or [sequences, tokens] gives a tensor, padded with
+        input_ids: One prompt or several: a tensor [tokens] or [sequences, tokens] gives a tensor, padded with
             `pad_token_id`; lists of any lengths give lists.
-        attention_mask: 0 where input_ids is padding.
-        seed: None draws a seed, which the statistics contain.
-        eos_token_id: None takes the model's; () never stops.
-        on_piece: called with every piece as it is written.
+        max_new_tokens: Maximum number of new tokens of each sequence, at least 1.
+        attention_mask: Mask of the shape of input_ids, 0 where it is padding; None: nothing is padding.
+        seed: Seed of all draws; None draws a seed, which the statistics contain.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
+        pad_token_id: Token id that fills a returned tensor; None takes the first end token, or 0 if there is
+            none.
+        on_piece: Called with every piece as it is written; None: nothing is called.
         Raises InvalidRequest before anything is computed.
         """
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
@@ -104,8 +112,11 @@ class Eagle:
     ) -> Iterator[Piece]:
         """Yield pieces while they are written; leaving the loop stops the generation.
 
-        The arguments are those of `generate`: prompts as token ids, the maximum number of new tokens, the
-        mask of padding, the seed and the end tokens.
+        input_ids: One prompt or several, as for `generate`.
+        max_new_tokens: Maximum number of new tokens of each sequence, at least 1.
+        attention_mask: Mask of the shape of input_ids, 0 where it is padding; None: nothing is padding.
+        seed: Seed of all draws; None draws a seed.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
         Raises InvalidRequest at once.
         """
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
@@ -122,10 +133,12 @@ class Eagle:
     ) -> EagleBenchmark:
         """Compare speculation with decoding of the same target without drafts, on these prompts.
 
-        data: prompts as token ids, each one or several. max_new_tokens: of each answer. batch_size: prompts
-            that are written at once. seed: of all draws. eos_token_id: None takes the model's; () never
-            stops.
-        Raises InvalidRequest for no prompts.
+        data: Prompts as token ids; each entry is one prompt or several.
+        max_new_tokens: Maximum number of new tokens of each sequence.
+        batch_size: Number of prompts that are written at once, at least 1.
+        seed: Seed of all draws.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
+        Raises InvalidRequest if there are no prompts, or an argument is impossible.
         """
         vocabulary = self._models.target.config.vocab
         prompts = [prompt for entry in data for prompt in read_batch(entry, None, vocabulary).prompts]
@@ -144,9 +157,10 @@ class Eagle:
         The tensors are on the target's device; see `specsot_kernels`. The config determines the mask's
         layout.
 
-        input_ids: prompts as token ids, one or several. attention_mask: 0 where input_ids is padding. seed:
-            of the draw of the next token.
-        Raises InvalidRequest without a draft.
+        input_ids: Prompts as token ids, one or several.
+        attention_mask: Mask of the shape of input_ids, 0 where it is padding; None: nothing is padding.
+        seed: Seed of the draw of the next token.
+        Raises InvalidRequest if no draft is loaded, or a prompt is impossible.
         """
         if self._models.draft is None:
             raise InvalidRequest("nothing can be proposed without a draft", "draft")
@@ -159,8 +173,10 @@ class Eagle:
         return self._arranged([loop.trees[sequence] for sequence in range(len(orders))], batch.prompts)
 
     def _arranged(self, trees: Sequence[Tree], prompts: Prompts) -> TreeArrays:
-        """Return the trees as tensors. trees: one for each prompt. prompts: token ids, whose lengths are the
-        roots' positions.
+        """Return the trees as tensors.
+
+        trees: Drafted tree of each prompt, all of the same size.
+        prompts: Token ids of each prompt; a prompt's length is the position of its root.
         """
         device = self._models.target.device
         tokens = torch.tensor([tree.tokens for tree in trees], device=device)
@@ -175,7 +191,14 @@ class Eagle:
         seed: int | None,
         eos_token_id: int | Sequence[int] | None,
     ) -> Generation:
-        """Start a generation; without a seed, draw one. The arguments are those of `_start`."""
+        """Start a generation; without a seed, draw one.
+
+        prompts: Token ids of each prompt.
+        max_new_tokens: Maximum number of new tokens of each sequence.
+        seed: Seed of all draws; None draws a seed.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
+        Raises InvalidRequest for an impossible value.
+        """
         return self._start(
             self._models,
             prompts,
@@ -192,7 +215,15 @@ class Eagle:
         seed: int,
         eos_token_id: int | Sequence[int] | None,
     ) -> EagleStats:
-        """Run a generation to its end, and return its statistics. The arguments are those of `_start`."""
+        """Run a generation to its end, and return its statistics.
+
+        models: Target and draft.
+        prompts: Token ids of each prompt.
+        max_new_tokens: Maximum number of new tokens of each sequence.
+        seed: Seed of all draws.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
+        Raises InvalidRequest for an impossible value.
+        """
         generation = self._start(models, prompts, max_new_tokens, seed, eos_token_id)
         for _ in generation.pieces():
             pass
@@ -208,8 +239,11 @@ class Eagle:
     ) -> Generation:
         """Start a generation.
 
-        models: target and draft. prompts: token ids. max_new_tokens: of each sequence. seed: below 2**63.
-            eos_token_id: None takes the model's; () never stops.
+        models: Target and draft.
+        prompts: Token ids of each prompt.
+        max_new_tokens: Maximum number of new tokens of each sequence, at least 1.
+        seed: Seed of all draws, from 0 to 2**63 - 1.
+        eos_token_id: Token ids that end a sequence; None takes the model's; () never stops.
         Raises InvalidRequest for an impossible value.
         """
         if type(max_new_tokens) is not int or max_new_tokens < 1:
@@ -226,7 +260,8 @@ class Eagle:
     def _check_room(self, prompts: Prompts, max_new_tokens: int) -> None:
         """Raise InvalidRequest if a prompt and its answer do not fit the model's positions.
 
-        prompts: token ids. max_new_tokens: length of an answer.
+        prompts: Token ids of each prompt.
+        max_new_tokens: Maximum number of new tokens of each sequence.
         """
         positions = self._models.target.config.max_positions
         for index, prompt in enumerate(prompts):
@@ -238,7 +273,10 @@ class Eagle:
                 )
 
     def _stops(self, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
-        """Return the token ids that end a sequence. eos_token_id: None takes the model's."""
+        """Return the token ids that end a sequence.
+
+        eos_token_id: One token id or several; None takes the model's.
+        """
         if eos_token_id is None:
             return self._models.target.config.eos
         return (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)

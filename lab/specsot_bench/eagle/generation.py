@@ -35,9 +35,9 @@ from specsot_worker.verifier import Verifier
 class Piece:
     """Tokens that one sequence of the batch has just written.
 
-    sequence: number in the batch.
-    tokens: the tokens.
-    end: why the sequence ended, with its last tokens; else None.
+    sequence: Number of the sequence in the batch.
+    tokens: Token ids that were written in one step.
+    end: Reason why the sequence ended, with its last tokens; None before that.
     """
 
     sequence: int
@@ -49,9 +49,9 @@ class Piece:
 class SequenceStats:
     """One sequence of the batch.
 
-    tokens: what it wrote, the end-of-sequence token included.
+    tokens: Token ids that the sequence wrote, the end-of-sequence token included.
     end: STOP, LENGTH, or FAILED if the target's logits were not finite; None while the sequence is written.
-    accept_lengths: accepted drafts of each of its trees, as far as they were written.
+    accept_lengths: Number of accepted drafts of each of its trees, as far as they were written.
     """
 
     tokens: tuple[int, ...]
@@ -63,11 +63,11 @@ class SequenceStats:
 class EagleStats:
     """A whole generation.
 
-    sequences: the sequences of the batch.
-    seed: the seed of all draws; the same seed gives the same tokens.
-    steps: forward passes of the target, those of the prompts included.
-    seconds: spent in target and drafter.
-    trees: statistics of all trees.
+    sequences: Statistics of each sequence of the batch.
+    seed: The seed of all draws; the same seed gives the same tokens.
+    steps: Forward passes of the target, those of the prompts included.
+    seconds: Seconds spent in target and drafter.
+    trees: Statistics of all trees.
     """
 
     sequences: tuple[SequenceStats, ...]
@@ -83,17 +83,19 @@ class EagleStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the written tokens a second."""
+        """Return the number of written tokens a second; 0 if no time was measured."""
         return self.new_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Return accepted drafts divided by proposed drafts."""
+        """Return the number of accepted drafts divided by that of proposed drafts; 0 without drafts."""
         return self.trees.acceptance_rate
 
     @property
     def mean_accept_length(self) -> float:
-        """Return the accepted drafts of a tree; each tree yields one more token, the bonus."""
+        """Return the mean number of accepted drafts of a tree; each tree yields one more token, the bonus. 0
+        without trees.
+        """
         return self.trees.mean_accept_length
 
 
@@ -101,13 +103,17 @@ class EagleStats:
 EPOCH = 1
 # Tokens of a KV page.
 PAGE_ROWS = 256
-# Rows. Least size of a frame, like --rows: prompts are processed in chunks of so many tokens.
+# Rows. Minimum size of a frame, like --rows: prompts are processed in chunks of so many tokens. Untuned.
 ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass of the target (a step): the frame that was computed, and its result."""
+    """One forward pass of the target.
+
+    frame: The frame that was computed.
+    result: The result of its verification.
+    """
 
     frame: Frame
     result: Result
@@ -118,22 +124,31 @@ Phases = Callable[[str], AbstractContextManager[object]]
 
 
 def untimed(phase: str) -> AbstractContextManager[object]:
-    """Return a context for a phase of a step that is not timed. phase: its name, which is not used."""
+    """Return a context for a phase of a step that is not timed.
+
+    phase: Name of the phase, which is not used.
+    """
     return nullcontext()
 
 
 class StepLoop:
     """Sequencer, stage, verifier and drafter of one ring, called one after another in this thread.
 
-    trees: by sequence, the trees that the drafter proposed last.
-    engine: the drafter, or None.
-    at: the phases of the present turn, see `turn`.
+    trees: Trees that the drafter proposed last, by number of the sequence.
+    engine: The drafter; None if nothing is drafted.
+    at: Returns the context of a phase of the present turn, by the phase's name; see `turn`.
     """
 
     def __init__(
         self, stage: DecoderStage, verifier: Verifier, sequencer: Sequencer, engine: DraftEngine | None = None
     ) -> None:
-        """Connect the parts of one ring. engine: drafts on this thread; None: nothing is drafted."""
+        """Connect the parts of one ring.
+
+        stage: Runs frames through all layers.
+        verifier: Computes target tokens and accepts drafts.
+        sequencer: Composes frames, and has opened sequences.
+        engine: Drafts on this thread; None: nothing is drafted.
+        """
         self.sequencer = sequencer
         self.trees = dict[int, Tree]()
         self._stage = stage
@@ -147,8 +162,8 @@ class StepLoop:
         """Compute everything that is ready in one forward pass, then draft below what was written; return the
         frame and its result.
 
-        enter_phase: entered around every phase: compose, layers, lm_head; and within lm_head: learn, draft
-            and arrange.
+        enter_phase: Returns the context of a phase by its name. It is entered around compose, layers and
+            lm_head; and within lm_head around learn, draft and arrange.
         Raises ModelError if nothing can be computed, that is, no sequence is left.
         """
         self.at = enter_phase
@@ -156,7 +171,7 @@ class StepLoop:
         with enter_phase("compose"):
             frame = self.sequencer.compose(0.0)
         if frame is None:
-            raise ModelError("no sequence is left that could be fed")
+            raise ModelError("no sequence is left to compute")
         with enter_phase("layers"):
             output = self._stage.run(frame)
         with enter_phase("lm_head"):
@@ -168,7 +183,12 @@ class StepLoop:
         return Step(frame, verified.result)
 
     def start_drafts(self, verification: DeviceVerification | None = None) -> LoopHandle:
-        """See `ColocatedDrafter.start_drafts`."""
+        """Start the drafts that follow one frame, and return their handle; see
+        `ColocatedDrafter.start_drafts`.
+
+        verification: The verification result on the GPU, which the host has not read yet. None: trees do not
+            grow before `LoopHandle.result`.
+        """
         return LoopHandle(self, verification)
 
 
@@ -176,7 +196,11 @@ class LoopHandle:
     """The drafts of one step of a `StepLoop`; see `DraftHandle`."""
 
     def __init__(self, loop: StepLoop, verification: DeviceVerification | None) -> None:
-        """Start drafting from the verification result on the device. None: there is none."""
+        """Start to grow trees from the verification result on the GPU, if there is one.
+
+        loop: The loop, which has a drafter.
+        verification: The verification result on the GPU; None: trees do not grow before `result`.
+        """
         assert loop.engine is not None
         self._loop = loop
         self._engine = loop.engine
@@ -187,16 +211,27 @@ class LoopHandle:
 
     @property
     def state(self) -> OverlapState:
-        """See `DraftHandle.state`."""
+        """LAUNCHED while trees grow that follow from the verification on the GPU; IDLE if none do; DISCARDED
+        if the host has found another verification result.
+        """
         return self._growth.state if self._growth else OverlapState.IDLE
 
     def select(self, segments: Sequence[TreeSegment]) -> DeviceTrees | None:
-        """See `DraftHandle.select`."""
+        """Return the trees that grow, so that the next step can be launched with them before the host has
+        read them. Return None if it is unknown which trees `result` will return.
+
+        segments: Next segments of all sequences that continue, with trees that are only roots.
+        """
         with self._loop.at("arrange"):
             return self._engine.select(segments)
 
     def result(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
-        """See `DraftHandle.result`."""
+        """Let the drafter observe features, propose trees, and return the messages for stage 0: one message,
+        or none if there is nothing to report.
+
+        features: Messages with the host's verification result, in order.
+        meanwhile: Called once while the GPU may be computing.
+        """
         engine = self._engine
         enter_phase = self._loop.at
         with enter_phase("learn"):
@@ -213,7 +248,11 @@ class LoopHandle:
         return (Drafts(EPOCH, drafts, engine.paused_trees),) if has_news else ()
 
     def discard(self, sequence: int) -> None:
-        """See `DraftHandle.discard`."""
+        """Declare that the host has found other target tokens for a sequence than the GPU, so that all trees
+        are grown again. Nothing happens if no trees grow.
+
+        sequence: Number of the sequence.
+        """
         if self._growth:
             self._growth.discard(sequence)
 
@@ -231,9 +270,12 @@ def open_loop(
 ) -> StepLoop:
     """Return the loop of a batch of sequences, all opened at once; each may be decoded up to its lease.
 
-    models: target and draft. shape: of the trees. openings: one for each sequence. min_rows: minimum size of
-        a frame; the trees of all sequences always fit into one frame. make_stage: makes the stage; benchmarks
-        pass another.
+    models: Target and draft.
+    shape: Shape of the trees.
+    openings: Orders that open the sequences, one for each.
+    min_rows: Minimum number of rows of a frame; the trees of all sequences always fit into one frame.
+    make_stage: Makes the stage from the decoder, the number of pages and the rows of a page; benchmarks pass
+        another.
     """
     slots = shape.slots if models.draft else 1
     pages = sum(-(-(opening.lease + slots) // PAGE_ROWS) for opening in openings)
@@ -257,8 +299,10 @@ def open_loop(
 
 
 def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
-    """Return a store for the features that the drafter reads, or None without a drafter. pages: KV pages of
-    the stage.
+    """Return a store for the features that the drafter reads, or None without a drafter.
+
+    models: Target and draft.
+    pages: KV pages of the stage.
     """
     target = models.target
     draft = models.draft
@@ -269,6 +313,7 @@ def _no_grammar(_: object) -> None:
     """Return no constraint. The argument is the opening's, which is not used."""
 
 
+# Token ids of several prompts.
 Prompts = Sequence[tuple[int, ...]]
 
 
@@ -276,9 +321,9 @@ Prompts = Sequence[tuple[int, ...]]
 class GenerationLimits:
     """What is wanted of each sequence of a batch.
 
-    limit: most tokens that it writes.
-    seed: seed of all draws; a sequence's ordinal is its number in the batch.
-    stop_ids: token ids that end a sequence.
+    limit: Maximum number of tokens that a sequence writes.
+    seed: Seed of all draws; a sequence's ordinal is its number in the batch.
+    stop_ids: Token ids that end a sequence; empty: none.
     """
 
     limit: int
@@ -288,14 +333,22 @@ class GenerationLimits:
 
 @dataclass(slots=True)
 class _WrittenSequence:
-    """What a sequence has written so far."""
+    """What a sequence has written so far.
+
+    tokens: Token ids, in order.
+    accepted: Number of accepted drafts of each tree.
+    end: Why the sequence ended; None while it is written.
+    """
 
     tokens: list[int] = field(default_factory=list[int])
     accepted: list[int] = field(default_factory=list[int])
     end: End | None = None
 
     def append(self, outcome: Outcome) -> None:
-        """Add the outcome of a step: its tokens, its end, and how many drafts were accepted."""
+        """Add the outcome of a step: its tokens, its end, and how many drafts were accepted.
+
+        outcome: Outcome of this sequence in one step.
+        """
         self.tokens += outcome.tokens
         self.end = outcome.end
         if outcome.accepted:
@@ -305,8 +358,12 @@ class _WrittenSequence:
 class Generation:
     """A generation. Run it once, with `pieces`.
 
-    models: target and draft. config: of trees and sampling. prompts: token ids. limits: length, seed and end
-        tokens. clock: returns seconds. make_stage: makes the stage.
+    models: Target and draft.
+    config: Configuration of trees and sampling.
+    prompts: Token ids of each prompt.
+    limits: Length, seed and end tokens.
+    clock: Returns seconds.
+    make_stage: Makes the stage from the decoder, the number of pages and the rows of a page.
     """
 
     def __init__(
@@ -320,7 +377,7 @@ class Generation:
     ) -> None:
         openings = openings_of(prompts, config, limits, models.draft is not None)
         self._ring = open_loop(models, config.shape, openings, make_stage=make_stage)
-        self._texts = [_WrittenSequence() for _ in prompts]
+        self._sequences = [_WrittenSequence() for _ in prompts]
         self._num_steps = config.num_steps
         self._seed = limits.seed
         self._clock = clock
@@ -328,8 +385,10 @@ class Generation:
         self._seconds = 0.0
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield what is written, step by step, until every sequence has ended."""
-        while any(text.end is None for text in self._texts):
+        """Yield the tokens that each sequence writes, step by step, until every sequence has ended. Call it
+        once.
+        """
+        while any(sequence.end is None for sequence in self._sequences):
             began = self._clock()
             step = self._ring.turn()
             self._seconds += self._clock() - began
@@ -338,14 +397,17 @@ class Generation:
     @property
     def tokens(self) -> list[list[int]]:
         """Return the token ids that each sequence has written so far."""
-        return [text.tokens for text in self._texts]
+        return [sequence.tokens for sequence in self._sequences]
 
     @property
     def stats(self) -> EagleStats:
-        """Return the statistics so far."""
-        lengths = [accepted for text in self._texts for accepted in text.accepted]
+        """Return the statistics of all steps so far."""
+        lengths = [accepted for sequence in self._sequences for accepted in sequence.accepted]
         return EagleStats(
-            tuple(SequenceStats(tuple(one.tokens), one.end, tuple(one.accepted)) for one in self._texts),
+            tuple(
+                SequenceStats(tuple(sequence.tokens), sequence.end, tuple(sequence.accepted))
+                for sequence in self._sequences
+            ),
             self._seed,
             self._steps,
             self._seconds,
@@ -353,13 +415,16 @@ class Generation:
         )
 
     def _apply(self, step: Step) -> Iterator[Piece]:
-        """Record a step, and yield its pieces, one for each sequence that wrote."""
+        """Record a step, and yield its pieces, one for each sequence that wrote.
+
+        step: The computed frame and its result.
+        """
         self._steps += 1
         self._proposed += sum(
             len(segment.tree) - 1 for segment in step.frame.segments if isinstance(segment, TreeSegment)
         )
         for outcome in step.result.outcomes:
-            self._texts[outcome.sequence].append(outcome)
+            self._sequences[outcome.sequence].append(outcome)
         for outcome in step.result.outcomes:
             yield Piece(outcome.sequence, outcome.tokens, outcome.end)
 
@@ -369,8 +434,10 @@ def openings_of(
 ) -> list[Open]:
     """Return the orders that open every sequence at once, with a lease to its end.
 
-    prompts: token ids. config: of the sampling. limits: length, seed and end tokens. with_drafter: the
-        sequences may be drafted for.
+    prompts: Token ids of each prompt.
+    config: Configuration of the sampling.
+    limits: Length, seed and end tokens.
+    with_drafter: True if trees may be drafted for the sequences.
     """
     return [
         Open(
@@ -399,10 +466,10 @@ Run = Callable[[Prompts], EagleStats]
 class EagleBenchmark:
     """How much faster speculation is than decoding without drafts; below 1 it costs more than it gains.
 
-    comparison: tokens per second of both, one pair for each batch.
-    trees: statistics of the drafted trees.
-    identical: number of sequences that both wrote alike, token for token: all of them in fp32.
-    sequences: number of sequences.
+    comparison: Tokens per second of both, one pair for each batch.
+    trees: Statistics of the drafted trees.
+    identical: Number of sequences that both wrote alike, token for token; in fp32 this is all of them.
+    sequences: Number of sequences.
     """
 
     comparison: Comparison
@@ -412,7 +479,7 @@ class EagleBenchmark:
 
     @property
     def ratio(self) -> float:
-        """Return the median ratio over the batches."""
+        """Return the median, over the batches, of the speed with drafts divided by the speed without."""
         return self.comparison.ratio
 
     def __str__(self) -> str:
@@ -435,8 +502,11 @@ def measure(
 ) -> EagleBenchmark:
     """Return the comparison of all batches with and without drafts, run in the order AB BA AB ....
 
-    batches: of prompts. speculate, decode: run a batch with and without drafts. num_steps: depths of which
-        the acceptance is reported. num_warm_up: runs of each that come first and do not count.
+    batches: Batches of prompts, at least one.
+    speculate: Runs a batch with drafts.
+    decode: Runs a batch without drafts.
+    num_steps: Number of depths whose acceptance is reported.
+    num_warm_up: Number of runs of each that come first and do not count.
     """
     for _ in range(num_warm_up):
         speculate(batches[0])
@@ -456,11 +526,18 @@ def measure(
 
 
 def _samples(runs: Sequence[EagleStats]) -> tuple[Sample, ...]:
-    """Return tokens and seconds of each run."""
+    """Return tokens and seconds of each run.
+
+    runs: Statistics of the runs.
+    """
     return tuple(Sample(run.new_tokens, run.seconds) for run in runs)
 
 
 def _trees(runs: Sequence[EagleStats], num_steps: int) -> TreeStatistics:
-    """Return the statistics of all trees of the runs, with the acceptance of `num_steps` depths."""
+    """Return the statistics of all trees of some runs together.
+
+    runs: Statistics of the runs.
+    num_steps: Number of depths whose acceptance is reported.
+    """
     lengths = [length for run in runs for sequence in run.sequences for length in sequence.accept_lengths]
     return summarize(lengths, sum(run.trees.total_proposed for run in runs), num_steps)

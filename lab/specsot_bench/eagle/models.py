@@ -26,10 +26,10 @@ from specsot_model.weights import HeldWeights
 class TargetAndDraft:
     """A target with all its layers, and its draft.
 
-    target: the target.
-    draft: the draft head; None decodes without drafts.
-    unnamed: ids of the target that its tokenizer does not know, and that are never written. Only a directory
-        has a tokenizer, so that a target loaded elsewhere has none of these ids.
+    target: The target.
+    draft: The draft head; None decodes without drafts.
+    unnamed: Token ids of the target that its tokenizer does not know, and that are never written. Only a
+        directory has a tokenizer, so that a target loaded elsewhere has none of these ids.
     """
 
     target: Decoder
@@ -46,10 +46,10 @@ class TargetAndDraft:
 class LoadOptions:
     """How directories are loaded.
 
-    dtype: None is `auto`.
-    device: None is the CPU.
-    allow_pickle_bin: also read pytorch_model.bin (tensors only).
-    overrides: see `Overrides`.
+    dtype: Data type of the weights; None is "auto".
+    device: Torch device; None is the CPU.
+    allow_pickle_bin: True: pytorch_model.bin is read, too, for its tensors alone.
+    overrides: Settings that replace those of the head's config.
     """
 
     dtype: str | None = None
@@ -61,8 +61,9 @@ class LoadOptions:
 def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAndDraft:
     """Return target and draft, loaded or taken from memory.
 
-    draft: an EAGLE head: its directory, or loaded; None: none. target: a directory, a `Decoder` or a
-        Transformers model. load_options: how directories are loaded.
+    draft: An EAGLE head: its directory, or a loaded head; None: no head.
+    target: A directory, a `Decoder` or a Transformers model.
+    load_options: Options with which directories are loaded.
     Raises ModelError and HeadMismatch for models that cannot be used, InvalidRequest for objects that are no
     models.
     """
@@ -74,15 +75,15 @@ def load_models(draft: Any, target: Any, load_options: LoadOptions) -> TargetAnd
 def _target(target: Any, load_options: LoadOptions) -> Decoder:
     """Return the target as a decoder with all layers.
 
-    target: a directory, a `Decoder` or a Transformers model. load_options: for a directory; dtype and device
-        must be None for anything else.
-    Raises ModelError, InvalidRequest.
+    target: A directory, a `Decoder` or a Transformers model.
+    load_options: Options for a directory; dtype and device must be None for anything else.
+    Raises ModelError for a model that cannot be used, InvalidRequest for an object that is no model.
     """
     if isinstance(target, str | Path):
         return _read_target(Path(target), load_options)
     for name in ("dtype", "device"):
         if getattr(load_options, name) is not None:
-            raise InvalidRequest(f"{name} goes with a directory; a loaded target has its own", name)
+            raise InvalidRequest(f"{name} needs a directory; a loaded target has its own", name)
     if isinstance(target, Decoder):
         if len(target.layers) != target.config.layers:
             raise InvalidRequest(
@@ -98,8 +99,11 @@ def _target(target: Any, load_options: LoadOptions) -> Decoder:
 
 
 def _read_target(directory: Path, load_options: LoadOptions) -> Decoder:
-    """Return the target, loaded from a directory with dtype `auto` on the CPU unless the options say
-    otherwise.
+    """Return the target, loaded from a directory.
+
+    directory: Directory in the Hugging Face layout.
+    load_options: Options of the loading; without a dtype it is "auto", without a device the CPU.
+    Raises ModelError if the model cannot be loaded.
     """
     device = load_options.device or "cpu"
     dtype = resolve_dtype(load_options.dtype or "auto", device)
@@ -109,8 +113,9 @@ def _read_target(directory: Path, load_options: LoadOptions) -> Decoder:
 def _draft(draft: Any, target: Decoder, load_options: LoadOptions) -> DraftHead | None:
     """Return the draft head, or None without one.
 
-    draft: a directory, a head of this package, or a module of another library. target: the loaded target,
-        which the head must fit. load_options: how a directory is loaded.
+    draft: A directory, a head of this package, or a module of another library.
+    target: The loaded target, which the head must fit.
+    load_options: Options with which a directory is loaded.
     """
     if draft is None:
         return None
@@ -125,7 +130,9 @@ def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
     """Return a published head's checkpoint: of its directory, or of the module into which another library
     loaded it.
 
-    draft: the directory or module. load_options: whether pytorch_model.bin is read, too.
+    draft: The directory or module.
+    load_options: Options with which a directory is loaded; they decide whether pytorch_model.bin is read,
+        too.
     Raises InvalidRequest for anything else.
     """
     if isinstance(draft, str | Path):
@@ -137,8 +144,11 @@ def _checkpoint(draft: Any, load_options: LoadOptions) -> Checkpoint:
 
 
 def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
-    """Return a head that was loaded elsewhere, if it fits the target. Raises HeadMismatch for another dtype,
-    device, or layers that the target lacks.
+    """Return a head that was loaded elsewhere, if it fits the target.
+
+    head: The loaded head.
+    target: The loaded target.
+    Raises HeadMismatch for another dtype or device, or if the head reads layers that the target lacks.
     """
     # A tensor's device includes the GPU's number, which a configured device may lack.
     table = target.edges.embedding()
@@ -163,7 +173,7 @@ def decoder_from_transformers(model: Any) -> Decoder:
     Embeddings, norms and single projections share the model's memory; fused projections (and on CPUs all
     packed ones) are copies.
 
-    model: a model of Transformers.
+    model: A model of Transformers.
     Raises ModelError for a model that is not supported.
     """
     config = config_of(model)
@@ -172,15 +182,20 @@ def decoder_from_transformers(model: Any) -> Decoder:
 
 
 def config_of(model: Any) -> ModelConfig:
-    """Return the configuration of a model of Transformers, with its end tokens."""
+    """Return the configuration of a model of Transformers, with its end tokens.
+
+    model: The loaded model.
+    """
     generation = getattr(model, "generation_config", None)
     generation_fields = generation.to_dict() if generation is not None else {}
     return make_config(model.config.to_dict(), generation_fields, Path(_name(model)))
 
 
 def _published(model: Any) -> Mapping[str, Tensor]:
-    """Return the tensors of a model of Transformers under the names under which such models are published; it
-    holds some under other names.
+    """Return a model's tensors under the names under which such models are published; Transformers holds some
+    under other names.
+
+    model: A loaded model of Transformers.
     """
     tensors: dict[str, Tensor] = model.state_dict()
     try:
@@ -194,7 +209,8 @@ def _published(model: Any) -> Mapping[str, Tensor]:
 def _on_one_device(tensors: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
     """Return the tensors. Raises ModelError if they are on several devices.
 
-    tensors: by name. model: is named in the error.
+    tensors: Tensors by name.
+    model: The model that the error names.
     """
     devices = sorted({str(tensor.device) for tensor in tensors.values()})
     if len(devices) > 1:
@@ -203,5 +219,8 @@ def _on_one_device(tensors: Mapping[str, Tensor], model: Any) -> Mapping[str, Te
 
 
 def _name(model: Any) -> str:
-    """Return the model's class name."""
+    """Return the class name of a model.
+
+    model: A loaded model of Transformers.
+    """
     return type(model).__name__

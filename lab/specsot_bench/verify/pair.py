@@ -71,6 +71,8 @@ WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 def describe_base(config: ModelConfig) -> str:
     """Return in one line what a base is, which layer ranges and positions it has, and whether CUDA graphs run
     it.
+
+    config: Config of the base model.
     """
     stored = f", {config.published} weights" if config.published else ""
     with_graphs = "with" if can_capture(config, kernels=True, any_quantized=False) else "without"
@@ -82,6 +84,8 @@ def describe_base(config: ModelConfig) -> str:
 def describe(head: EagleHead) -> tuple[str, ...]:
     """Return in a few lines the head's family, how it drafts and from what, and what of this package works
     with it.
+
+    head: The loaded head.
     """
     name = NAMES[head.kind]
     passes = "a pass for every level of a tree"
@@ -106,8 +110,10 @@ def describe(head: EagleHead) -> tuple[str, ...]:
 
 
 def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
-    """Return the head, loaded with these settings. options: which head. overrides: what replaces settings of
-    its config.
+    """Return the head, loaded with these settings.
+
+    options: Options that name the head and its precision.
+    overrides: Settings that replace those of the head's config.
     """
     head = EagleBackend(replace(options, overrides=overrides)).load()
     assert isinstance(head, EagleHead)
@@ -118,7 +124,8 @@ def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
 def measure_fit(options: DraftModelOptions, written_texts: WrittenTexts) -> HeadFit:
     """Return the acceptance of the head; and settings that explain the base's text better, if there are any.
 
-    options: base and head. written_texts: (prompt, answer) as token ids, written by the base.
+    options: Options that name base and head, and their precision.
+    written_texts: Token ids of each prompt, and of the answer that the base wrote.
     """
     base = load_decoder(options)
     head = load_trial(options, options.overrides)
@@ -145,16 +152,18 @@ def measure_acceptance(
     """Return the accepted drafts of every step while so many tokens are written after each prompt, all in one
     batch.
 
-    base, head: loaded. prompts_and_lengths: (token ids, number of tokens to write); entries of 0 tokens are
-        left out.
+    base: The loaded base, with all layers.
+    head: The loaded head.
+    prompts_and_lengths: Token ids of each prompt, and the number of tokens to write after it; entries of 0
+        tokens are left out.
     """
     tokens_left = {number: tokens for number, (_, tokens) in enumerate(prompts_and_lengths) if tokens}
     # A higher limit, so that no tree is cut short near the end.
     limits = {number: tokens + SHAPE.depth + 2 for number, tokens in tokens_left.items()}
     prompts = {number: tuple(prompts_and_lengths[number][0]) for number in tokens_left}
     orders = [
-        Open(Opening(one, len(prompt), limit=limits[one]), prompt, len(prompt) + limits[one])
-        for one, prompt in prompts.items()
+        Open(Opening(number, len(prompt), limit=limits[number]), prompt, len(prompt) + limits[number])
+        for number, prompt in prompts.items()
     ]
     steps = open_loop(TargetAndDraft(base, head), SHAPE, orders)
     lengths = list[int]()
@@ -173,7 +182,9 @@ def log_probs_of(base: Decoder, head: EagleHead, written_texts: WrittenTexts) ->
 
     Tokens that the head cannot draft are left out.
 
-    base, head: loaded. written_texts: (prompt, answer) as token ids.
+    base: The loaded base, with all layers.
+    head: The loaded head.
+    written_texts: Token ids of each prompt, and of the answer that the base wrote.
     """
     drafted = head.to_target(torch.arange(head.draft_vocab, device=head.device))
     draft_ids = torch.full((base.config.vocab,), -1, device=head.device)
@@ -194,8 +205,12 @@ def _log_probs_of(
     With a prompt of 3 tokens and 2 written ones there are rows 0..2; rows 1 and 2 predict the written tokens
     3 and 4. Without a row to read, the result is empty.
 
-    draft_ids: [vocab_size] the head's number of each token id of the base, -1 for tokens that it cannot
-        draft. prompt, written: token ids.
+    base: The loaded base, with all layers.
+    head: The loaded head.
+    draft_ids: Number that the head has for each token id of the base, [vocab_size]; -1 for tokens that it
+        cannot draft.
+    prompt: Token ids of the prompt.
+    written: Token ids of the answer.
     """
     tokens = torch.tensor([*prompt, *written], device=head.device)
     num_rows = len(tokens) - 2
@@ -210,6 +225,7 @@ def _log_probs_of(
     return log_probs.gather(1, target_ids[target_ids >= 0, None])[:, 0].tolist()
 
 
+# Questions that are asked unless a file is given: prose, code, arithmetic, and another script.
 QUESTIONS = (
     "Explain how photosynthesis works.",
     "Write a short story about a lighthouse keeper who finds a letter.",
@@ -223,7 +239,8 @@ QUESTIONS = (
 def choose_questions(file: Path | None, is_demo: bool) -> tuple[str, ...]:
     """Return the file's questions; else some that the demo was trained on, or some for any model.
 
-    file: one question a line; None: no file. is_demo: the bundled small model answers.
+    file: File with one question a line; None: no file was given.
+    is_demo: True if the bundled small model answers.
     Raises InvalidRequest for an unreadable file.
     """
     questions = questions_of(file, is_demo, QUESTIONS)
@@ -231,18 +248,19 @@ def choose_questions(file: Path | None, is_demo: bool) -> tuple[str, ...]:
 
 
 # Questions that are answered at a time: the effect of a batch on an answer is part of what is verified.
-SIDE_BY_SIDE = 4
+# Untuned.
+MAX_CONCURRENT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class FleetAnswer:
     """One greedy answer of the fleet.
 
-    question: the question.
-    prompt: token ids of the prompt.
-    tokens: token ids of the answer, without the end token.
-    ended: the model ended the answer by itself.
-    per_step: tokens of a step, 1.0 without drafts.
+    question: The question as plain text.
+    prompt: Token ids of the prompt.
+    tokens: Token ids of the answer, without the end token.
+    ended: True if the model ended the answer by itself.
+    per_step: Mean number of tokens of a step, 1.0 without drafts.
     """
 
     question: str
@@ -260,15 +278,22 @@ async def ask_all(
     max_tokens: int,
     advance: Callable[[], None],
 ) -> list[FleetAnswer]:
-    """Ask every question once, SIDE_BY_SIDE at a time; return the answers in the order of the questions.
+    """Ask every question once, MAX_CONCURRENT at a time; return the answers in the order of the questions.
 
-    fleet: the client. prompts: builds the token ids of a question. questions: plain texts. drafter: what
-        drafts. max_tokens: of an answer. advance: called after each answer.
+    fleet: The client that answers.
+    prompts: Builds the token ids of a question.
+    questions: Questions as plain texts.
+    drafter: Kind of drafter that the fleet is asked to use.
+    max_tokens: Maximum number of tokens of an answer.
+    advance: Called after each answer, without arguments.
     """
-    slots = asyncio.Semaphore(SIDE_BY_SIDE)
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def answer_one(question: str) -> FleetAnswer:
-        """Return the answer to one question, once a slot is free."""
+        """Return the answer to one question, once a slot is free.
+
+        question: The question as plain text.
+        """
         async with slots:
             answer = await _ask(fleet, prompts, question, drafter, max_tokens)
         advance()
@@ -285,7 +310,15 @@ async def ask_all(
 async def _ask(
     fleet: FleetClient, prompts: Prompts, question: str, drafter: DrafterName, max_tokens: int
 ) -> FleetAnswer:
-    """Return the greedy answer to one question. The arguments are those of `ask_all`."""
+    """Return the greedy answer to one question.
+
+    fleet: The client that answers.
+    prompts: Builds the token ids of a question.
+    question: The question as plain text.
+    drafter: Kind of drafter that the fleet is asked to use.
+    max_tokens: Maximum number of tokens of the answer.
+    Raises Unavailable if the answer ended for another reason than STOP or LENGTH.
+    """
     ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=max_tokens)
     finished = await finished_answer(fleet, ask)
     prompt = prompts.chat((Message("user", question),))
@@ -305,13 +338,16 @@ def verify(
     as_one_object: bool,
     opener: Opener = open_fleet,
 ) -> int:
-    """Print what was found; return 0 if every answer is the reference's and the head fits, else 1.
+    """Print the report of a verification; return 0 if every answer is the reference's and the head, if any,
+    fits, else 1.
 
-    options: the fleet, and where its models lie on this machine (a remote master has its own copies).
-    prompts_file: questions, one a line; None: those built in.
-    max_tokens: of each answer.
-    tie_gap: gap of the two largest logits below which a difference is a matter of rounding.
-    as_one_object: print JSON instead of lines. opener: opens the fleet.
+    options: Options of the fleet, and where its models lie on this machine (a remote master has its own
+        copies).
+    prompts_file: File of questions, one a line; None: the built-in questions are asked.
+    max_tokens: Maximum number of tokens of each answer.
+    tie_gap: Gap of the two largest logits below which a difference is a matter of rounding.
+    as_one_object: True: print JSON instead of lines.
+    opener: Opens the fleet.
     """
     questions = choose_questions(prompts_file, options.model is None)
     report = examine(_with_test_options(options), questions, max_tokens, tie_gap, opener)
@@ -329,8 +365,11 @@ def examine(
     """Ask the fleet, then the reference, then the head; return what was found. Raises what opening and
     loading raise.
 
-    options: the fleet. questions: plain texts. max_tokens: of each answer. tie_gap: as for `verify`. opener:
-        opens the fleet.
+    options: Options of the fleet.
+    questions: Questions as plain texts.
+    max_tokens: Maximum number of tokens of each answer.
+    tie_gap: Gap of the two largest logits below which a difference is a matter of rounding.
+    opener: Opens the fleet.
     """
     quiet_logs()
     models = models_of(options)
@@ -359,7 +398,12 @@ async def _answers_of_fleet(
 ) -> list[FleetAnswer]:
     """Open the fleet, ask all questions, and close it; return the answers in the order of the questions.
 
-    options: the fleet. base: directory of the base model. The others are those of `ask_all`.
+    options: Options of the fleet.
+    base: Directory of the base model.
+    questions: Questions as plain texts.
+    drafter: Kind of drafter that the fleet is asked to use.
+    max_tokens: Maximum number of tokens of each answer.
+    opener: Opens the fleet.
     """
     fleet = await opener(options)
     try:
@@ -373,18 +417,19 @@ async def _answers_of_fleet(
 def _compare(options: FleetOptions, fleet_answers: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
     """Return the answers with their differences from the reference.
 
-    options: the base model and its precision. fleet_answers: what the fleet wrote.
+    options: Options that name the base model and its precision.
+    fleet_answers: Answers of the fleet.
     """
     dtype = resolve_dtype(options.dtype, options.device, options.quantization)
     if _rounding(options):
         reference = of_base(load_decoder(options))
     else:
         reference = of_transformers(options.base, dtype, options.device)
-    ends = Text(options.base).end_ids
+    end_ids = Text(options.base).end_ids
     answers: list[CheckedAnswer] = []
     with counting_bar(sys.stderr, "reading the answers again", len(fleet_answers)) as advance:
         for answer in fleet_answers:
-            differences = compare(reference, answer.prompt, answer.tokens, ends if answer.ended else None)
+            differences = compare(reference, answer.prompt, answer.tokens, end_ids if answer.ended else None)
             answers.append(
                 CheckedAnswer(answer.question, len(answer.tokens), answer.per_step, tuple(differences))
             )
@@ -393,7 +438,11 @@ def _compare(options: FleetOptions, fleet_answers: list[FleetAnswer]) -> tuple[C
 
 
 def _rounding(options: FleetOptions) -> str:
-    """Return the precision of the base in words, if its rounding makes a different model of it; else ""."""
+    """Return the precision of the base in words, if its rounding makes a different model of it; else an empty
+    text.
+
+    options: Options of the fleet.
+    """
     kv_format = "int8 KV" if options.kv_cache_dtype == "int8" else None
     return ", ".join(filter(None, (options.quantization, kv_format)))
 
@@ -401,6 +450,8 @@ def _rounding(options: FleetOptions) -> str:
 def _with_test_options(options: FleetOptions) -> FleetOptions:
     """Return options with a tree in every step, and two stages unless stages were chosen or the model has one
     layer.
+
+    options: Options of the fleet.
     """
     if options.stages is None and options.layers is None:
         options = replace(options, stages=min(STAGES, read_config(models_of(options).base).layers))

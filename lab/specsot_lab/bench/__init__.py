@@ -1,5 +1,5 @@
-"""Measurements beside those that come with the product: clients, distance, GPUs, precision, policies.
+"""Measurements in addition to those that come with the product: clients, distance, GPUs, precision, policies.
 
-Refuses to know how tokens come about: everything measured is the product, as its users run it,
-unless a file says otherwise.
+This package does not know how tokens are computed: everything that it measures is the product as its users
+run it, unless a file says otherwise.
 """

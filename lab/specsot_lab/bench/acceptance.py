@@ -1,55 +1,69 @@
-"""How often replayed drafts are right: one chance for a level, or one for each of a node's guesses."""
+"""How often replayed drafts are right: with one chance for each level, or with one chance for each rank of a
+node's children.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the unit interval more evenly than dice do
+# Multiples of the golden ratio modulo 1 fill the unit interval more evenly than random numbers do.
+GOLDEN: Final = (math.sqrt(5) - 1) / 2
 
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  # their roots are no fractions of each other
+# The square roots of these primes are no rational multiples of each other.
+PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
 def chance_of(tau: float, levels: int) -> float:
-    """Return the probability, the same for every level, with which a step brings `tau` tokens on average, the
-    bonus token included.
+    """Return the probability of acceptance, the same at every level, with which a step yields `tau` tokens on
+    average. Return nearly 1 if even full acceptance yields fewer, and 0.0 if `tau` is at most 1.
+
+    tau: Mean tokens per step, the bonus token included.
+    levels: Number of drafted levels of a tree.
     """
     low, high = 0.0, 1.0
     for _ in range(60):
         chance = (low + high) / 2
-        brings = 1 + sum(chance**n for n in range(1, levels + 1))
-        low, high = (chance, high) if brings < tau else (low, chance)
+        tokens_per_step = 1 + sum(chance**n for n in range(1, levels + 1))
+        low, high = (chance, high) if tokens_per_step < tau else (low, chance)
     return low
 
 
 def even_runs(chance: float) -> Iterator[int]:
-    """Yield the number of right guesses before each wrong one: geometric, as if each were right with this
-    probability.
+    """Yield, without end, the number of right drafts before each wrong one. The numbers are distributed
+    geometrically, as if each draft were right with this probability.
 
-    The numbers are not random: a few hundred draws would miss the mean by several per cent, and speed-ups
-    with it.
+    The numbers are evenly spread instead of random: a few hundred random draws would miss the mean by several
+    per cent, and speed-ups with it.
+
+    chance: Probability that a draft is right, greater than 0 and less than 1.
     """
-    place = 0.5
+    point = 0.5
     while True:
-        yield int(math.log(place) / math.log(chance))
-        place = (place + GOLDEN) % 1.0
+        yield int(math.log(point) / math.log(chance))
+        point = (point + GOLDEN) % 1.0
 
 
 def even_ranks(chances: Sequence[float], level: int) -> Iterator[int | None]:
-    """Which guess of a node is right, at one level of one tree after the other; None: none is.
+    """Yield, without end, the rank of the draft that is right at one level of one tree after another; None
+    where none is.
 
-    chances: of each guess, best first. Levels go through the unit interval by steps of their own, so that
-    what is right at one says nothing of the next.
+    Every level advances through the unit interval by an irrational number of its own, so that what is right
+    at one level says nothing about the next.
+
+    chances: Probability that the draft of each rank is right, the best rank first; at most 1 in total.
+    level: The level, counted from 0. Levels whose numbers are equal modulo 8 advance alike.
     """
     step = math.sqrt(PRIMES[level % len(PRIMES)]) % 1.0
-    place = 0.5
+    point = 0.5
     while True:
-        below = 0.0
+        cumulative_chance = 0.0
         for rank, chance in enumerate(chances):
-            below += chance
-            if place < below:
+            cumulative_chance += chance
+            if point < cumulative_chance:
                 yield rank
                 break
         else:
             yield None
-        place = (place + step) % 1.0
+        point = (point + step) % 1.0

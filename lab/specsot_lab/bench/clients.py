@@ -1,4 +1,6 @@
-"""Clients that ask a master all the time, each over a connection of its own, until all has been asked."""
+"""Clients that send requests to a master without a pause, each over a connection of its own, until all
+requests have been sent.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,90 +21,109 @@ from specsot.transport.grpc_client import MasterClient
 from specsot_app.fleet.options import ClientOptions
 from specsot_bench.results import Stopwatch, now
 
-# Seconds. Texts closer together came with one step. Untuned.
-MOMENT = 0.001  # seconds: texts closer together came with one step
+# Seconds. Texts that arrive closer together came with one step. Untuned.
+MOMENT: Final = 0.001
 
-Spread = dict[str, float | None]
+# The median and the 99th percentile, by "p50" and "p99"; None without values.
+Percentiles = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """What one client received of one request.
+    """What one client received of one request. Times are seconds of one clock.
 
-    begun, ended: when the request was sent, and when its last event came, in seconds of one clock. texts:
-        when text came. tokens: those of the answer, headings left out. error: what the request ended with
-        instead of an answer; None: it was answered.
+    sent_at: When the request was sent.
+    ended_at: When its last event arrived.
+    text_times: When each text arrived; () if none did.
+    tokens: Number of tokens of the answer, headings left out; 0 if the request did not end regularly.
+    error: Why the request ended without an answer; None if it was answered.
     """
 
-    begun: float
-    ended: float
-    texts: tuple[float, ...] = ()
+    sent_at: float
+    ended_at: float
+    text_times: tuple[float, ...] = ()
     tokens: int = 0
     error: str | None = None
 
     @property
-    def first(self) -> float:
-        """Seconds from the call to the first text."""
-        return self.texts[0] - self.begun
+    def first_text_seconds(self) -> float:
+        """Return the seconds from sending the request to its first text. There must be one."""
+        return self.text_times[0] - self.sent_at
 
     @property
-    def between(self) -> list[float]:
-        """Return the seconds from step to step that brought text; texts closer together than MOMENT came with
-        one step.
+    def step_gaps(self) -> list[float]:
+        """Return the seconds between successive steps that brought text; [] if all text came with one step.
+        Texts closer together than MOMENT came with one step.
         """
-        gaps = (later - sooner for sooner, later in itertools.pairwise(self.texts))
+        gaps = (later - sooner for sooner, later in itertools.pairwise(self.text_times))
         return [gap for gap in gaps if gap > MOMENT]
 
     @property
-    def per_token(self) -> float:
-        """Return the mean seconds of a token after the first."""
-        return (self.texts[-1] - self.texts[0]) / max(self.tokens - 1, 1)
+    def seconds_per_token(self) -> float:
+        """Return the mean seconds of a token after the first. With fewer than two tokens, return the seconds
+        from the first text to the last.
+        """
+        return (self.text_times[-1] - self.text_times[0]) / max(self.tokens - 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """Requests of so many clients at once.
+    """The requests of a number of simultaneous clients.
 
-    clients: their number. seconds: that all requests took together. heard: the times of each request.
+    clients: Number of clients.
+    seconds: Seconds that all requests took together.
+    requests: The times of each request.
     """
 
     clients: int
     seconds: float
-    heard: tuple[RequestTimes, ...]
+    requests: tuple[RequestTimes, ...]
 
     @property
     def answered(self) -> list[RequestTimes]:
-        """Return the requests that were answered, which alone count for rates and waits."""
-        return [request for request in self.heard if request.error is None and request.texts]
+        """Return the requests that were answered, the only ones that count for rates and waits."""
+        return [request for request in self.requests if request.error is None and request.text_times]
 
     @property
     def errors(self) -> dict[str, int]:
-        """Return how many requests ended without an answer, by reason; an answer without a text is none."""
-        found = Counter(
-            request.error or "no text" for request in self.heard if request.error or not request.texts
+        """Return the number of requests that ended without an answer, by reason; {} if all were answered. A
+        request that ended regularly but brought no text is counted as "no text".
+        """
+        reasons = Counter(
+            request.error or "no text" for request in self.requests if request.error or not request.text_times
         )
-        return dict(sorted(found.items()))
+        return dict(sorted(reasons.items()))
 
     def row(self) -> dict[str, Any]:
-        """Return the level as a row of figures: requests per second, and waits in seconds."""
+        """Return the level as a row of figures: requests and tokens per second, and waits in seconds. The
+        entry "errors" counts failed requests by reason.
+        """
         answered = self.answered
         return {
             "name": f"clients {self.clients}",
             "clients": self.clients,
-            "requests": len(self.heard),
+            "requests": len(self.requests),
             "answered": len(answered),
             "errors": self.errors,
             "seconds": round(self.seconds, 3),
             "requests_per_second": round(len(answered) / self.seconds, 3),
             "tokens_per_second": round(sum(request.tokens for request in answered) / self.seconds, 1),
-            "first_text_seconds": spread(request.first for request in answered),
-            "between_texts_seconds": spread(itertools.chain(*(request.between for request in answered))),
-            "per_token_seconds": spread(request.per_token for request in answered if request.tokens > 1),
+            "first_text_seconds": percentiles(request.first_text_seconds for request in answered),
+            "between_texts_seconds": percentiles(
+                itertools.chain(*(request.step_gaps for request in answered))
+            ),
+            "per_token_seconds": percentiles(
+                request.seconds_per_token for request in answered if request.tokens > 1
+            ),
         }
 
 
-def spread(values: Iterable[float]) -> Spread:
-    """Return median and 99th percentile, each one of the values; None for both if there are no values."""
+def percentiles(values: Iterable[float]) -> Percentiles:
+    """Return median and 99th percentile, each of them one of the values, in microsecond precision. Both are
+    None if there are no values.
+
+    values: The measured values, in any order.
+    """
     listed: Sequence[float] = list(values)
     if not listed:
         return {"p50": None, "p99": None}
@@ -110,32 +131,44 @@ def spread(values: Iterable[float]) -> Spread:
     return {"p50": round(float(p50), 6), "p99": round(float(p99), 6)}
 
 
+# Makes a request from its number.
 Asks = Callable[[int], Ask]
 
-OPEN = ClientOptions()  # a master that wants to be shown nothing
+# The options of a client that shows neither a token nor a certificate.
+OPEN: Final = ClientOptions()
 
 
 async def ask_at_once(
     address: str, clients: int, numbers: Iterator[int], ask: Asks, trust: ClientOptions = OPEN
 ) -> LoadLevel:
-    """Return the level of so many clients: whichever client is free asks the question of the next number,
-    until there is none.
+    """Return the times of the requests of a number of simultaneous clients. A client that is free sends the
+    request of the next number, until no number is left.
 
-    address: of the master. clients: their number. numbers: of the requests. ask: makes a request from its
-        number. trust: TLS and token.
+    address: The master's address.
+    clients: Number of clients, each with a connection of its own.
+    numbers: Numbers of the requests, shared by all clients.
+    ask: Makes a request from its number.
+    trust: TLS files and token with which the clients connect.
     """
     async with connected(address, clients, trust) as masters:
         watch = Stopwatch()
-        heard = await asyncio.gather(*(ask_on(master, numbers, ask) for master in masters))
+        times = await asyncio.gather(*(ask_on(master, numbers, ask) for master in masters))
         seconds = watch.seconds
     return LoadLevel(
-        clients, seconds, tuple(request for client_requests in heard for request in client_requests)
+        clients, seconds, tuple(request for client_requests in times for request in client_requests)
     )
 
 
 @asynccontextmanager
 async def connected(address: str, clients: int, trust: ClientOptions) -> AsyncGenerator[list[MasterClient]]:
-    """Yield so many clients of a master, which are closed at the end of the context. Raises Unavailable."""
+    """Yield connected clients of a master, which are closed at the end of the context.
+
+    address: The master's address.
+    clients: Number of clients.
+    trust: TLS files and token with which the clients connect.
+
+    Raises Unavailable if the master does not answer.
+    """
     async with AsyncExitStack() as stack:
         masters: list[MasterClient] = []
         for _ in range(clients):
@@ -145,36 +178,46 @@ async def connected(address: str, clients: int, trust: ClientOptions) -> AsyncGe
 
 
 async def ask_on(master: MasterClient, numbers: Iterator[int], ask: Asks) -> list[RequestTimes]:
-    """Return the times of the requests that one client makes, one after another, until the
-    numbers run out.
+    """Return the times of the requests that one client sends, one after another, until the numbers run out;
+    [] if none was left for it.
+
+    master: The client's connection.
+    numbers: Numbers of the requests, shared with other clients.
+    ask: Makes a request from its number.
     """
     return [await ask_one(master, ask(number)) for number in numbers]
 
 
 async def ask_one(master: MasterClient, ask: Ask) -> RequestTimes:
-    """Return the times of one request, listened to until it ends, whether or not it is answered. Nothing is
-    retried.
+    """Return the times of one request, which is read until it ends. An error is recorded and not raised;
+    nothing is retried.
+
+    master: The client's connection.
+    ask: The request.
     """
-    begun = now()
-    texts = list[float]()
-    last = None
+    sent_at = now()
+    text_times = list[float]()
+    last_event = None
     error: str | None = None
     try:
         async for numbered in master.generate(ask):
-            last = numbered.event
-            if has_text_event(last):
-                texts.append(now())
+            last_event = numbered.event
+            if has_text_event(last_event):
+                text_times.append(now())
     except SpecsotError as failure:
         error = type(failure).__name__
-    ended = now()
-    if not isinstance(last, Finished):
-        return RequestTimes(begun, ended, tuple(texts), error=error or "no end")
-    if last.reason not in (Reason.STOP, Reason.LENGTH):
-        error = last.reason.value
-    written = last.statistics.completion_tokens - last.statistics.heading_tokens
-    return RequestTimes(begun, ended, tuple(texts), written, error)
+    ended_at = now()
+    if not isinstance(last_event, Finished):
+        return RequestTimes(sent_at, ended_at, tuple(text_times), error=error or "no end")
+    if last_event.reason not in (Reason.STOP, Reason.LENGTH):
+        error = last_event.reason.value
+    written = last_event.statistics.completion_tokens - last_event.statistics.heading_tokens
+    return RequestTimes(sent_at, ended_at, tuple(text_times), written, error)
 
 
 def has_text_event(event: Event) -> bool:
-    """Return whether an event brought text to the user."""
+    """Return whether an event brought text to the user. An event of a text kind whose text is empty did not.
+
+    event: An event of a request.
+    """
     return isinstance(event, SkeletonText | BranchText | MergedText) and bool(event.text)

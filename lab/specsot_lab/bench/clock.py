@@ -1,6 +1,7 @@
-"""The clock of all measurements: the phases of steps, and a call in a row of calls, on a CPU or a GPU.
+"""The clock of all measurements. It times the phases of steps, and calls in a row, on a CPU or a GPU.
 
-Rows that take long to measure are shown as they come, each kept with all before it.
+Rows that take long to measure are printed as soon as they are measured, and written to the file together with
+all rows before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -18,69 +20,87 @@ from specsot.core.frames import PromptChunk
 from specsot_bench.eagle.generation import Step, StepLoop
 from specsot_bench.results import Row, Stopwatch, named, write_results
 
+# A function that is measured; what it returns is ignored.
 Call = Callable[[], object]
 
-# Measurements, of which the median counts.
-TURNS = 7  # measurements, of which the median is told
+# Measurements. The median of this many is the result. Untuned.
+TURNS: Final = 7
 
 
 @dataclass(slots=True)
 class StepClock:
-    """Times of steps.
+    """Measured times of steps.
 
-    seconds: wall seconds by phase. tokens: that all steps wrote. fed: seconds of steps with prompts in them.
-        first: tokens that such steps wrote. rows: rows of each step. each: seconds of each step.
+    seconds: Wall-clock seconds by phase, of all steps together.
+    tokens: Number of tokens that all steps wrote.
+    prompt_seconds: Wall-clock seconds of the steps that computed prompt rows.
+    prompt_step_tokens: Number of tokens that these steps wrote.
+    step_rows: Number of rows of each step.
+    step_seconds: Wall-clock seconds of each step.
     """
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     tokens: int = 0
-    fed: float = 0.0
-    first: int = 0
-    rows: list[int] = field(default_factory=list[int])
-    each: list[float] = field(default_factory=list[float])
+    prompt_seconds: float = 0.0
+    prompt_step_tokens: int = 0
+    step_rows: list[int] = field(default_factory=list[int])
+    step_seconds: list[float] = field(default_factory=list[float])
 
     @property
     def steps(self) -> int:
         """Return the number of steps."""
-        return len(self.rows)
+        return len(self.step_rows)
 
     @property
-    def whole(self) -> float:
-        """Return the seconds of all phases together."""
+    def total_seconds(self) -> float:
+        """Return the seconds of all phases together; 0 before the first step."""
         return sum(self.seconds.values())
 
     @property
-    def spread(self) -> tuple[float, float]:
-        """Return the seconds between which nine of ten steps lie."""
-        twentieths = statistics.quantiles(self.each, n=20)
+    def ninety_percent_range(self) -> tuple[float, float]:
+        """Return the shortest and the longest step time, in seconds, after the twentieth part of the steps at
+        either end has been left out. There must be at least two steps.
+        """
+        twentieths = statistics.quantiles(self.step_seconds, n=20)
         return twentieths[0], twentieths[-1]
 
-    def turn(self, loop: StepLoop) -> Step:
-        """Run one step of a loop, timed, and return it."""
+    def time_step(self, loop: StepLoop) -> Step:
+        """Run one step of a loop, record its times, and return it.
+
+        loop: The loop to advance; a sequence must be left in it.
+        """
         watch = Stopwatch()
-        step = loop.turn(self._at)
+        step = loop.turn(self._time_phase)
         seconds = watch.seconds
-        tokens = sum(len(one.tokens) for one in step.result.outcomes)
-        self.rows.append(step.result.rows)
-        self.each.append(seconds)
+        tokens = sum(len(outcome.tokens) for outcome in step.result.outcomes)
+        self.step_rows.append(step.result.rows)
+        self.step_seconds.append(seconds)
         self.tokens += tokens
-        if any(isinstance(one, PromptChunk) for one in step.frame.segments):
-            self.fed += seconds
-            self.first += tokens
+        if any(isinstance(segment, PromptChunk) for segment in step.frame.segments):
+            self.prompt_seconds += seconds
+            self.prompt_step_tokens += tokens
         return step
 
     @contextmanager
-    def _at(self, phase: str) -> Generator[None]:
-        """Time a phase; what is spent in a phase within this one counts for that alone."""
+    def _time_phase(self, phase: str) -> Generator[None]:
+        """Measure the time that the context takes, as time of a phase. Time that is spent in a phase inside
+        of it counts for the inner phase alone. The context gets None.
+
+        phase: The phase's name; repeated phases of one name are added up.
+        """
         watch = Stopwatch()
-        before = self.whole
+        before = self.total_seconds
         yield
-        within = self.whole - before
+        within = self.total_seconds - before
         self.seconds[phase] = self.seconds.get(phase, 0.0) + watch.seconds - within
 
 
-def each_of(call: Call, calls: int) -> list[float]:
-    """Return the seconds of each of so many calls, which return when their work is done."""
+def call_seconds(call: Call, calls: int) -> list[float]:
+    """Return the seconds of each call; [] if `calls` is 0.
+
+    call: The function to measure, which must return only when its work is done.
+    calls: Number of calls.
+    """
     seconds: list[float] = []
     for _ in range(calls):
         watch = Stopwatch()
@@ -89,15 +109,22 @@ def each_of(call: Call, calls: int) -> list[float]:
     return seconds
 
 
-def typical(call: Call, calls: int = 10) -> float:
-    """Return the median seconds of a call, measured TURNS times in rows of `calls` calls."""
+def median_seconds(call: Call, calls: int = 10) -> float:
+    """Return the median seconds of a call, over TURNS measurements. One call before them is not measured.
+
+    call: The function to measure.
+    calls: Number of calls in a row per measurement, whose mean counts.
+    """
     call()
-    return statistics.median(seconds_of(call, calls) for _ in range(TURNS))
+    return statistics.median(mean_seconds(call, calls) for _ in range(TURNS))
 
 
-def seconds_of(call: Call, calls: int) -> float:
-    """Return the mean seconds of a call in a row of calls; a GPU is waited for before the first and after the
-    last.
+def mean_seconds(call: Call, calls: int) -> float:
+    """Return the mean seconds of a call. The GPU, if there is one, is synchronized before the first call and
+    after the last.
+
+    call: The function to measure.
+    calls: Number of calls in a row, at least 1.
     """
     _wait()
     watch = Stopwatch()
@@ -108,28 +135,38 @@ def seconds_of(call: Call, calls: int) -> float:
 
 
 def captured(call: Call, calls: int = 1) -> Call:
-    """Return a function that launches so many calls as one CUDA graph."""
+    """Return a function that launches the calls as one CUDA graph. Needs a CUDA device.
+
+    call: The function to capture. It is called once before, so that kernels are compiled outside of the
+        graph.
+    calls: Number of calls that the graph contains.
+    """
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
-    kept = graph, call  # what a graph reads lives no longer than the call that it was captured from
-    return lambda: kept[0].replay()
+    # The graph reads the tensors of the call that it was captured from, so both must live equally long.
+    captured_call = graph, call
+    return lambda: captured_call[0].replay()
 
 
 def _wait() -> None:
-    """Wait for the GPU, if there is one."""
+    """Wait until the GPU has done its work; without a GPU, return at once."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 class RowLog:
-    """Prints rows as they come, and writes all of them after each.
+    """Prints rows as they are measured, and writes all of them to a file after each.
 
-    bench: name of the benchmark. settings: of the run. output: the JSON file; None: only print. named: keys
-        that a row's name is made of; where they are equal, the number of the repetition follows.
+    bench: The benchmark's name.
+    settings: The settings of the run, which are written with the rows.
+    output: The JSON file; None: rows are only printed.
+    named: Keys of which a row's name is made. From the second row of one name on, the number of the
+        repetition is added.
+    rows: All rows so far, with their names.
     """
 
     def __init__(self, bench: str, settings: Row, output: Path | None, *named: str) -> None:
@@ -138,16 +175,19 @@ class RowLog:
         self._output = output
         self._named = named
         self._watch = Stopwatch()
-        self._seen = Counter[tuple[object, ...]]()
+        self._repetitions = Counter[tuple[object, ...]]()
         self.rows: list[Row] = []
 
     def add(self, row: Row) -> None:
-        """Add a row: print it, and write all rows so far."""
+        """Add a row: print it, and write all rows so far.
+
+        row: Figures by name.
+        """
         key = tuple(row.get(name) for name in self._named)
-        self._seen[key] += 1
-        turn = {"turn": self._seen[key]} if self._seen[key] > 1 else {}
-        self.rows += named([{**row, **turn}], *self._named, "turn")
-        said = "  ".join(f"{name} {value}" for name, value in {**row, **turn}.items())
-        print(f"{self._watch.seconds:.0f} s  {said}", flush=True)
+        self._repetitions[key] += 1
+        repetition = {"turn": self._repetitions[key]} if self._repetitions[key] > 1 else {}
+        self.rows += named([{**row, **repetition}], *self._named, "turn")
+        figures = "  ".join(f"{name} {value}" for name, value in {**row, **repetition}.items())
+        print(f"{self._watch.seconds:.0f} s  {figures}", flush=True)
         if self._output:
             write_results(self._output, self._bench, self._settings, self.rows)

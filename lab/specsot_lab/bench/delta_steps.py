@@ -1,6 +1,8 @@
-"""Milliseconds of a step behind texts of several lengths, with gated delta layers and made-up weights.
+"""Prints the milliseconds of a step after contexts of several lengths, for models with gated delta layers and
+made-up weights.
 
-`python -m specsot_lab.bench.delta_steps` on a CPU; `--device cuda --shape qwen3_next` in Qwen3-Next's shape.
+Run `python -m specsot_lab.bench.delta_steps` on a CPU, or `--device cuda --shape qwen3_next` for the shape of
+Qwen3-Next.
 """
 
 from __future__ import annotations
@@ -11,23 +13,28 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from specsot.checkpoint.config import make_config
 from specsot.core.tree import ancestry, depths
 from specsot.members import Range
-from specsot_lab.bench.gpu_steps import kernels_of, parents_of
+from specsot_lab.bench.gpu_steps import kernels_of, random_parents
 from specsot_model.attention import RowSpan
 from specsot_model.cuda_graphs import BUCKETS, CapturedSteps, GraphCapture, StepRows, bucket_of
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
 from specsot_model.loaded_parts import AbsentWeights
 
-PROMPT = 2048
-TURNS = 9
-KEPT = 3  # rows of a tree that stay, so that the next one stands behind them
+# Tokens of the prompt that is timed on a GPU.
+PROMPT: Final = 2048
+# Measurements, of which the median is the result. Two more before them are not counted.
+TURNS: Final = 9
+# Nodes of each tree that stay in the KV cache, so that the next tree starts after them.
+ACCEPTED: Final = 3
+# Configurations of models with gated delta layers, by name: a small one for a CPU; that of Qwen3-Next-80B-A3B
+# with four layers; and the default one of Qwen3.5 in Transformers, with four layers.
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {
         "model_type": "qwen3_next",
@@ -45,7 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": list(range(8)),
         "max_position_embeddings": 16384,
     },
-    "qwen3_next": {  # Qwen3-Next-80B-A3B's
+    "qwen3_next": {
         "model_type": "qwen3_next",
         "vocab_size": 1024,
         "num_hidden_layers": 4,
@@ -55,7 +62,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 512,
         "max_position_embeddings": 262144,
     },
-    "qwen3_5": {  # as Transformers' config has it where nothing is said
+    "qwen3_5": {
         "model_type": "qwen3_5_text",
         "vocab_size": 1024,
         "num_hidden_layers": 4,
@@ -68,29 +75,43 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 class TimedSequence:
-    """One text in pages of its own; in graphs, where its layers have any."""
+    """One sequence in pages of its own. Its steps are captured as CUDA graphs if the decoder supports
+    them.
+    """
 
-    def __init__(self, decoder: Decoder, rows: int, page_rows: int, sizes: Sequence[int], wide: int) -> None:
-        """Prepare the pages and, if the decoder can be captured, its graphs.
+    def __init__(
+        self, decoder: Decoder, rows: int, page_rows: int, sizes: Sequence[int], chunk_rows: int
+    ) -> None:
+        """Allocate the pages and, if the decoder can be captured, capture its graphs.
 
-        decoder: the whole base. rows: maximum of the sequence. page_rows: rows of a page. sizes: rows of
-            steps. wide: rows of a prompt at once.
+        decoder: The whole base model.
+        rows: Maximum number of rows of the sequence.
+        page_rows: Rows of a page.
+        sizes: Rows of the steps that are timed.
+        chunk_rows: Rows of a prompt that are computed at once.
         """
         self._decoder = decoder
         self._size = page_rows
-        self._wide = wide
+        self._chunk_rows = chunk_rows
         self._pages = tuple(range(-(-rows // page_rows)))
         self._kv: KVPages = decoder.make_kv(len(self._pages), page_rows)
-        buckets = {bucket_of(size, BUCKETS) or max(BUCKETS) for size in (wide, *sizes)}
+        buckets = {bucket_of(size, BUCKETS) or max(BUCKETS) for size in (chunk_rows, *sizes)}
         self._steps: CapturedSteps | None = None
         if decoder.capturable:
             self._steps = CapturedSteps(decoder, self._kv, {}, GraphCapture(), tuple(buckets))
 
     @torch.inference_mode()
     def run(self, base: int, rows: int, parents: Sequence[int] | None = None) -> None:
-        """Compute the rows of a prompt, or of a tree with these parents, after `base` other rows."""
+        """Compute the rows of a prompt, or the nodes of a tree, by a graph if there is one of this size, else
+        kernel by kernel.
+
+        base: Number of rows before.
+        rows: Rows to compute.
+        parents: Parent of each node of the tree; None: the rows are those of a prompt, each after the one
+            before.
+        """
         slots = range(base, base + rows)
-        positions = list(slots) if parents is None else [base + one for one in depths(parents)]
+        positions = list(slots) if parents is None else [base + depth for depth in depths(parents)]
         visible = None if parents is None else ancestry(parents)
         span = RowSpan(rows, base, rows, self._pages, visible)
         tokens = [row % self._decoder.config.vocab for row in slots]
@@ -100,81 +121,103 @@ class TimedSequence:
     def _run_eager(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], span: RowSpan
     ) -> None:
-        """Compute rows kernel by kernel. tokens, positions, slots: of each row. span: what the rows see."""
+        """Compute rows kernel by kernel.
+
+        tokens: Token id of each row.
+        positions: Rotary position of each row.
+        slots: KV slot of each row.
+        span: The rows that each row sees.
+        """
         decoder = self._decoder
-        entry, at, places = (
-            torch.tensor(list(each), device=decoder.device) for each in (tokens, positions, slots)
+        token_tensor, position_tensor, slot_tensor = (
+            torch.tensor(list(values), device=decoder.device) for values in (tokens, positions, slots)
         )
         plan = decoder.plan([span], self._size, "batched")
-        decoder.forward(decoder.embed(entry), at, places, plan, self._kv)
+        decoder.forward(decoder.embed(token_tensor), position_tensor, slot_tensor, plan, self._kv)
 
     def fill(self, first: int, last: int) -> float:
-        """Return the milliseconds that a prompt's rows first .. last - 1 take."""
+        """Return the milliseconds in which the prompt's rows first .. last - 1 are computed; nearly 0 if
+        there are none.
+
+        first: First row.
+        last: The row after the last one.
+        """
 
         def run() -> None:
-            """Compute the prompt in parts of `wide` rows."""
-            for at in range(first, last, self._wide):
-                self.run(at, min(self._wide, last - at))
+            """Compute the prompt in chunks."""
+            for start in range(first, last, self._chunk_rows):
+                self.run(start, min(self._chunk_rows, last - start))
 
-        return self._spent(run)
+        return self._milliseconds_of(run)
 
-    def milliseconds(self, behind: int, rows: int) -> float:
-        """Return the median milliseconds of a tree's step; each follows what is kept of the one before.
-        behind: rows before. rows: nodes of the tree.
+    def milliseconds(self, context_length: int, rows: int) -> float:
+        """Return the median milliseconds of a tree's step. Each tree starts after the accepted nodes of the
+        one before.
+
+        context_length: Number of rows before the first tree.
+        rows: Nodes of the tree, root included.
         """
-        parents = parents_of(rows)
-        kept = min(rows, KEPT)
-        bases = range(behind, behind + kept * (TURNS + 2), kept)
-        steps = [self._spent(lambda base=base: self.run(base, rows, parents)) for base in bases]
+        parents = random_parents(rows)
+        accepted = min(rows, ACCEPTED)
+        bases = range(context_length, context_length + accepted * (TURNS + 2), accepted)
+        steps = [self._milliseconds_of(lambda base=base: self.run(base, rows, parents)) for base in bases]
         return statistics.median(steps[2:])
 
-    def _spent(self, work: Callable[[], object]) -> float:
-        """Return the milliseconds that the work takes; on a CPU, of the processor's time, whatever else runs
-        there.
+    def _milliseconds_of(self, work: Callable[[], object]) -> float:
+        """Return the milliseconds that some work takes. On a CPU this is the processor time of the process,
+        so that other processes do not raise it.
+
+        work: The function to time; a GPU is synchronized after it.
         """
         on_gpu = self._decoder.device.type == "cuda"
         clock = time.perf_counter if on_gpu else time.process_time
-        begun = clock()
+        start_time = clock()
         work()
         if on_gpu:
             torch.cuda.synchronize()
-        return 1e3 * (clock() - begun)
+        return 1e3 * (clock() - start_time)
 
 
 def main() -> None:
-    """Read the command line and print the table."""
-    reading = argparse.ArgumentParser(description=__doc__)
-    reading.add_argument("--device", default="cpu")
-    reading.add_argument("--shape", choices=SHAPES, default="small", help="small: in fp32, others in bf16")
-    reading.add_argument("--behind", type=int, nargs="+", default=[64, 512, 2048])
-    reading.add_argument("--rows", type=int, nargs="+", default=[1, 24])
-    reading.add_argument("--wide", type=int, default=512, help="rows of a prompt at once")
-    reading.add_argument("--kernels", action="store_true", help="the kernels of one step of a row, too")
-    given = reading.parse_args()
-    config = make_config(SHAPES[given.shape], {}, Path("made up"))
+    """Read the command line, and print a line for each context length."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="small: in fp32, others in bf16")
+    parser.add_argument("--behind", type=int, nargs="+", default=[64, 512, 2048])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 24])
+    parser.add_argument("--wide", type=int, default=512, help="rows of a prompt at once")
+    parser.add_argument("--kernels", action="store_true", help="the kernels of one step of a row, too")
+    options = parser.parse_args()
+    config = make_config(SHAPES[options.shape], {}, Path("made up"))
     files = AbsentWeights((f"{config.names.embedding}.weight",), config)
-    dtype = torch.float32 if given.shape == "small" else torch.bfloat16
+    dtype = torch.float32 if options.shape == "small" else torch.bfloat16
     with torch.inference_mode():
-        device = torch.device(given.device)
+        device = torch.device(options.device)
         decoder = Decoder(config, files, Range(0, config.layers), dtype, device)
-        most = max(PROMPT, *given.behind) + (TURNS + 2) * KEPT + max(given.rows)
-        text = TimedSequence(decoder, most, 64 if device.type == "cuda" else 256, given.rows, given.wide)
+        max_rows = max(PROMPT, *options.behind) + (TURNS + 2) * ACCEPTED + max(options.rows)
+        sequence = TimedSequence(
+            decoder, max_rows, 64 if device.type == "cuda" else 256, options.rows, options.wide
+        )
         if device.type == "cuda":
-            text.fill(0, PROMPT)  # compiles
-            spent = sorted(text.fill(0, PROMPT) for _ in range(3))
+            # The first run compiles kernels.
+            sequence.fill(0, PROMPT)
+            spent = sorted(sequence.fill(0, PROMPT) for _ in range(3))
             print(
-                f"{given.shape}: a prompt of {PROMPT}, {given.wide} rows at once: {spent[1]:.2f} ms",
+                f"{options.shape}: a prompt of {PROMPT}, {options.wide} rows at once: {spent[1]:.2f} ms",
                 flush=True,
             )
         filled = 0
-        for behind in given.behind:
-            text.fill(filled, behind)
-            filled = behind
-            steps = [f"{text.milliseconds(behind, rows):8.2f} ms of {rows} rows" for rows in given.rows]
-            print(f"{given.shape}: behind {behind:6}: {', '.join(steps)}", flush=True)
-        if given.kernels:
-            told = kernels_of(lambda: text.run(filled + KEPT, 1, (0,)))
-            print(f"{given.shape}: microseconds of a step of one row: {json.dumps(told)}", flush=True)
+        for context_length in options.behind:
+            sequence.fill(filled, context_length)
+            filled = context_length
+            steps = [
+                f"{sequence.milliseconds(context_length, rows):8.2f} ms of {rows} rows"
+                for rows in options.rows
+            ]
+            print(f"{options.shape}: after {context_length:6} tokens: {', '.join(steps)}", flush=True)
+        if options.kernels:
+            kernels = kernels_of(lambda: sequence.run(filled + ACCEPTED, 1, (0,)))
+            print(f"{options.shape}: microseconds of a step of one row: {json.dumps(kernels)}", flush=True)
 
 
 if __name__ == "__main__":

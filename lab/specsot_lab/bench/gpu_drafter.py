@@ -1,7 +1,7 @@
 """The drafter's service with acceptance replayed by node rank: `python -m specsot_lab.bench.gpu_drafter ...`.
 
-All else is `specsot-drafter`, the head's own passes included; the
-base must say the next number behind every token.
+Everything else is `specsot-drafter`, the head's own forward passes included. The base model must predict the
+next higher token id after every token, see `NextTokenWeights`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from specsot.service.member import MemberProgram
 
 
-def replay() -> None:
-    """Let every EAGLE drafter of this process err as is published from now on."""
+def replay_acceptance() -> None:
+    """Make every EAGLE proposer of this process accept as many tokens as published, from now on."""
     from specsot_drafter import loader
     from specsot_drafter.heads.eagle import Eagle3Head
     from specsot_drafter.proposers.eagle import EagleProposer
@@ -26,33 +26,40 @@ def replay() -> None:
 
     ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
 
-    def replaying(head: Eagle3Head, shape: TreeShape, pages: int, page_rows: int) -> Replay:
-        """Return a drafter of this head that replays published acceptance."""
+    def make_replay(head: Eagle3Head, shape: TreeShape, pages: int, page_rows: int) -> Replay:
+        """Return a proposer that runs this head and replays the published acceptance.
+
+        head: The head, which runs for its cost.
+        shape: The largest tree.
+        pages: Number of KV pages.
+        page_rows: Rows of a page.
+        """
         inner = EagleProposer(head, shape, pages, page_rows)
         return Replay(inner, ranks[: shape.top_k], head.table.shape[0], shape.top_k, shape.nodes - 1)
 
-    loader.EagleProposer = replaying  # pyrefly: ignore[bad-assignment]
+    loader.EagleProposer = make_replay  # pyrefly: ignore[bad-assignment]
 
 
 def program(arguments: Sequence[str] | None = None) -> MemberProgram:
-    """Return the program of the drafter, for a process of its own or a worker's. arguments: its
-    command line.
+    """Return the program of the drafter, for a process of its own or for that of a worker.
+
+    arguments: Its command line; None: that of this process.
     """
     from specsot.service.runtime_env import set_runtime_defaults
 
     set_runtime_defaults()
-    replay()
+    replay_acceptance()
     from specsot_drafter.__main__ import program as drafter
 
     return drafter(arguments)
 
 
 def main() -> int:
-    """Run the drafter until it ends; return the exit status."""
-    own = program()
+    """Run the drafter until it ends, and return its exit status."""
+    drafter_program = program()
     from specsot.service.member import run_members
 
-    return run_members(own)
+    return run_members(drafter_program)
 
 
 if __name__ == "__main__":

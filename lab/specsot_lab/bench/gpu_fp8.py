@@ -1,18 +1,20 @@
-"""8 bits beside bf16 on one GPU: the same steps, verification and drafts, of a base and a head in each form.
+"""Quantization to 8 bits compared with bf16 on one GPU: the same steps, verification and drafts, of a base
+model and a head in each precision.
 
-Everything in graphs; acceptance is replayed with tau told (`gpu_replay`).
+All steps are captured graphs. Acceptance is replayed with one chance for each level, see `gpu_replay`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 import torch
 
 from specsot.checkpoint.config import ModelConfig
 from specsot.members import Quantization, Range, TreeShape
-from specsot_lab.bench.clock import captured, typical
+from specsot_lab.bench.clock import captured, median_seconds
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, free_loops
 from specsot_lab.bench.gpu_speculation import (
@@ -21,81 +23,110 @@ from specsot_lab.bench.gpu_speculation import (
     DEPTH,
     NODES,
     PAGES,
-    REQUEST_TEXT,
+    REQUEST_CONTEXT,
     ROWS,
     STEPS,
     TOP_K,
+    Baseline,
     Row,
-    Yardstick,
     figures_of,
     speed_of,
 )
-from specsot_lab.bench.gpu_steps import Speeds, kernels_of, step_of
-from specsot_lab.bench.synthetic_models import Telling
+from specsot_lab.bench.gpu_steps import Speeds, kernels_of, step_call
+from specsot_lab.bench.synthetic_models import NextTokenWeights
 from specsot_model.decoder import Decoder
 
+# Quantizations of the base model; None is bf16, which is first because the others are compared with it.
 KINDS: tuple[Quantization | None, ...] = (None, "fp8", "int8")
-TEXTS = (1, 8, 64)
-VERIFIED = (1, 8, 64, 200, 512)
-PROFILED = (1, 64)
+# Numbers of sequences that decode without drafts at once.
+SEQUENCES: Final = (1, 8, 64)
+# Rows of the steps whose time on the device is measured.
+VERIFIED: Final = (1, 8, 64, 200, 512)
+# The entries of VERIFIED for which the kernels are listed, too.
+PROFILED: Final = (1, 64)
 
 
-def measure_fp8(config: ModelConfig, text: int, speeds: Speeds) -> Iterator[Row]:
-    """Yield rows of every precision, bf16 first, relative to which all others are given: texts, and what a
-    step over so many rows takes the device.
+def measure_fp8(config: ModelConfig, context_length: int, speeds: Speeds) -> Iterator[Row]:
+    """Yield the rows of every precision, each relative to bf16: decoding of several sequences, steps of
+    several sizes on the device, and drafting.
+
+    config: The shape of the base model.
+    context_length: Number of tokens in the KV cache before what is measured.
+    speeds: The measured speeds of the device.
     """
-    plain: dict[int, float] = {}
-    step: dict[int, float] = {}
+    baseline_speeds: dict[int, float] = {}
+    baseline_seconds: dict[int, float] = {}
     for kind in KINDS:
         decoder = _decoder(config, kind)
-        for row in _measured(decoder, kind, text, speeds, plain, step):
+        for row in _precision_rows(decoder, kind, context_length, speeds, baseline_speeds, baseline_seconds):
             yield {"what": f"base in {kind or 'bf16'}, {row.pop('what')}"} | row
         del decoder
         free_loops()
 
 
 def _decoder(config: ModelConfig, kind: Quantization | None) -> Decoder:
-    """Return a whole base of this shape whose weights are made up, in this quantization."""
-    whole = Range(0, config.layers)
+    """Return a whole base model with made-up weights.
+
+    config: The shape.
+    kind: The quantization; None: bf16.
+    """
+    all_layers = Range(0, config.layers)
     device = torch.device("cuda", 0)
-    return Decoder(config, Telling(), whole, torch.bfloat16, device, quantization=kind)
+    return Decoder(config, NextTokenWeights(), all_layers, torch.bfloat16, device, quantization=kind)
 
 
-def _measured(
+def _precision_rows(
     decoder: Decoder,
     kind: Quantization | None,
-    text: int,
+    context_length: int,
     speeds: Speeds,
-    plain: dict[int, float],
-    step: dict[int, float],
+    baseline_speeds: dict[int, float],
+    baseline_seconds: dict[int, float],
 ) -> Iterator[Row]:
-    """plain: tokens a second by texts, and step: seconds by rows, of bf16, which are put there first."""
+    """Yield the rows of one precision.
+
+    decoder: The base model in this precision.
+    kind: The quantization; None: bf16.
+    context_length: Number of tokens in the KV cache before what is measured.
+    speeds: The measured speeds of the device.
+    baseline_speeds: Tokens per second of bf16 without drafts, by number of sequences. The first precision
+        enters its own figures.
+    baseline_seconds: Seconds of a step of bf16 on the device, by number of rows. The first precision enters
+        its own figures.
+    """
     for rows in VERIFIED:
-        replay = captured(step_of(decoder, text, rows))
-        seconds = typical(replay)
-        first = step.setdefault(rows, seconds)
+        replay = captured(step_call(decoder, context_length, rows))
+        seconds = median_seconds(replay)
+        bf16_seconds = baseline_seconds.setdefault(rows, seconds)
         yield {
             "what": "device",
             "rows": rows,
             "ms": round(1e3 * seconds, 3),
-            "x bf16": round(seconds / first, 3),
+            "x bf16": round(seconds / bf16_seconds, 3),
         }
         if rows in PROFILED:
             yield {"what": "profile of a step", "rows": rows, "us": kernels_of(replay)}
-    ring = GpuLoop(decoder, PAGES, ROWS, None)
-    for texts in TEXTS:
-        behind = text if texts == 1 else REQUEST_TEXT
-        clock = ring.run(behind, texts, STEPS)
-        held = Yardstick(decoder, speeds, behind * texts, plain.setdefault(texts, speed_of(clock)))
-        yield figures_of("plain", clock, held, texts) | {"requests": texts}
-    del ring
-    held = Yardstick(decoder, speeds, text, plain[1])
-    for short in (None, kind) if kind else (None,):
-        head = made_up_head(decoder, head_shape(decoder.config), short)
+    undrafted = GpuLoop(decoder, PAGES, ROWS, None)
+    for num_sequences in SEQUENCES:
+        length = context_length if num_sequences == 1 else REQUEST_CONTEXT
+        clock = undrafted.run(length, num_sequences, STEPS)
+        baseline = Baseline(
+            decoder,
+            speeds,
+            length * num_sequences,
+            baseline_speeds.setdefault(num_sequences, speed_of(clock)),
+        )
+        yield figures_of("plain", clock, baseline, num_sequences) | {"requests": num_sequences}
+    del undrafted
+    baseline = Baseline(decoder, speeds, context_length, baseline_speeds[1])
+    for head_kind in (None, kind) if kind else (None,):
+        head = made_up_head(decoder, head_shape(decoder.config), head_kind)
         shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
-        tree = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
-        said = f"eagle, tau told, head in {short or 'bf16'}"
-        yield figures_of(said, tree.run(text, 1, STEPS), held)
-        beside = replace(held, text=REQUEST_TEXT * 8, plain=plain[8])
-        yield figures_of(said, tree.run(REQUEST_TEXT, 8, STEPS), beside, 8) | {"requests": 8}
-        del tree
+        drafted = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
+        label = f"eagle, tau told, head in {head_kind or 'bf16'}"
+        yield figures_of(label, drafted.run(context_length, 1, STEPS), baseline)
+        several_baseline = replace(
+            baseline, context_length=REQUEST_CONTEXT * 8, tokens_per_second=baseline_speeds[8]
+        )
+        yield figures_of(label, drafted.run(REQUEST_CONTEXT, 8, STEPS), several_baseline, 8) | {"requests": 8}
+        del drafted

@@ -1,7 +1,8 @@
-"""One stage with its graphs in this thread, and a drafter or none: how long each of its steps takes.
+"""Measures how long the steps of one stage take that runs in this thread with its graphs, with or without a
+drafter.
 
-All else is as in a fleet of one: frames, graphs, verification by the model's own argmax, pages, the drafter's
-engine.
+Everything else is as in a fleet of one: frames, graphs, verification by the model's own argmax, pages, the
+drafter's engine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
+from typing import Final
 
 import torch
 
@@ -36,232 +38,312 @@ from specsot_worker.feature_store import FeatureStore
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 
-PAGE = 64
-PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
-WARM = 6  # steps that are not told
+# Rows of a KV page, unless `WritingOptions` says otherwise.
+PAGE: Final = 64
+# Tokens that a sequence may write: so many that none ends by its limit.
+PLENTY: Final = 1 << 20
+# Steps before a run that are not counted, so that kernels are compiled. Untuned.
+WARM: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How a run drafts. right: see `Replay`; rows: of all trees of a step together, roots included.
+    """How a run drafts.
 
-    curve: of the stage, where a tuner is to decide how much of that pays.
+    head: The head, which runs for its cost.
+    shape: The tree.
+    chances: Probability that a level is right, or that each rank of a node's children is, see `Replay`.
+    max_rows: Maximum number of rows of all trees of a step together, roots included.
+    step_curve: Seconds by rows of a step, from which a tuner decides how much to draft; () if the shape is
+        fixed.
+    level_curve: Seconds by rows of growing one level, likewise.
     """
 
     head: DraftHead
     shape: TreeShape
-    right: float | Ranks
-    rows: int
-    curve: Curve = ()
-    level: Curve = ()
+    chances: float | Ranks
+    max_rows: int
+    step_curve: Curve = ()
+    level_curve: Curve = ()
 
 
 @dataclass(frozen=True, slots=True)
-class HeldSequence:
-    """What the first `many` texts of a run, or of the first part of a request, are held to."""
+class Constraint:
+    """What constrains the first sequences of a run, or of the first part of a request.
+
+    vocabulary: The bytes of every token.
+    plan: The rules of a plan that the sequences must follow; None: no plan.
+    form: The form that the sequences must have; None: no form.
+    num_sequences: How many sequences are constrained.
+    """
 
     vocabulary: Vocabulary
     plan: PlanRules | None = None
     form: Form | None = None
-    many: int = 1
+    num_sequences: int = 1
 
     def grammar(self, opening: Opening) -> Grammar | None:
-        """Return the grammar that an opening asks for; None if it asks for none."""
-        found = grammar_of(self.vocabulary, opening) if opening.plan or opening.form else None
-        return found.result() if isinstance(found, Future) else found
+        """Return the grammar that an opening asks for; None if it asks for none. Wait for the grammar if it
+        is still being compiled.
+
+        opening: The opening of a sequence.
+        """
+        grammar = grammar_of(self.vocabulary, opening) if opening.plan or opening.form else None
+        return grammar.result() if isinstance(grammar, Future) else grammar
 
 
-GREEDY = Sampling(temperature=0.0)
+# Sampling at temperature 0.
+GREEDY: Final = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class WritingOptions:
-    """How texts are written. page: rows of one."""
+    """How sequences are written.
 
-    page: int = PAGE
+    page_rows: Rows of a KV page.
+    sampling: How tokens are sampled.
+    constraint: What constrains the first sequences; None: nothing.
+    """
+
+    page_rows: int = PAGE
     sampling: Sampling = GREEDY
-    held: HeldSequence | None = None
+    constraint: Constraint | None = None
 
 
-PLAINLY = WritingOptions()
+# Greedy decoding without a grammar, in pages of PAGE rows.
+UNCONSTRAINED: Final = WritingOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPart:
-    """Texts of these lengths, side by side. own: rows of each one's prompt behind what all share.
+    """Sequences of one request that are written at the same time.
 
-    held: those that a run holds to something are among them.
+    prompt_length: Prompt tokens of each sequence after the shared ones.
+    lengths: Number of tokens that each sequence writes.
+    constrained: True if the loop's constraint applies to the first of these sequences.
     """
 
-    own: int
+    prompt_length: int
     lengths: Sequence[int]
-    held: bool = False
+    constrained: bool = False
 
 
 class GpuLoop:
-    """Runs are measured one after the other, each a new loop over the same pages and graphs."""
+    """Runs sequences, one run after the other. Every run is a new loop over the same pages and graphs."""
 
     def __init__(
         self,
         decoder: Decoder,
         pages: int,
-        rows: int,
+        max_rows: int,
         drafting: Drafting | None,
-        asked: WritingOptions = PLAINLY,
+        writing: WritingOptions = UNCONSTRAINED,
     ) -> None:
-        """Prepare runs over the same pages and graphs.
+        """Allocate the pages and capture the graphs.
 
-        decoder: the whole base. pages: of PAGE rows each; the same memory if pages are larger. rows: maximum
-            of a frame. drafting: how to draft; None: without drafts. asked: how texts are written.
+        decoder: The whole base model.
+        pages: Number of pages of PAGE rows. If pages are larger, there are fewer of them, in the same memory.
+        max_rows: Maximum number of rows of a frame.
+        drafting: How to draft; None: without drafts.
+        writing: How sequences are written; may be changed between runs.
         """
         free_loops()
-        pages = pages * PAGE // asked.page
+        pages = pages * PAGE // writing.page_rows
         self._decoder = decoder
         self._pages = pages
-        self._rows = rows
+        self._max_rows = max_rows
         self._drafting = drafting
-        self.asked = asked
-        self.stage = DecoderStage(decoder, pages, asked.page)
+        self.writing = writing
+        self.stage = DecoderStage(decoder, pages, writing.page_rows)
         self._drafter: Replay | None = None
         if drafting:
             for layer, weight in drafting.head.tap_slices().items():
                 self.stage.tap(layer, weight)
             shape = drafting.shape
-            inner = EagleProposer(drafting.head, shape, pages, asked.page)
-            self._drafter = Replay(inner, drafting.right, decoder.config.vocab, shape.top_k, shape.nodes - 1)
+            inner = EagleProposer(drafting.head, shape, pages, writing.page_rows)
+            self._drafter = Replay(
+                inner, drafting.chances, decoder.config.vocab, shape.top_k, shape.nodes - 1
+            )
         self.stage.capture()
         self._ids = count(1)
 
-    def run(self, text: int, sequences: int, steps: int, forked: bool = False) -> StepClock:
-        """Return the clock of so many steps of so many sequences, which are then closed; WARM steps before do
-        not count.
+    def run(self, context_length: int, sequences: int, steps: int, forked: bool = False) -> StepClock:
+        """Return the clock of a run, after which all sequences are closed. It starts when all prompts have
+        been computed and WARM more steps have passed.
 
-        text: rows before each sequence. forked: all share the same rows.
+        context_length: Prompt tokens of each sequence.
+        sequences: Number of sequences, at least 1.
+        steps: Number of steps that are timed.
+        forked: True if the sequences fork one prefix of `context_length` tokens, and add one token each.
         """
         loop = self._loop()
-        orders = list(self._orders(text, sequences, forked))
+        orders = list(self._opening_orders(context_length, sequences, forked))
         for order in orders:
             loop.sequencer.apply_order(order)
         warm = StepClock()
         clock = StepClock()
         while clock.steps < steps:
-            fed = (clock if warm.steps == WARM else warm).turn(loop).frame
-            if sum(isinstance(each, TreeSegment) for each in fed.segments) < sequences:
-                warm = StepClock()  # prompts are still fed
-        _close(loop, orders)
+            frame = (clock if warm.steps == WARM else warm).time_step(loop).frame
+            if sum(isinstance(segment, TreeSegment) for segment in frame.segments) < sequences:
+                # Prompts are still being computed.
+                warm = StepClock()
+        _close_sequences(loop, orders)
         return clock
 
-    def write(self, text: int, parts: Sequence[RequestPart]) -> StepClock:
-        """Return the clock of a request, part by part; a part begins when the last sequence of the part
-        before has ended.
+    def write(self, shared_length: int, parts: Sequence[RequestPart]) -> StepClock:
+        """Return the clock of a whole request. It starts when the shared tokens have been computed. A part
+        starts when the last sequence of the part before has ended.
 
-        The clock begins when the shared rows are computed. text: shared rows.
+        shared_length: Tokens of the prefix that all sequences fork.
+        parts: The parts of the request, in order.
         """
-        loop, prefix = self._loop(), self._prefix(text)
+        loop, prefix = self._loop(), self._prefix_order(shared_length)
         loop.sequencer.apply_order(prefix)
-        fed = 0
-        while fed < text:
-            fed += sum(map(rows_of, loop.turn().frame.segments))
-        clock, fork = StepClock(), Fork(prefix.opening.sequence, text)
+        num_computed = 0
+        while num_computed < shared_length:
+            num_computed += sum(map(rows_of, loop.turn().frame.segments))
+        clock, fork = StepClock(), Fork(prefix.opening.sequence, shared_length)
         for part in parts:
             for number, limit in enumerate(part.lengths):
-                held = self._held(number) if part.held else None
-                loop.sequencer.apply_order(self._order(part.own, number, fork, limit, held))
-            left = len(part.lengths)
-            while left > 0:
-                left -= sum(one.end is not None for one in clock.turn(loop).result.outcomes)
-        _close(loop, (prefix,))
+                constraint = self._constraint_of(number) if part.constrained else None
+                loop.sequencer.apply_order(
+                    self._opening_order(part.prompt_length, number, fork, limit, constraint)
+                )
+            num_unfinished = len(part.lengths)
+            while num_unfinished > 0:
+                num_unfinished -= sum(
+                    outcome.end is not None for outcome in clock.time_step(loop).result.outcomes
+                )
+        _close_sequences(loop, (prefix,))
         return clock
 
-    def _orders(self, text: int, sequences: int, forked: bool) -> Iterator[Open]:
-        """Yield the orders that open the sequences: a prompt for each; or, `forked`, a prefix that never
-        decodes and forks of it, which begin with a token of their own.
+    def _opening_orders(self, context_length: int, sequences: int, forked: bool) -> Iterator[Open]:
+        """Yield the orders that open the sequences. With `forked`, the first order opens a prefix, which
+        never decodes.
+
+        context_length: Tokens of each prompt, or of the prefix.
+        sequences: Number of sequences.
+        forked: True if the sequences fork a prefix, and add one token each.
         """
         fork = None
         if forked:
-            yield (prefix := self._prefix(text))
-            fork = Fork(prefix.opening.sequence, text)
+            yield (prefix := self._prefix_order(context_length))
+            fork = Fork(prefix.opening.sequence, context_length)
         for number in range(sequences):
-            yield self._order(1 if fork else text, number, fork, PLENTY, self._held(number))
+            yield self._opening_order(
+                1 if fork else context_length, number, fork, PLENTY, self._constraint_of(number)
+            )
 
-    def _held(self, number: int) -> HeldSequence | None:
-        """Return what constrains the sequence of this number; None: nothing."""
-        held = self.asked.held
-        return held if held and number < held.many else None
+    def _constraint_of(self, number: int) -> Constraint | None:
+        """Return what constrains a sequence; None if nothing does.
 
-    def _prefix(self, text: int) -> Open:
-        """Return the order that opens a prefix of so many rows."""
+        number: The sequence's number, counted from 0.
+        """
+        constraint = self.writing.constraint
+        return constraint if constraint and number < constraint.num_sequences else None
+
+    def _prefix_order(self, length: int) -> Open:
+        """Return the order that opens a prefix.
+
+        length: Number of its tokens.
+        """
         drafted = self._drafting is not None
-        opening = Opening(next(self._ids), text, decodes=False, drafted=drafted)
-        return Open(opening, tuple(range(text)), PLENTY)
+        opening = Opening(next(self._ids), length, decodes=False, drafted=drafted)
+        return Open(opening, tuple(range(length)), PLENTY)
 
-    def _order(self, own: int, number: int, fork: Fork | None, limit: int, held: HeldSequence | None) -> Open:
-        """Return the order that opens one sequence. own: rows of its own. number: makes its tokens differ.
-        fork: the prefix, or None. limit: tokens that it writes. held: what constrains it.
+    def _opening_order(
+        self, prompt_length: int, number: int, fork: Fork | None, limit: int, constraint: Constraint | None
+    ) -> Open:
+        """Return the order that opens one sequence.
+
+        prompt_length: Prompt tokens after those of the prefix.
+        number: The sequence's number, counted from 0, which makes its tokens and its seed differ from those
+            of others.
+        fork: The prefix that the sequence forks, or None.
+        limit: Number of tokens that it writes.
+        constraint: What constrains the sequence; None: nothing.
         """
         start = 1 + 100 * number
-        prompt = own + (fork.length if fork else 0)
+        prompt = prompt_length + (fork.length if fork else 0)
         opening = Opening(
             next(self._ids),
             prompt,
             fork,
             drafted=self._drafting is not None,
-            sampling=self.asked.sampling,
+            sampling=self.writing.sampling,
             seed=number,
             limit=limit,
-            plan=held.plan if held else None,
-            form=held.form if held else None,
+            plan=constraint.plan if constraint else None,
+            form=constraint.form if constraint else None,
         )
-        return Open(opening, tuple(range(start, start + own)), PLENTY)
+        return Open(opening, tuple(range(start, start + prompt_length)), PLENTY)
 
     def _loop(self) -> StepLoop:
-        """Return a new loop over the stage's pages and graphs."""
+        """Return a new loop over the stage's pages and graphs, without sequences."""
         drafting = self._drafting
         decoder = self._decoder
-        page = self.asked.page
-        held = self.asked.held
+        page_rows = self.writing.page_rows
+        constraint = self.writing.constraint
         slots = drafting.shape.slots if drafting else 1
-        budget = FrameBudget(self._rows, 1, slots, self.stage.prompt_rows(self._rows))
+        budget = FrameBudget(self._max_rows, 1, slots, self.stage.prompt_rows(self._max_rows))
         timeout = DraftTimeout(0.0, drafting is not None)
-        sequencer = Sequencer(EPOCH, budget, PageTable(self._pages, page), timeout)
+        sequencer = Sequencer(EPOCH, budget, PageTable(self._pages, page_rows), timeout)
         engine = None
         store = None
         if drafting is not None:
             engine = self._engine(drafting)
-            store = FeatureStore(self._pages, page, drafting.head.width, decoder.dtype, decoder.device)
-        verifier = Verifier(decoder.logits, held.grammar if held else _free, store, self.stage)
+            store = FeatureStore(self._pages, page_rows, drafting.head.width, decoder.dtype, decoder.device)
+        verifier = Verifier(
+            decoder.logits, constraint.grammar if constraint else _unconstrained, store, self.stage
+        )
         return StepLoop(self.stage, verifier, sequencer, engine)
 
     def _engine(self, drafting: Drafting) -> DraftEngine:
-        """Return the engine that drafts as asked."""
+        """Return the engine that drafts.
+
+        drafting: How to draft. If its shape is not fixed, a tuner decides how much.
+        """
         shape = drafting.shape
-        curve = drafting.curve
-        held = self.asked.held
+        step_curve = drafting.step_curve
+        constraint = self.writing.constraint
         assert self._drafter is not None
         rule: BudgetPolicy = FixedBudget(shape)
         if not shape.fixed:
-            own = self._drafter
-            rule = make_budget("measured", shape, curve, drafting.level, own.widths, own.at_once)
+            proposer = self._drafter
+            rule = make_budget(
+                "measured", shape, step_curve, drafting.level_curve, proposer.widths, proposer.at_once
+            )
         slots = shape.slots
-        rows = drafting.rows
-        page = self.asked.page
-        told = Configuration(EPOCH, "drafter", (), self._pages, page, slots, rows, shape=shape, curve=curve)
-        return DraftEngine({"eagle": (self._drafter, rule)}, told, held.vocabulary if held else None)
+        max_rows = drafting.max_rows
+        page_rows = self.writing.page_rows
+        configuration = Configuration(
+            EPOCH, "drafter", (), self._pages, page_rows, slots, max_rows, shape=shape, curve=step_curve
+        )
+        return DraftEngine(
+            {"eagle": (self._drafter, rule)}, configuration, constraint.vocabulary if constraint else None
+        )
 
 
-def _close(loop: StepLoop, orders: Sequence[Open]) -> None:
-    """Close the sequences of these orders, and run one step that carries this out."""
+def _close_sequences(loop: StepLoop, orders: Sequence[Open]) -> None:
+    """Close the sequences of these orders, and run one step, by which all stages close them.
+
+    loop: The loop that has the sequences.
+    orders: The orders that opened the sequences; forks are closed before their prefix.
+    """
     for order in reversed(orders):
         loop.sequencer.apply_order(Close(order.opening.sequence))
     loop.turn()
 
 
-def _free(opening: Opening) -> None:
-    """Return no constraint. opening: not used."""
+def _unconstrained(opening: Opening) -> None:
+    """Return no grammar.
+
+    opening: The opening of a sequence; not used.
+    """
 
 
 def free_loops() -> None:
-    """Free the memory of loops that are no longer used: they refer to themselves, so that only the garbage
+    """Free the memory of loops that are no longer used. They refer to themselves, so that only the garbage
     collector frees their pages.
     """
     gc.collect()

@@ -1,7 +1,7 @@
-"""What the product does and the other rows leave out: its own defaults, grammars, chance, prompts.
+"""Measures what the product does and the other rows leave out: its own defaults, grammars, sampling, prompts.
 
-Acceptance is replayed *by node
-rank* here, unless a row says *tau told*.
+Acceptance is replayed by node rank here, unless a row says "tau told": then with one chance for each level,
+see `gpu_replay`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, cycle, islice
+from typing import Final
 
 from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.core.skeleton import PlanRules
@@ -24,10 +25,10 @@ from specsot_lab.bench.clock import StepClock
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_loop import (
     PAGE,
-    PLAINLY,
+    UNCONSTRAINED,
+    Constraint,
     Drafting,
     GpuLoop,
-    HeldSequence,
     RequestPart,
     WritingOptions,
 )
@@ -38,21 +39,21 @@ from specsot_lab.bench.gpu_speculation import (
     BUDGET,
     CHANCE,
     DEPTH,
-    FEW,
     NODES,
     PAGES,
     PLAN_PROMPT,
     POINT_PROMPT,
+    REQUEST_CONTEXT,
     REQUEST_STEPS,
-    REQUEST_TEXT,
     ROWS,
     SKELETON,
     STEPS,
     TAU,
     TIMES,
     TOP_K,
+    WARM_TOKENS,
+    Baseline,
     Row,
-    Yardstick,
     figures_of,
     speed_of,
 )
@@ -62,96 +63,130 @@ from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 
-PROMPTS = (1024, 8192, 32768)
-PAGE_ROWS = (64, 128, 256, 64)  # the first once more: what two runs of the same differ by
-WARMTH = 0.7
-COMPANY = 8  # texts, of which one is held to a form
-FORM = Form("json_schema", ('{"type": "array", "items": {"type": "string"}}',))
-RULES = PlanRules(direct=False)
-WORDS = ("growth", "market", "people", "water", "policy", "simple", "first", "energy", "local", "method")
+# Tokens of the prompts that are timed.
+PROMPTS: Final = (1024, 8192, 32768)
+# Page sizes in rows. The first is measured once more, to show how much two equal runs differ.
+PAGE_ROWS: Final = (64, 128, 256, 64)
+# The temperature of sampled runs. Untuned.
+TEMPERATURE: Final = 0.7
+# Sequences at once, of which one is constrained to a form.
+SIMULTANEOUS: Final = 8
+# The form: a list of strings in JSON.
+FORM: Final = Form("json_schema", ('{"type": "array", "items": {"type": "string"}}',))
+# The rules of a plan that must not be a direct answer.
+RULES: Final = PlanRules(direct=False)
+# Words that made-up tokens and titles consist of.
+WORDS: Final = (
+    "growth",
+    "market",
+    "people",
+    "water",
+    "policy",
+    "simple",
+    "first",
+    "energy",
+    "local",
+    "method",
+)
 
 
-def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
-    """Yield rows of everything that the product does in addition to drafting: prompts, page sizes, trees,
+def measure_product(decoder: Decoder, context_length: int, speeds: Speeds) -> Iterator[Row]:
+    """Yield the rows of everything that the product does in addition to drafting: prompts, page sizes, trees,
     temperature, grammars.
 
-    decoder: with weights that tell the next token. text: rows before. speeds: of the device.
+    decoder: The whole base model, with weights that predict the next higher token id, see `NextTokenWeights`.
+    context_length: Number of tokens in the KV cache before what is measured.
+    speeds: The measured speeds of the device.
     """
     yield from measure_prompts(decoder)
     head = made_up_head(decoder, head_shape(decoder.config))
     ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
-    speed = speed_of(GpuLoop(decoder, PAGES, ROWS, None).run(text, 1, STEPS))
-    held = Yardstick(decoder, speeds, text, speed)
-    yield from measure_pages(decoder, head, text, held)
-    yield from measure_trees(decoder, head, ranks, held)
-    yield from measure_chance(decoder, head, ranks, held)
-    yield from measure_grammar(decoder, head, ranks, held)
+    speed = speed_of(GpuLoop(decoder, PAGES, ROWS, None).run(context_length, 1, STEPS))
+    baseline = Baseline(decoder, speeds, context_length, speed)
+    yield from measure_pages(decoder, head, context_length, baseline)
+    yield from measure_trees(decoder, head, baseline)
+    yield from measure_chance(decoder, head, ranks, baseline)
+    yield from measure_grammar(decoder, head, ranks, baseline)
 
 
 def measure_prompts(decoder: Decoder, rows: int = ROWS) -> Iterator[Row]:
-    """Yield the time from a prompt to its first token, for each of PROMPTS tokens.
+    """Yield the time from a prompt to its first token, for each length in PROMPTS.
 
-    decoder: the whole base. rows: of other frames, from which the rows of a prompt's frame follow as in the
-        product.
+    decoder: The whole base model.
+    rows: Maximum number of rows of other frames, from which the stage derives that of a prompt's frames.
     """
-    for text in PROMPTS:
-        seconds = prompt_seconds(decoder, text, rows)
-        middle = statistics.median(seconds)
+    for context_length in PROMPTS:
+        seconds = prompt_seconds(decoder, context_length, rows)
+        median = statistics.median(seconds)
         yield {
             "what": "prefill",
-            "rows": text,
-            "ms": round(1e3 * middle, 2),
+            "rows": context_length,
+            "ms": round(1e3 * median, 2),
             "least ms": round(1e3 * min(seconds), 2),
             "most ms": round(1e3 * max(seconds), 2),
-            "tokens/s": round(text / middle),
+            "tokens/s": round(context_length / median),
         }
 
 
-def prompt_seconds(decoder: Decoder, text: int, rows: int, times: int = 5) -> list[float]:
-    """Return the seconds of each of `times` prompts of `text` tokens; one more before them does not count.
-    rows: of other frames.
+def prompt_seconds(decoder: Decoder, context_length: int, rows: int, repetitions: int = 5) -> list[float]:
+    """Return the seconds from each prompt to its first token. One more prompt before them is not counted.
+
+    decoder: The whole base model.
+    context_length: Tokens of each prompt, at least 1.
+    rows: Maximum number of rows of other frames, from which the stage derives that of a prompt's frames.
+    repetitions: Number of prompts.
     """
-    stage = DecoderStage(decoder, text // PAGE + 2, PAGE)
+    stage = DecoderStage(decoder, context_length // PAGE + 2, PAGE)
     seconds = list[float]()
-    frame = stage.prompt_rows(rows)
-    judge = Verifier(decoder.logits, lambda _: None)
+    chunk_rows = stage.prompt_rows(rows)
+    verifier = Verifier(decoder.logits, lambda _: None)
     stage.capture()
-    for number in range(1, times + 2):
-        opening = (Opening(number, text, limit=4, drafted=False),)
+    for number in range(1, repetitions + 2):
+        opening = (Opening(number, context_length, limit=4, drafted=False),)
         watch = Stopwatch()
-        for start in range(0, text, frame):
-            tokens = tuple(range(start, min(start + frame, text)))
-            chunk = PromptChunk(number, start, tokens, start + frame >= text)
-            verdict = judge.verify(stage.run(Frame(1, number, opening, (chunk,))))
+        for start in range(0, context_length, chunk_rows):
+            tokens = tuple(range(start, min(start + chunk_rows, context_length)))
+            chunk = PromptChunk(number, start, tokens, start + chunk_rows >= context_length)
+            verified = verifier.verify(stage.run(Frame(1, number, opening, (chunk,))))
             opening = ()
-        assert verdict.result.outcomes[0].tokens  # pyrefly: ignore[unbound-name]
+        assert verified.result.outcomes[0].tokens  # pyrefly: ignore[unbound-name]
         seconds.append(watch.seconds)
-        judge.verify(stage.run(Frame(1, number, (), (), (number,))))
+        verifier.verify(stage.run(Frame(1, number, (), (), (number,))))
     return seconds[1:]
 
 
-def measure_pages(decoder: Decoder, head: DraftHead, text: int, held: Yardstick) -> Iterator[Row]:
-    """Yield rows by the size of a page: without drafts, and with a tree whose acceptance is told.
+def measure_pages(
+    decoder: Decoder, head: DraftHead, context_length: int, baseline: Baseline
+) -> Iterator[Row]:
+    """Yield the rows of each page size: without drafts, and with a tree whose acceptance is replayed with one
+    chance for each level.
 
-    head: drafts. text: rows before. held: what results are compared with.
+    decoder: The whole base model.
+    head: The head, which runs for its cost.
+    context_length: Number of tokens in the KV cache before what is measured.
+    baseline: What results are compared with.
     """
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), CHANCE, BUDGET)
     for page in PAGE_ROWS:
         for way, drafting in (("plain", None), ("eagle, tau told", tree)):
-            ring = GpuLoop(decoder, PAGES, ROWS, drafting, WritingOptions(page))
-            yield figures_of(f"{way}, page rows", ring.run(text, 1, STEPS), held) | {"rows": page}
+            loop = GpuLoop(decoder, PAGES, ROWS, drafting, WritingOptions(page))
+            yield figures_of(f"{way}, page rows", loop.run(context_length, 1, STEPS), baseline) | {
+                "rows": page
+            }
             if drafting is None:
-                clock = ring.run(REQUEST_TEXT, COMPANY, STEPS // 2)
-                yield figures_of("8 plain, page rows", clock, held, COMPANY) | {"rows": page}
+                clock = loop.run(REQUEST_CONTEXT, SIMULTANEOUS, STEPS // 2)
+                yield figures_of("8 plain, page rows", clock, baseline, SIMULTANEOUS) | {"rows": page}
 
 
-def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
-    """Yield rows of the default tree with its tuner, and of larger ones that are worth only what their nodes
-    add.
+def measure_trees(decoder: Decoder, head: DraftHead, baseline: Baseline) -> Iterator[Row]:
+    """Yield the rows of the default tree with its tuner, and of larger and fixed trees, each for one sequence
+    and for six branches.
 
-    head: drafts. ranks: not used. held: what results are compared with.
+    decoder: The whole base model.
+    head: The head, which runs for its cost.
+    baseline: What results are compared with, and the context that is measured.
     """
-    curve: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
+    curve: Curve = tuple((rows, seconds * decoder.config.layers) for rows, seconds in measure_rows(decoder))
     shapes = {
         "defaults": TreeShape(),
         "defaults, 60 nodes of depth 7": TreeShape(DEPTH, TOP_K, NODES),
@@ -160,88 +195,132 @@ def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardsti
     }
     levels = measure_levels(head)
     for name, shape in shapes.items():
-        right = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)[: shape.top_k]
-        drafting = Drafting(head, shape, right, ROWS if not shape.fixed else BUDGET, curve, levels)
-        ring = GpuLoop(decoder, PAGES, ROWS, drafting)
-        yield figures_of(f"{name}", ring.run(held.text, 1, STEPS), held)
-        clock = ring.run(held.text, BRANCHES, STEPS, forked=True)
-        yield figures_of(f"{name}, six branches", clock, held, BRANCHES)
+        chances = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)[: shape.top_k]
+        drafting = Drafting(head, shape, chances, ROWS if not shape.fixed else BUDGET, curve, levels)
+        loop = GpuLoop(decoder, PAGES, ROWS, drafting)
+        yield figures_of(f"{name}", loop.run(baseline.context_length, 1, STEPS), baseline)
+        clock = loop.run(baseline.context_length, BRANCHES, STEPS, forked=True)
+        yield figures_of(f"{name}, six branches", clock, baseline, BRANCHES)
 
 
-def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
-    """Yield rows of the same text at a temperature and greedily, in turns. head: drafts. ranks: probability
-    of each guess. held: what results are compared with.
+def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, baseline: Baseline) -> Iterator[Row]:
+    """Yield the rows of the same sequence at a temperature and greedily, in turns (A, B, B, A), with and
+    without drafts.
+
+    decoder: The whole base model.
+    head: The head, which runs for its cost.
+    ranks: Probability that each rank of a node's children is right.
+    baseline: What results are compared with, and the context that is measured.
     """
-    warm = WritingOptions(sampling=Sampling(temperature=WARMTH))
+    sampled = WritingOptions(sampling=Sampling(temperature=TEMPERATURE))
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
     for name, drafting in (("plain", None), ("eagle", tree)):
-        ring = GpuLoop(decoder, PAGES, ROWS, drafting)
-        for asked in (PLAINLY, warm, warm, PLAINLY):
-            ring.asked = asked
-            said = f"{name}, T = {asked.sampling.temperature:g}"
-            yield figures_of(said, ring.run(held.text, 1, STEPS), held)
+        loop = GpuLoop(decoder, PAGES, ROWS, drafting)
+        for writing in (UNCONSTRAINED, sampled, sampled, UNCONSTRAINED):
+            loop.writing = writing
+            label = f"{name}, T = {writing.sampling.temperature:g}"
+            yield figures_of(label, loop.run(baseline.context_length, 1, STEPS), baseline)
 
 
-def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
-    """Yield rows of a plan that is constrained by its grammar, and of what one constrained sequence costs
-    those alongside. The arguments are those of `measure_chance`.
+def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, baseline: Baseline) -> Iterator[Row]:
+    """Yield the rows of a plan that is constrained by its grammar, and of what one constrained sequence costs
+    those alongside, each in turns with unconstrained runs.
+
+    decoder: The whole base model, with weights that predict the next higher token id.
+    head: The head, which runs for its cost.
+    ranks: Probability that each rank of a node's children is right.
+    baseline: What results are compared with, and the context that is measured.
     """
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
-    ring = GpuLoop(decoder, PAGES, ROWS, tree)
+    loop = GpuLoop(decoder, PAGES, ROWS, tree)
     size = decoder.config.vocab
-    plan = WritingOptions(held=HeldSequence(spelling(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES))
+    plan = WritingOptions(
+        constraint=Constraint(vocabulary_with(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES)
+    )
     pieces = islice(list_pieces(), 4000)
-    form = WritingOptions(held=HeldSequence(spelling(size, REQUEST_TEXT + 1, pieces), form=FORM))
-    turns = (("free", PLAINLY), ("held", plan), ("held", plan), ("free", PLAINLY))
-    for phase in (_skeleton, _request):
-        for name, ring.asked in turns:
-            yield phase(ring, name, held)
-    for name, ring.asked in (("none", PLAINLY), ("one", form), ("one", form), ("none", PLAINLY)):
-        clock = ring.run(REQUEST_TEXT, COMPANY, REQUEST_STEPS)
-        beside = replace(held, text=REQUEST_TEXT * COMPANY)
-        yield figures_of(f"8 texts, {name} held to a form", clock, beside, COMPANY)
+    form = WritingOptions(
+        constraint=Constraint(vocabulary_with(size, REQUEST_CONTEXT + 1, pieces), form=FORM)
+    )
+    turns = (("free", UNCONSTRAINED), ("held", plan), ("held", plan), ("free", UNCONSTRAINED))
+    for phase in (_plan_row, _request_row):
+        for name, loop.writing in turns:
+            yield phase(loop, name, baseline)
+    for name, loop.writing in (
+        ("none", UNCONSTRAINED),
+        ("one", form),
+        ("one", form),
+        ("none", UNCONSTRAINED),
+    ):
+        clock = loop.run(REQUEST_CONTEXT, SIMULTANEOUS, REQUEST_STEPS)
+        own_baseline = replace(baseline, context_length=REQUEST_CONTEXT * SIMULTANEOUS)
+        yield figures_of(f"8 texts, {name} held to a form", clock, own_baseline, SIMULTANEOUS)
 
 
-def _skeleton(ring: GpuLoop, name: str, held: Yardstick) -> Row:
-    """Return the row of a plan, constrained if `name` is "held". ring: writes it."""
-    part = RequestPart(PLAN_PROMPT, (SKELETON,), held=name == "held")
-    ring.write(held.text, (RequestPart(PLAN_PROMPT, (FEW,), held=name == "held"),))
-    clocks = [ring.write(held.text, (part,)) for _ in range(TIMES)]
-    return _summed(f"a plan, {name}", clocks, held)
+def _plan_row(loop: GpuLoop, name: str, baseline: Baseline) -> Row:
+    """Return the row of a plan that is written TIMES times.
 
-
-def _request(ring: GpuLoop, name: str, held: Yardstick) -> Row:
-    """Return the row of a whole request: the plan, constrained if `name` is "held", then its branches."""
-    plan = RequestPart(PLAN_PROMPT, (SKELETON,), held=name == "held")
-    parts = plan, RequestPart(POINT_PROMPT, (BRANCH,) * BRANCHES)
-    ring.write(held.text, (plan, RequestPart(POINT_PROMPT, (FEW,) * BRANCHES)))
-    return _summed(f"whole request, {name}", [ring.write(held.text, parts) for _ in range(TIMES)], held)
-
-
-def _summed(what: str, clocks: Sequence[StepClock], held: Yardstick) -> Row:
-    """Return the row of several runs: the figures of the median run, with least and most milliseconds. what:
-    its name.
+    loop: The loop that writes the plan.
+    name: "held" if the plan is constrained by its grammar, else "free".
+    baseline: What results are compared with, and the context that is measured.
     """
-    whole = sorted(clock.whole for clock in clocks)
-    clock = min(clocks, key=lambda each: abs(each.whole - whole[len(whole) // 2]))
-    return figures_of(what, clock, held) | {
-        "ms": round(1e3 * clock.whole, 1),
-        "ms, least": round(1e3 * whole[0], 1),
-        "ms, most": round(1e3 * whole[-1], 1),
+    part = RequestPart(PLAN_PROMPT, (SKELETON,), constrained=name == "held")
+    loop.write(
+        baseline.context_length, (RequestPart(PLAN_PROMPT, (WARM_TOKENS,), constrained=name == "held"),)
+    )
+    clocks = [loop.write(baseline.context_length, (part,)) for _ in range(TIMES)]
+    return _median_row(f"a plan, {name}", clocks, baseline)
+
+
+def _request_row(loop: GpuLoop, name: str, baseline: Baseline) -> Row:
+    """Return the row of a whole request, a plan and then its branches, that is written TIMES times.
+
+    loop: The loop that writes the request.
+    name: "held" if the plan is constrained by its grammar, else "free".
+    baseline: What results are compared with, and the context that is measured.
+    """
+    plan = RequestPart(PLAN_PROMPT, (SKELETON,), constrained=name == "held")
+    parts = plan, RequestPart(POINT_PROMPT, (BRANCH,) * BRANCHES)
+    loop.write(baseline.context_length, (plan, RequestPart(POINT_PROMPT, (WARM_TOKENS,) * BRANCHES)))
+    return _median_row(
+        f"whole request, {name}", [loop.write(baseline.context_length, parts) for _ in range(TIMES)], baseline
+    )
+
+
+def _median_row(name: str, clocks: Sequence[StepClock], baseline: Baseline) -> Row:
+    """Return the row of several runs: the figures of the median run, with the shortest and the longest
+    milliseconds.
+
+    name: The row's name.
+    clocks: The runs, at least one.
+    baseline: What results are compared with.
+    """
+    seconds = sorted(clock.total_seconds for clock in clocks)
+    clock = min(clocks, key=lambda clock: abs(clock.total_seconds - seconds[len(seconds) // 2]))
+    return figures_of(name, clock, baseline) | {
+        "ms": round(1e3 * clock.total_seconds, 1),
+        "ms, least": round(1e3 * seconds[0], 1),
+        "ms, most": round(1e3 * seconds[-1], 1),
         "tokens": clock.tokens,
     }
 
 
-def spelling(size: int, first: int, pieces: Iterator[bytes] | Sequence[bytes]) -> Vocabulary:
-    """Return a vocabulary of `size` tokens: every byte, then made-up words, but from number `first` on these
-    pieces, which are what a model that tells the next token writes.
+def vocabulary_with(size: int, first_token: int, pieces: Iterator[bytes] | Sequence[bytes]) -> Vocabulary:
+    """Return a vocabulary in which successive tokens have the given pieces, so that a model which predicts
+    the next higher token id writes them. All other tokens are the 256 single bytes, then made-up words.
+    Pieces after the last token are dropped. For example:
+
+        # size 300, first token 270, pieces [a, b] -> token 270 is a, token 271 is b, token 65 is the byte "A"
+
+    size: Number of tokens.
+    first_token: The token that has the first piece.
+    pieces: The bytes of successive tokens.
     """
     words = (f" {a}{b}{n}".encode() for n in count() for a in WORDS for b in WORDS)
     tokens = [bytes([byte]) for byte in range(256)][:size]
     tokens += islice(words, size - len(tokens))
-    for place, piece in enumerate(pieces, first):
-        if place < size:
-            tokens[place] = piece
+    for token, piece in enumerate(pieces, first_token):
+        if token < size:
+            tokens[token] = piece
     return describe(tokens)
 
 
@@ -253,7 +332,7 @@ def plan_pieces() -> list[bytes]:
 
 
 def list_pieces() -> Iterator[bytes]:
-    """Yield the pieces of a list of texts in JSON that never ends."""
+    """Yield, without end, the pieces of a list of strings in JSON."""
     yield b"["
     for number in count():
         yield from (b'"', *(f" {word}".encode() for word in WORDS[number % 7 :]), b'",', b" ")

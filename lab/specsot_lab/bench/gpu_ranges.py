@@ -1,10 +1,13 @@
-"""What layer ranges on several GPUs of one host cost a single stream, and bring as many streams as stages.
+"""Measures what layer ranges on several GPUs of one host cost a single stream, and the gain with as many
+streams as stages.
 
-See `gpu_lanes`. Weights are made up, the same on every GPU, so that the tokens
-written over several must be those written on one.
+See `gpu_lanes`. Weights are made up, the same on every GPU, so that the tokens written over several GPUs must
+be those written on one.
 
-step:        wall milliseconds from result to result of one stream, one frame in flight.
-throughput: frames a second of all streams together, the same rows in each, against one GPU with one frame.
+step:        Wall-clock milliseconds from result to result of one stream, with one frame in flight.
+
+throughput:  Frames per second of all streams together, the same number of rows in each, compared with one GPU
+    and one frame.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import uvloop
@@ -39,22 +42,39 @@ from specsot.transport.links import Dialer, Inbox, LocalLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot_bench.core.tables import Column, markdown
 from specsot_bench.results import Row, Stopwatch
-from specsot_lab.bench.clock import RowLog, seconds_of
-from specsot_lab.bench.gpu_lanes import EPOCH, LaneRun, Lanes, LaneWorker, LoadedRange, joining, lanes_over
+from specsot_lab.bench.clock import RowLog, mean_seconds
+from specsot_lab.bench.gpu_lanes import (
+    EPOCH,
+    LaneRun,
+    Lanes,
+    LaneWorker,
+    LoadedRange,
+    connector_to,
+    lanes_over,
+)
 from specsot_lab.bench.gpu_loop import free_loops
 from specsot_lab.bench.gpu_steps import PAGE
 from specsot_lab.bench.synthetic_models import SPREAD, MadeUp, bytes_of_a_token, config_of
 from specsot_model.decoder import Decoder
 
-# Seconds in which a process may leave. Untuned.
-PATIENCE = 10.0  # seconds in which a process may leave
+# Seconds. How long a process may take to end after it was asked to. Untuned.
+LEAVE_SECONDS: Final = 10.0
 
-Load = Callable[[int], Decoder]  # the range of that number; must be importable by name, or a partial of such
+# Loads the layer range of that number. Must be importable by name, or be a partial of such a function,
+# because other processes call it.
+Load = Callable[[int], Decoder]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Ranges, one a process. folder: for their sockets."""
+class ProcessRing:
+    """A ring whose stages run in a process each.
+
+    load: Loads the layer range of a stage.
+    stages: The stages, in order.
+    pages: Number of KV pages of each stage.
+    transport: What connects the processes.
+    folder: Directory of their sockets; "" until it is created.
+    """
 
     load: Load
     stages: tuple[Stage, ...]
@@ -63,180 +83,249 @@ class Spread:
     folder: str = ""
 
     def configuration(self, number: int) -> Configuration:
-        """Return the configuration of the worker of this stage."""
+        """Return the configuration that a worker receives.
+
+        number: The number of the worker's stage, counted from 0.
+        """
         return Configuration(EPOCH, self.stages[number].name, self.stages, self.pages, PAGE, slots=1)
 
 
-class Overheard(Inbox):
+class ResultTap(Inbox):
     """An inbox that also puts every result into a queue."""
 
-    def __init__(self, heard: asyncio.Queue[Any]) -> None:
+    def __init__(self, received: asyncio.Queue[Any]) -> None:
+        """Make an empty inbox.
+
+        received: The queue of results.
+        """
         super().__init__()
-        self._heard = heard
+        self._received = received
 
     def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
-        """Deliver a message; a result is put into the queue, so that the next frame is made at once, as a
-        sequencer would.
+        """Deliver a message. A result is also put into the queue, so that the next frame is launched at once,
+        as a sequencer would do.
+
+        sender: Name of the member that sends the message, or "master".
+        message: The decoded message.
+        names: Names in the sender's certificate; None if members need no certificates.
         """
-        if isinstance(message, Result):  # the next frame is made at once, as a sequencer would
-            self._heard.put_nowait(message)
+        if isinstance(message, Result):
+            self._received.put_nowait(message)
         super().put(sender, message, names)
 
 
 @asynccontextmanager
-async def lanes_apart(spread: Spread) -> AsyncGenerator[Lanes]:
-    """Yield lanes over stages of which stage 0 runs here, and every other one in a process of its own."""
+async def process_lanes(ring: ProcessRing) -> AsyncGenerator[Lanes]:
+    """Yield lanes over stages of which stage 0 runs in this process, and every other one in a process of its
+    own. The processes are ended with the context.
+
+    ring: The ring, without addresses and folder.
+    """
     set_runtime_defaults()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-"))
-        stages = tuple(replace(stage, address=f"unix:{folder}/{stage.name}") for stage in spread.stages)
-        spread = replace(spread, folder=folder, stages=stages)
-        ways = [_start(spread, number, stack) for number in range(1, len(stages))]
-        heard = asyncio.Queue[Any]()  # results that come back to stage 0, and all that it tells the master
-        inbox = await stack.enter_async_context(_member(spread, 0, Overheard(heard), heard))
-        for way in ways:
-            await _receive_word(way, "open")
-        for way in ways:
-            way.send("go")
-        await LocalLink("master", inbox).send(spread.configuration(0))
-        assert isinstance(ready := await heard.get(), Ready), ready
-        for way in ways:
-            await _receive_word(way, "ready")
+        stages = tuple(replace(stage, address=f"unix:{folder}/{stage.name}") for stage in ring.stages)
+        ring = replace(ring, folder=folder, stages=stages)
+        pipes = [_start_process(ring, number, stack) for number in range(1, len(stages))]
+        # Results that return to stage 0, and everything that it sends to the master.
+        received = asyncio.Queue[Any]()
+        inbox = await stack.enter_async_context(_member(ring, 0, ResultTap(received), received))
+        for pipe in pipes:
+            await _expect_word(pipe, "open")
+        for pipe in pipes:
+            pipe.send("go")
+        await LocalLink("master", inbox).send(ring.configuration(0))
+        assert isinstance(ready := await received.get(), Ready), ready
+        for pipe in pipes:
+            await _expect_word(pipe, "ready")
         try:
-            yield Lanes(LocalLink("lanes", inbox), heard)
+            yield Lanes(LocalLink("lanes", inbox), received)
         finally:
-            for way in ways:
-                way.send("leave")
+            for pipe in pipes:
+                pipe.send("leave")
 
 
-def _start(spread: Spread, number: int, stack: AsyncExitStack) -> Connection:
-    """Start the process of a stage, and return the connection to it. stack: ends the process."""
-    fresh = multiprocessing.get_context("spawn")
-    here, there = fresh.Pipe()
-    process = fresh.Process(target=live_apart, args=(spread, number, there), daemon=True)
+def _start_process(ring: ProcessRing, number: int, stack: AsyncExitStack) -> Connection:
+    """Start the process of a stage, and return the connection to it.
+
+    ring: The ring, with addresses and folder.
+    number: The number of the stage.
+    stack: Ends the process when it is closed.
+    """
+    spawning = multiprocessing.get_context("spawn")
+    own_end, child_end = spawning.Pipe()
+    process = spawning.Process(target=run_in_process, args=(ring, number, child_end), daemon=True)
     process.start()
-    stack.callback(_end, process)
-    return here
+    stack.callback(_end_process, process)
+    return own_end
 
 
-def _end(process: BaseProcess) -> None:
-    """Wait PATIENCE seconds for a process that was asked to leave, then kill it."""
-    process.join(PATIENCE)
+def _end_process(process: BaseProcess) -> None:
+    """Wait at most LEAVE_SECONDS for a process that was asked to leave, then kill it.
+
+    process: The process.
+    """
+    process.join(LEAVE_SECONDS)
     process.kill()
 
 
-async def _receive_word(way: Connection, what: str) -> None:
-    """Wait for a message of a process. Raises AssertionError unless it is the expected one.
+async def _expect_word(pipe: Connection, expected: str) -> None:
+    """Wait for a message of a process.
 
-    way: the connection to the process.
-    what: the expected message.
+    pipe: The connection to the process.
+    expected: The expected message.
+
+    Raises AssertionError for any other message.
     """
-    said = await asyncio.to_thread(way.recv)
-    assert said == what, said
+    word = await asyncio.to_thread(pipe.recv)
+    assert word == expected, word
 
 
-def live_apart(spread: Spread, number: int, way: Connection) -> None:
-    """Run the stage of this number in a process of its own. way: the connection to the first process."""
+def run_in_process(ring: ProcessRing, number: int, pipe: Connection) -> None:
+    """Run a stage in this process, until the first process asks it to leave.
+
+    ring: The ring, with addresses and folder.
+    number: The number of the stage.
+    pipe: The connection to the first process.
+    """
     set_runtime_defaults()
-    uvloop.run(_live(spread, number, way))
+    uvloop.run(_run_stage(ring, number, pipe))
 
 
-async def _live(spread: Spread, number: int, way: Connection) -> None:
-    """Run the stage: register, wait for the configuration, and stay until told to leave."""
-    heard = asyncio.Queue[Any]()
-    async with _member(spread, number, Inbox(), heard) as inbox:
-        way.send("open")
-        await _receive_word(way, "go")
-        await LocalLink("master", inbox).send(spread.configuration(number))
-        ready = await heard.get()
-        way.send("ready" if isinstance(ready, Ready) else str(ready))
-        await _receive_word(way, "leave")
+async def _run_stage(ring: ProcessRing, number: int, pipe: Connection) -> None:
+    """Run a stage: register, wait for the configuration, and stay until the first process sends "leave".
+
+    ring: The ring, with addresses and folder.
+    number: The number of the stage.
+    pipe: The connection to the first process, which gets "ready", or else the reason why the stage is not.
+    """
+    received = asyncio.Queue[Any]()
+    async with _member(ring, number, Inbox(), received) as inbox:
+        pipe.send("open")
+        await _expect_word(pipe, "go")
+        await LocalLink("master", inbox).send(ring.configuration(number))
+        ready = await received.get()
+        pipe.send("ready" if isinstance(ready, Ready) else str(ready))
+        await _expect_word(pipe, "leave")
 
 
 @asynccontextmanager
 async def _member(
-    spread: Spread, number: int, inbox: Inbox, heard: asyncio.Queue[Any]
+    ring: ProcessRing, number: int, inbox: Inbox, received: asyncio.Queue[Any]
 ) -> AsyncGenerator[Inbox]:
-    """Yield the inbox of a worker that runs within the context. heard: gets what the worker sends to the
-    master.
+    """Yield the inbox of a worker that runs within the context.
+
+    ring: The ring, with addresses and folder.
+    number: The number of the worker's stage.
+    inbox: The worker's inbox.
+    received: The queue that gets what the worker sends to the master.
     """
-    place = spread.stages[number]
+    stage = ring.stages[number]
     rows = DirectHost()
     leaving = asyncio.Event()
-    service = RingService(inbox, place.name, rows=rows)
-    endpoint = await open_server(place.address, {SERVICE: service.attach})
-    dialer: Dialer = GrpcDialer(place.name, inbox)
-    if spread.transport == "direct":
-        dialer = DirectDialer(place.name, dialer, rows)
-    decoder = spread.load(number)
-    thread = ThreadPoolExecutor(1)
-    reading = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
-    part = LaneWorker(LoadedRange(place.name, decoder), dialer, thread, verify_thread=reading)
-    life = asyncio.create_task(run_membership(part, inbox, joining(heard), leaving))
+    service = RingService(inbox, stage.name, rows=rows)
+    endpoint = await open_server(stage.address, {SERVICE: service.attach})
+    dialer: Dialer = GrpcDialer(stage.name, inbox)
+    if ring.transport == "direct":
+        dialer = DirectDialer(stage.name, dialer, rows)
+    decoder = ring.load(number)
+    compute_thread = ThreadPoolExecutor(1)
+    verify_thread = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
+    worker = LaneWorker(LoadedRange(stage.name, decoder), dialer, compute_thread, verify_thread=verify_thread)
+    membership = asyncio.create_task(run_membership(worker, inbox, connector_to(received), leaving))
     try:
         yield inbox
     finally:
         leaving.set()
-        await life
+        await membership
         rows.close()
         await endpoint.close(0)
-        for each in filter(None, (thread, reading)):
-            each.shutdown()
+        for executor in filter(None, (compute_thread, verify_thread)):
+            executor.shutdown()
 
 
-SMALL = "Llama-3.1-8B"
-LARGE = "Llama-3.1-70B"
-ROWS = (1, 16, 64)
-NAMES = ("model", "what", "gpus", "rows", "in flight")  # what a row is called after
-STEPS = 200
-STEPS_LARGE = 50
-HOPS = 200
+# The shape that is measured on 1, 2, 4, ... GPUs.
+SMALL: Final = "Llama-3.1-8B"
+# The shape that is measured on all GPUs together, if its weights fit.
+LARGE: Final = "Llama-3.1-70B"
+# Rows of a frame.
+ROWS: Final = (1, 16, 64)
+# Keys of a row that make up its name.
+NAME_KEYS: Final = ("model", "what", "gpus", "rows", "in flight")
+# Steps of a run with the small shape. Untuned.
+STEPS: Final = 200
+# Steps of a run with the large shape. Untuned.
+STEPS_LARGE: Final = 50
+# Round trips of a row between two GPUs. Untuned.
+HOPS: Final = 200
 
 
-class Named(MadeUp):
-    """Made up from the tensor's name: equal on GPUs of one kind."""
+class NameSeededWeights(MadeUp):
+    """Made-up weights that are a function of the tensor's name, so that they are equal on all GPUs of one
+    kind.
+    """
 
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
-        """Return a tensor that is made up from its name: norms are ones, others normally distributed."""
+        """Return a tensor that is made up from its name: ones for norms, else normally distributed numbers.
+
+        name: The tensor's name.
+        shape: The tensor's shape.
+        dtype: The type of its numbers.
+        device: Where the tensor is made.
+        """
         if "norm" in name:
             return super().expect(name, shape, dtype, device)
-        dice = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-        return torch.empty(shape, dtype=dtype, device=device).normal_(0, SPREAD, generator=dice)
+        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        return torch.empty(shape, dtype=dtype, device=device).normal_(0, SPREAD, generator=generator)
 
 
-def measure(gpus: int, text: int, transport: Transport | None, output: Path | None) -> int:
-    """Measure, print every row as it comes, and write all of them; return the exit status 0.
+def measure(gpus: int, context_length: int, transport: Transport | None, output: Path | None) -> int:
+    """Measure, print every row as it is measured, and write all of them; return the exit status 0.
 
-    gpus: number of GPUs. text: rows in the cache before. transport: between processes, one a GPU; None: all
-        in this one. output: the JSON file, or None.
-    Raises InvalidRequest for too few GPUs.
+    gpus: Number of GPUs.
+    context_length: Number of tokens in the KV cache before what is measured.
+    transport: What connects the processes, one for each GPU; None: all stages run in this process.
+    output: The JSON file; None: rows are only printed.
+
+    Raises InvalidRequest if there are fewer GPUs, and for transport "zmq".
     """
     if transport == "zmq":
         raise InvalidRequest("bench gpu measures transports grpc and direct, not zmq", "transport")
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if there < gpus:
-        raise InvalidRequest(f"bench gpu --gpus {gpus} needs as many CUDA devices, {there} are here", "gpus")
-    work = _measure(gpus, text, transport, output)
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if available < gpus:
+        message = f"bench gpu --gpus {gpus} needs as many CUDA devices, only {available} are available"
+        raise InvalidRequest(message, "gpus")
+    work = _measure(gpus, context_length, transport, output)
     uvloop.run(work) if transport else asyncio.run(work)
     return 0
 
 
-async def _measure(gpus: int, text: int, transport: Transport | None, output: Path | None) -> None:
-    """Measure all rows, log them, and print the table."""
-    settings: dict[str, Any] = {"device": torch.cuda.get_device_name(), "gpus": gpus, "text": text}
+async def _measure(gpus: int, context_length: int, transport: Transport | None, output: Path | None) -> None:
+    """Measure and log all rows, and print the table. The arguments are those of `measure`, which has checked
+    them.
+
+    gpus: Number of GPUs.
+    context_length: Number of tokens in the KV cache before what is measured.
+    transport: What connects the processes; None: all stages run in this process.
+    output: The JSON file; None: rows are only printed.
+    """
+    settings: dict[str, Any] = {"device": torch.cuda.get_device_name(), "gpus": gpus, "text": context_length}
     settings |= {"torch": torch.__version__, "weights": "made up", "dtype": "bf16"}
     settings |= {"between stages": transport or "one process"}
-    log = RowLog("gpu-ranges", settings, output, *NAMES)
-    async for row in _rows(gpus, text, transport):
+    log = RowLog("gpu-ranges", settings, output, *NAME_KEYS)
+    async for row in _rows(gpus, context_length, transport):
         log.add(row)
     print(page_of(log.rows))
 
 
-COLUMNS = tuple(
+# The columns of the table; "-" where a row has no such figure.
+COLUMNS: Final = tuple(
     Column(
-        heading, lambda row, heading=heading: str(row.get(heading, "-")), text=heading in ("model", "what")
+        heading,
+        lambda row, heading=heading: str(row.get(heading, "-")),
+        text=heading in ("model", "what"),
     )
     for heading in (
         *("model", "what", "gpus", "rows", "in flight", "ms", "frames/s", "x one GPU", "of GPUs"),
@@ -246,32 +335,48 @@ COLUMNS = tuple(
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown; rows without a number of rows are left out."""
+    """Return the table in Markdown. Rows without a number of rows are left out; if none is left, the table
+    has only its heading.
+
+    rows: The measured rows.
+    """
     return markdown(COLUMNS, [row for row in rows if "rows" in row])
 
 
-async def _rows(gpus: int, text: int, transport: Transport | None) -> AsyncIterator[Row]:
-    """Yield the rows: a hop, then rings of 1, 2, 4, ... GPUs, then a large model if it fits."""
+async def _rows(gpus: int, context_length: int, transport: Transport | None) -> AsyncIterator[Row]:
+    """Yield the rows: a hop, then rings of 1, 2, 4, ... GPUs, then a large model, or a row which says that it
+    does not fit.
+
+    gpus: Number of GPUs.
+    context_length: Number of tokens in the KV cache before what is measured.
+    transport: What connects the processes; None: all stages run in this process.
+    """
     yield measure_hop()
-    counts = [count for count in (1, 2, 4, 8) if count < gpus] + [gpus]
-    one: dict[int, LaneRun] = {}
-    for count in counts:
-        model = RangedModel(SMALL, config_of(SMALL), count, transport=transport)
-        async for row in measure_ring(model, text, one):
+    gpu_counts = [num_gpus for num_gpus in (1, 2, 4, 8) if num_gpus < gpus] + [gpus]
+    single_gpu: dict[int, LaneRun] = {}
+    for num_gpus in gpu_counts:
+        model = RangedModel(SMALL, config_of(SMALL), num_gpus, transport=transport)
+        async for row in measure_ring(model, context_length, single_gpu):
             yield row
     large = config_of(LARGE)
-    if (need := 2 * large.hidden * large.vocab + bytes_of_a_token(large, 2)) < _memory(gpus):
+    if (weight_bytes := 2 * large.hidden * large.vocab + bytes_of_a_token(large, 2)) < _free_memory(gpus):
         model = RangedModel(LARGE, large, gpus, transport=transport)
-        async for row in measure_ring(model, text, {}, (1, 64), STEPS_LARGE):
+        async for row in measure_ring(model, context_length, {}, (1, 64), STEPS_LARGE):
             yield row
     else:
-        yield {"model": LARGE, "what": f"left out: {need / 2**30:.0f} GiB of weights do not fit"}
+        yield {"model": LARGE, "what": f"left out: {weight_bytes / 2**30:.0f} GiB of weights do not fit"}
 
 
 @dataclass(frozen=True, slots=True)
 class RangedModel:
-    """A shape, cut into ranges that read about as many bytes. transport: between their processes; None: all
-    in one.
+    """A shape that is cut into layer ranges, each of which reads about as many bytes per step.
+
+    name: The shape's name.
+    config: The shape.
+    ranges: Number of ranges.
+    device: "cuda", where range n is on GPU n, or "cpu".
+    dtype: Type of the weights.
+    transport: What connects the processes of the ranges; None: all run in this process.
     """
 
     name: str
@@ -282,102 +387,147 @@ class RangedModel:
     transport: Transport | None = None
 
     def layers(self, number: int) -> Range:
-        """Return the layer range of this number."""
+        """Return a layer range.
+
+        number: The number of the range, counted from 0.
+        """
         return Range(self._edge(number), self._edge(number + 1))
 
     def _edge(self, number: int) -> int:
-        """Return the layer where a range begins. The lm_head counts as layers of its size, and belongs to the
-        last range.
+        """Return the layer at which a range begins. Each range has at least one layer. The lm_head counts as
+        layers of its size, and belongs to the last range.
+
+        number: The number of the range, counted from 0; `ranges` for the end of the last one.
+
+        With 32 layers, 2 ranges and an lm_head as large as 4 layers, range 1 begins at layer round(36 / 2) =
+        18.
         """
         layers = self.config.layers
-        left = self.ranges - number
-        head = self.config.hidden * (self.config.vocab + 1)
-        layer = (bytes_of_a_token(self.config, 1) - head) / layers
-        return min(round((layers + head / layer) * number / self.ranges), layers - left)
+        ranges_left = self.ranges - number
+        head_size = self.config.hidden * (self.config.vocab + 1)
+        layer_size = (bytes_of_a_token(self.config, 1) - head_size) / layers
+        return min(round((layers + head_size / layer_size) * number / self.ranges), layers - ranges_left)
 
     def load(self, number: int) -> Decoder:
-        """Return the range of this number on its GPU."""
+        """Return a layer range on its device.
+
+        number: The number of the range, counted from 0.
+        """
         device = torch.device(self.device, number) if self.device == "cuda" else torch.device(self.device)
-        return Decoder(self.config, Named(), self.layers(number), self.dtype, device)
+        return Decoder(self.config, NameSeededWeights(), self.layers(number), self.dtype, device)
 
     def lanes(self, pages: int) -> AbstractAsyncContextManager[Lanes]:
-        """Return the context of lanes over all ranges. pages: KV pages of each."""
+        """Return the context of lanes over all ranges.
+
+        pages: Number of KV pages of each range.
+        """
         numbers = range(self.ranges)
         if self.transport is None:
             return lanes_over([self.load(number) for number in numbers], pages)
         stages = tuple(Stage(f"worker-{number}", "", self.layers(number)) for number in numbers)
-        return lanes_apart(Spread(self.load, stages, pages, self.transport))
+        return process_lanes(ProcessRing(self.load, stages, pages, self.transport))
 
 
 async def measure_ring(
-    model: RangedModel, text: int, one: dict[int, LaneRun], sizes: Sequence[int] = ROWS, steps: int = STEPS
+    model: RangedModel,
+    context_length: int,
+    single_gpu: dict[int, LaneRun],
+    sizes: Sequence[int] = ROWS,
+    steps: int = STEPS,
 ) -> AsyncIterator[Row]:
-    """Yield the rows of one number of GPUs.
+    """Yield the rows of one number of GPUs: the time until the ring is ready, one stream, and with several
+    GPUs also several streams.
 
-    model: the shape and its ranges. text: rows in the cache before. one: what one GPU took, by rows; filled
-        in by a ring of one. sizes: rows of a frame. steps: of each run.
+    model: The shape and its ranges.
+    context_length: Number of tokens in the KV cache before what is measured.
+    single_gpu: The runs of one stream on one GPU, by rows, to compare with; a ring of one range enters them.
+        Without an entry, the comparison is left out.
+    sizes: Rows of a frame, one run each.
+    steps: Steps of each run.
     """
     watch = Stopwatch()
-    many = model.ranges
-    pages = (many + 1) * (-(-(text + steps * 2 + max(sizes)) // PAGE) + 4)
+    num_gpus = model.ranges
+    pages = (num_gpus + 1) * (-(-(context_length + steps * 2 + max(sizes)) // PAGE) + 4)
     async with model.lanes(pages) as lanes:
-        head: Row = {"model": model.name, "gpus": many}
-        yield {**head, "what": "ready", "s": round(watch.seconds, 1)}
+        names: Row = {"model": model.name, "gpus": num_gpus}
+        yield {**names, "what": "ready", "s": round(watch.seconds, 1)}
         alone: dict[int, LaneRun] = {}
         for rows in sizes:
-            alone[rows] = await lanes.run(1, rows, text, steps)
-            if many == 1:
-                one[rows] = alone[rows]
-            yield {**head, "what": "step of one stream", "rows": rows, **_step(alone[rows], one.get(rows))}
-        for rows in sizes if many > 1 else ():
-            for flight in (many, many + 1):
-                row: Row = {**head, "what": "throughput", "rows": rows, "in flight": flight}
-                told = await lanes.run(flight, rows, text, steps)
-                yield {**row, **_throughput(told, alone[rows], one.get(rows), many)}
+            alone[rows] = await lanes.run(1, rows, context_length, steps)
+            if num_gpus == 1:
+                single_gpu[rows] = alone[rows]
+            yield {
+                **names,
+                "what": "step of one stream",
+                "rows": rows,
+                **_stream_figures(alone[rows], single_gpu.get(rows)),
+            }
+        for rows in sizes if num_gpus > 1 else ():
+            for in_flight in (num_gpus, num_gpus + 1):
+                row: Row = {**names, "what": "throughput", "rows": rows, "in flight": in_flight}
+                run = await lanes.run(in_flight, rows, context_length, steps)
+                yield {**row, **_throughput_figures(run, alone[rows], single_gpu.get(rows), num_gpus)}
 
 
-def _step(alone: LaneRun, one: LaneRun | None) -> Row:
-    """Return the figures of one stream. alone: its run. one: the run on one GPU, or None."""
-    step = statistics.median(alone.seconds)
+def _stream_figures(stream: LaneRun, single_gpu: LaneRun | None) -> Row:
+    """Return the figures of one stream, with a comparison unless it is the run on one GPU itself.
+
+    stream: Its run.
+    single_gpu: The same run on one GPU; None if it was not measured.
+    """
+    step = statistics.median(stream.seconds)
     row: dict[str, Any] = {"ms": round(step * 1e3, 3), "tokens/s": round(1 / step, 1)}
-    if one is None or one is alone:
+    if single_gpu is None or single_gpu is stream:
         return row
-    same = sum(a == b for a, b in zip(alone.tokens, one.tokens))
+    same = sum(a == b for a, b in zip(stream.tokens, single_gpu.tokens))
     return row | {
-        "x one GPU": round(step / statistics.median(one.seconds), 3),
-        "same tokens": f"{same} of {len(one.tokens)}",
+        "x one GPU": round(step / statistics.median(single_gpu.seconds), 3),
+        "same tokens": f"{same} of {len(single_gpu.tokens)}",
     }
 
 
-def _throughput(told: LaneRun, alone: LaneRun, one: LaneRun | None, many: int) -> Row:
-    """Return the figures of several streams. told: their run. alone: the run of one stream. one: the run on
-    one GPU, or None. many: number of GPUs.
+def _throughput_figures(run: LaneRun, alone: LaneRun, single_gpu: LaneRun | None, num_gpus: int) -> Row:
+    """Return the figures of several streams.
+
+    run: Their run.
+    alone: The run of one stream on the same ring.
+    single_gpu: The run of one stream on one GPU; None if it was not measured, then the comparison is left
+        out.
+    num_gpus: Number of GPUs of the ring.
     """
-    rate = 1 / statistics.fmean(told.seconds)
-    beside = rate * statistics.fmean(alone.seconds)
-    row: dict[str, Any] = {"frames/s": round(rate, 1), "x one stream": round(beside, 3)}
-    if one is None:
+    rate = 1 / statistics.fmean(run.seconds)
+    speedup = rate * statistics.fmean(alone.seconds)
+    row: dict[str, Any] = {"frames/s": round(rate, 1), "x one stream": round(speedup, 3)}
+    if single_gpu is None:
         return row
-    gain = rate * statistics.fmean(one.seconds)
-    return row | {"x one GPU": round(gain, 3), "of GPUs": round(gain / many, 3)}
+    gain = rate * statistics.fmean(single_gpu.seconds)
+    return row | {"x one GPU": round(gain, 3), "of GPUs": round(gain / num_gpus, 3)}
 
 
 def measure_hop() -> Row:
-    """Return the time of one row of hidden size 4096 from a GPU to the next, within a process."""
-    here, there = (torch.zeros(1, 4096, dtype=torch.bfloat16, device=f"cuda:{number}") for number in (0, 1))
+    """Return the time in which one row of hidden size 4096 is copied from a GPU to the next, within this
+    process. At least two GPUs are needed.
+    """
+    source, target = (
+        torch.zeros(1, 4096, dtype=torch.bfloat16, device=f"cuda:{number}") for number in (0, 1)
+    )
     peers = torch.cuda.can_device_access_peer(0, 1)
 
     def round_trip() -> None:
         """Copy the row to the other GPU and back."""
-        there.copy_(here)
-        here.copy_(there)
+        target.copy_(source)
+        source.copy_(target)
 
     round_trip()
-    seconds = seconds_of(round_trip, HOPS) / 2
+    seconds = mean_seconds(round_trip, HOPS) / 2
     return {"what": "a row from GPU to GPU", "us": round(seconds * 1e6, 1), "peers": peers}
 
 
-def _memory(gpus: int) -> int:
-    """Return the bytes that are free on all GPUs together, less a tenth for pages and graphs."""
+def _free_memory(gpus: int) -> int:
+    """Return nine tenths of the bytes that are free on all GPUs together. The rest is left for pages and
+    graphs.
+
+    gpus: Number of GPUs.
+    """
     free_loops()
     return round(0.9 * sum(torch.cuda.mem_get_info(device)[0] for device in range(gpus)))

@@ -1,12 +1,12 @@
-"""A drafter that knows the text, errs as a published head does, and costs what that head costs.
+"""A drafter that knows the tokens, is wrong as often as a published head is, and costs what that head costs.
 
-The head runs beside for its true cost, on the true features; its candidates
-are thrown away, and the known text with mistakes takes their places, scores and all.
+The head runs alongside for its true cost, on the true features. Its candidates are discarded; the known
+tokens, mistakes included, take their places, with scores of their own.
 
-Two ways to err. *tau told*: a level is right with one chance, and always by its likeliest path, so that a
-tree of few nodes brings what one of many brings. *by node rank*: each guess of a node is right with a chance
-of its own, as recorded of a real head and scaled to the published tau at 60 nodes, so that nodes are worth
-what they add.
+There are two ways to be wrong. *tau told*: a level is right with one chance, and always by its likeliest
+path, so that a tree of few nodes yields what one of many nodes does. *by node rank*: each rank of a node's
+children is right with a chance of its own, as recorded of a real head and scaled to the published tau at 60
+nodes, so that nodes are worth what they add.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -33,116 +33,160 @@ from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import even_ranks, even_runs
 from specsot_model.kv import indices
 
-# Probability of each child of a node, best first.
-CHANCES = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)
+# Scores of each child of a node, best first, as probabilities, if acceptance is given by level. Untuned.
+LEVEL_CHANCES: Final = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)
 # A prime that is added to wrong tokens, so that they are far from the right one.
-STEP = 7919
+WRONG_OFFSET: Final = 7919
 
 
-# Probability by rank of a head of SmolLM2-135M-Instruct, all levels, MT-bench:
-# docs/results/ranks-smollm2.json.
-RECORDED = (0.6211, 0.0999, 0.0392, 0.0297, 0.0155, 0.0139, 0.0103, 0.0075, 0.0083, 0.0048)
+# Probability that each rank of a node's children is right, for a head of SmolLM2-135M-Instruct, all levels,
+# MT-bench: docs/results/ranks-smollm2.json.
+RECORDED_RANKS: Final = (0.6211, 0.0999, 0.0392, 0.0297, 0.0155, 0.0139, 0.0103, 0.0075, 0.0083, 0.0048)
 
+# Probability that each rank of a node's children is right, the best rank first.
 Ranks = tuple[float, ...]
 
 
 class Replay(Proposer):
-    """A proposer that drafts what an EAGLE head would draft if it were right as often as is said."""
+    """A proposer that drafts what an EAGLE head would draft if its drafts were right with given chances."""
 
     def __init__(
-        self, inner: EagleProposer, right: float | Ranks, vocabulary: int, k: int, most: int
+        self, inner: EagleProposer, chances: float | Ranks, vocabulary: int, top_k: int, max_constrained: int
     ) -> None:
-        """Prepare the drafts.
+        """Draw the mistakes of the first trees, so that no measurement includes them.
 
-        inner: the real head, which runs for its cost. right: the probability that a level holds the right
-            token, where the level above did; or, as a tuple, that each guess of a node is right. vocabulary:
-            token ids are below it. k: children of a node. most: candidates of a tree that are looked at if a
-            grammar constrains its sequence.
+        inner: The proposer with the real head, which runs for its cost.
+        chances: A number: the probability that a level contains the right token if the level above does. A
+            tuple: the probability that each rank of a node's children is right.
+        vocabulary: Number of token ids.
+        top_k: Children of a node.
+        max_constrained: Maximum number of candidates of a tree that are considered if a grammar constrains
+            its sequence.
         """
         self.widths = inner.widths
         self.positions = inner.positions
         self._inner = inner
         self.at_once = inner.at_once
         self._vocabulary = vocabulary
-        self._k = k
-        self._most = most
-        self._drawn: DrawnTrees | None = None  # of trees that grow early
-        by_rank = isinstance(right, tuple)
-        self._chances = right if by_rank else CHANCES
-        draws = _by_rank(right, len(self.widths) + 1) if by_rank else _by_tau(right)
-        self._right = chain([*islice(draws, DRAWN)], draws)  # before anybody looks at a clock
-        self._tree = grown(k, len(self.widths) + 1, self._chances)  # as the last ones grew
-        for levels in range(1, len(self.widths) + 2):  # before anybody looks at a clock
-            repeated(grown(k, levels, self._chances), 1)
+        self._top_k = top_k
+        self._max_constrained = max_constrained
+        # What was drawn for the trees that grow asynchronously; None if there are none.
+        self._drawn: DrawnTrees | None = None
+        by_rank = isinstance(chances, tuple)
+        self._chances = chances if by_rank else LEVEL_CHANCES
+        draws = _draws_by_rank(chances, len(self.widths) + 1) if by_rank else _draws_by_level(chances)
+        # Drawing and growing happen here, so that no measurement includes them.
+        self._draws = chain([*islice(draws, DRAWN_AHEAD)], draws)
+        self._last_tree = grow_tree(top_k, len(self.widths) + 1, self._chances)
+        for levels in range(1, len(self.widths) + 2):
+            repeat_tree(grow_tree(top_k, levels, self._chances), 1)
 
     @property
     def free_pages(self) -> int:
-        """See `Proposer.free_pages`."""
+        """Return the number of KV pages that no sequence owns."""
         return self._inner.free_pages
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """See `Proposer.due_rows`."""
+        """Return the number of rows of committed tokens that the head must compute before trees can grow.
+
+        sequences: The sequences whose trees are to grow.
+        """
         return self._inner.due_rows(sequences)
 
     def open(self, sequence: DraftSequence) -> None:
-        """See `Proposer.open`."""
+        """Open a sequence for the head.
+
+        sequence: The sequence, of which nothing has been read.
+        """
         self._inner.open(sequence)
 
     def observe(self, batch: Features) -> None:
-        """See `Proposer.observe`."""
+        """Give the head a message of feature batches.
+
+        batch: The features of committed tokens.
+        """
         self._inner.observe(batch)
 
     def close(self, sequence: int) -> None:
-        """See `Proposer.close`."""
+        """Free everything that a sequence holds; an unknown sequence has no effect.
+
+        sequence: Id of the sequence.
+        """
         self._inner.close(sequence)
 
     def follows(self, sequence: int) -> bool:
-        """See `Proposer.follows`."""
+        """Return whether the head still follows a sequence.
+
+        sequence: Id of the sequence.
+        """
         return self._inner.follows(sequence)
 
     def catch_up(self) -> None:
-        """See `Proposer.catch_up`."""
+        """Compute the head's outstanding rows, at a time when no sequence waits for a tree."""
         self._inner.catch_up()
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """See `Proposer.propose`."""
+        """Return the known candidates of one tree per sequence; None if the head has no candidates.
+
+        sequences: The sequences to draft for, in the order of the result.
+        levels: Number of levels to grow.
+        keep_growing: Asked before each further level how many nodes of each tree to feed. None: all levels
+            grow.
+        """
         return self.begin(sequences, levels, keep_growing)()
 
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
-        """Begin the head's own offer, for its time; the candidates that replace it are found while a device
-        computes. The arguments are those of `propose`.
+        """Launch the head's own growth, for its time, and return a function that waits for it and returns the
+        known candidates. They are prepared while the device computes.
+
+        sequences: The sequences to draft for, in the order of the result.
+        levels: Number of levels to grow.
+        keep_growing: As for `propose`.
         """
         offer = self._inner.begin(sequences, levels, keep_growing)
-        drawn = self._draw([text.id for text in sequences], self._tree)
+        drawn = self._draw([sequence.id for sequence in sequences], self._last_tree)
         self._drawn = None
-        roots = [text.tokens[-1] for text in sequences]
-        before, told = self._tree, self._tokens(roots, drawn.offsets)
+        roots = [sequence.tokens[-1] for sequence in sequences]
+        expected_tree = self._last_tree
+        expected_tokens = self._tokens(roots, drawn.offsets)
 
-        def replay() -> Candidates | None:
-            """Wait for the head's own offer, and return the known candidates in its place."""
+        def known_candidates() -> Candidates | None:
+            """Wait for the head's own candidates, and return the known ones in their place; None if the head
+            has none.
+            """
             if (real := offer()) is None:
                 return None
-            self._tree = tree = self._grown(real.levels, real.tokens.shape[1])
-            tokens = told if tree is before else self._tokens(roots, _offsets(tree, drawn.draws))
-            scores, parents = repeated(tree, len(sequences))
-            return filter_candidates(Candidates(tokens, scores, parents, tree.depths), sequences, self._most)
+            self._last_tree = tree = self._tree_like(real.levels, real.tokens.shape[1])
+            if tree is expected_tree:
+                tokens = expected_tokens
+            else:
+                tokens = self._tokens(roots, _offsets(tree, drawn.draws))
+            scores, parents = repeat_tree(tree, len(sequences))
+            return filter_candidates(
+                Candidates(tokens, scores, parents, tree.depths), sequences, self._max_constrained
+            )
 
-        return replay
+        return known_candidates
 
     def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
-        """Start the head's own growth; see `Proposer.start_growth`.
+        """Launch the head's own growth before the host has read the verification result. Return None if
+        nothing was launched.
 
-        The tokens that replace its candidates are drawn, and sent to the device, while the device computes
-        the step before.
+        The tokens that replace the head's candidates are drawn, and sent to the device, while the device
+        computes the step before.
+
+        verification: The trees that are being verified, and their results on the device.
+        ids: Number of token ids that may be fed to the head.
+        levels: Levels of the trees that grow.
         """
         growth = self._inner.start_growth(verification, ids, levels)
         self._drawn = None
         if growth:
-            drawn = self._draw([tree.sequence for tree in verification.trees], self._tree)
+            drawn = self._draw([tree.sequence for tree in verification.trees], self._last_tree)
             device = verification.targets.device
             sent = indices(drawn.offsets, device)  # pyrefly: ignore[bad-argument-type]
             self._drawn = drawn._replace(sent=sent)
@@ -151,109 +195,157 @@ class Replay(Proposer):
     def select(
         self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
     ) -> ChosenTrees | None:
-        """Select among the head's own trees, after the known tokens have replaced its candidates."""
+        """Let the device select nodes of the trees that are growing, after the known tokens have replaced the
+        head's candidates. Return None if the device cannot select.
+
+        growth: What `start_growth` has returned.
+        sequences: Ids of the sequences, in the order of the trees in the next frame.
+        nodes: Maximum number of nodes per tree, root included.
+        room: Maximum number of levels that every one of the sequences can have.
+        trust: What is added to a candidate's log-probability at each depth, [levels].
+        """
         chosen = self._inner.select(growth, sequences, nodes, room, trust)
         if not isinstance(chosen, DeviceChoice):
             return None
-        tree = self._tree = self._grown(chosen.grown.levels, len(chosen.grown.depths))
+        tree = self._last_tree = self._tree_like(chosen.grown.levels, len(chosen.grown.depths))
         self._drawn = drawn = self._draw(chosen.sequences, tree)
         return ReplayedChoice(chosen, drawn)
 
-    def _draw(self, texts: Sequence[int], tree: ReplayedTree) -> DrawnTrees:
-        """Return what was drawn for these sequences, if it was for such trees; else draw now. texts: ids.
-        tree: the shape.
+    def _draw(self, sequences: Sequence[int], tree: ReplayedTree) -> DrawnTrees:
+        """Return which nodes are right in one tree per sequence. What `start_growth` drew is used if it was
+        drawn for these sequences and for trees of this shape.
+
+        sequences: Ids of the sequences, in the order of the trees.
+        tree: The shape of all trees.
         """
         drawn = self._drawn
-        places = {} if drawn is None else {text: place for place, text in enumerate(drawn.texts)}
-        if drawn is None or drawn.tree is not tree or not places.keys() >= set(texts):
-            draws = [next(self._right) for _ in texts]
-            return DrawnTrees(tuple(texts), tree, draws, _offsets(tree, draws))
-        if drawn.texts == tuple(texts):
+        places = {} if drawn is None else {sequence: place for place, sequence in enumerate(drawn.sequences)}
+        if drawn is None or drawn.tree is not tree or not places.keys() >= set(sequences):
+            draws = [next(self._draws) for _ in sequences]
+            return DrawnTrees(tuple(sequences), tree, draws, _offsets(tree, draws))
+        if drawn.sequences == tuple(sequences):
             return drawn
-        rows = [places[text] for text in texts]
-        return DrawnTrees(tuple(texts), tree, [drawn.draws[row] for row in rows], drawn.offsets[rows])
+        rows = [places[sequence] for sequence in sequences]
+        return DrawnTrees(tuple(sequences), tree, [drawn.draws[row] for row in rows], drawn.offsets[rows])
 
-    def _grown(self, levels: int, candidates: int) -> ReplayedTree:
-        """Return a tree of so many levels and candidates, with as many of each level fed; as EAGLE-2 feeds
-        them, if that is impossible.
+    def _tree_like(self, levels: int, candidates: int) -> ReplayedTree:
+        """Return a tree with as many levels and candidates as the head's own. The same number of nodes is fed
+        at each level, top_k if none fits the number of candidates.
+
+        levels: Number of levels.
+        candidates: Number of candidates of one tree.
+
+        With top_k 10, 8 levels and 710 candidates, (710 - 10) / (10 * 7) = 10 nodes are fed at each level.
         """
-        fed, rest = divmod(candidates - self._k, self._k * max(levels - 1, 1))
-        return grown(self._k, levels, self._chances, fed if fed and not rest else None)
+        fed_nodes, remainder = divmod(candidates - self._top_k, self._top_k * max(levels - 1, 1))
+        return grow_tree(
+            self._top_k, levels, self._chances, fed_nodes if fed_nodes and not remainder else None
+        )
 
     def _tokens(self, roots: Sequence[int], offsets: Ints) -> Ints:
-        """Return tokens [trees, candidates]: right ones where the draws say, wrong ones everywhere else.
-        roots: tokens. offsets: [trees, candidates].
+        """Return the token of every candidate, [trees, candidates]. The right token at depth d is the root's
+        token + d.
+
+        roots: Token id of each tree's root.
+        offsets: What is added to a root's token, [trees, candidates], see `_offsets`.
         """
         return (np.array(roots)[:, None] + offsets) % self._vocabulary
 
 
-# Trees whose mistakes are drawn beforehand: for 64 sequences, drawing took a fifth of a millisecond.
-DRAWN = 1 << 14
-# Which guess of each level is right; None, or no further level: none is.
+# Trees whose mistakes are drawn when the drafter is made. Drawing them for 64 sequences at a time took 0.2
+# ms.
+DRAWN_AHEAD: Final = 1 << 14
+# For each level, the rank of the child that is right. None, or no further level: none is.
 Draw = tuple[int | None, ...]
 
 
-def _by_tau(chance: float) -> Iterator[Draw]:
-    """Yield draws of which a level is right with one chance, by its likeliest node. chance: of a level."""
-    for right in even_runs(chance):
-        yield (0,) * right
+def _draws_by_level(chance: float) -> Iterator[Draw]:
+    """Yield, without end, draws in which a number of levels are right by their likeliest node, and no further
+    level is.
+
+    chance: Probability that a level is right if the level above is.
+    """
+    for num_right in even_runs(chance):
+        yield (0,) * num_right
 
 
-def _by_rank(ranks: Ranks, levels: int) -> Iterator[Draw]:
-    """Yield draws of which each rank is right with a chance of its own. levels: of a tree."""
+def _draws_by_rank(ranks: Ranks, levels: int) -> Iterator[Draw]:
+    """Yield, without end, draws in which each rank of a node's children is right with a chance of its own.
+
+    ranks: Probability that each rank is right, the best rank first.
+    levels: Levels of a tree.
+    """
     return zip(*(even_ranks(ranks, level) for level in range(levels)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayedTree:
-    """A tree's candidates without tokens, as `Candidates` has them.
+    """A tree's candidates without tokens. All arrays have one entry for each candidate, level by level.
 
-    below: of each candidate that is fed (p + 1), and of the root (0), the first of its children.
-    wrong: what is added to a root's token to miss every right one.
+    scores: Cumulative log-probability of each candidate.
+    parents: Number of each candidate's parent: 0 is the root, p + 1 is candidate p.
+    depths: Depth of each candidate; 1 for children of the root.
+    wrong_offsets: What is added to a root's token to make a candidate's token wrong.
+    first_child: By the number of each node that was fed (0 for the root, p + 1 for candidate p): its first
+        child among the candidates. Its other children follow.
     """
 
     scores: Floats
     parents: Ints
     depths: Ints
-    wrong: Ints
-    below: dict[int, int]
+    wrong_offsets: Ints
+    first_child: dict[int, int]
 
     def follow(self, draw: Draw) -> list[int]:
-        """Return the candidates that are right by a draw, from the first level on."""
-        found: list[int] = []
+        """Return the candidates that are right, from the first level on; [] if the first level has none. The
+        path ends at a node that has no children.
+
+        draw: For each level, the rank of the child that is right.
+        """
+        path: list[int] = []
         for rank in draw:
-            first = self.below.get(found[-1] + 1 if found else 0)
-            if rank is None or first is None:
+            children_start = self.first_child.get(path[-1] + 1 if path else 0)
+            if rank is None or children_start is None:
                 break
-            found.append(first + rank)
-        return found
+            path.append(children_start + rank)
+        return path
 
 
 def _offsets(tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
-    """Return [trees, candidates] what is added to a root's token: the depth of those that are right, more for
-    the others.
+    """Return what is added to a root's token for every candidate, [trees, candidates]: the depth of those
+    that are right, a larger number for those that are wrong.
+
+    tree: The shape of all trees.
+    draws: For each tree, which children are right; at least one tree.
     """
     return np.stack([_offsets_of(tree, draw) for draw in draws])
 
 
-@lru_cache(65536)  # no head would spend the time
+# Cached, because a head would not spend this time.
+@lru_cache(65536)
 def _offsets_of(tree: ReplayedTree, draw: Draw) -> Ints:
-    """Return the offsets of one tree; see `_offsets`."""
-    right = tree.follow(draw)
-    told = tree.wrong.copy()
-    told[right] = tree.depths[right]
-    return told
+    """Return what is added to a root's token for every candidate of one tree, [candidates], see `_offsets`.
+
+    tree: The shape of the tree.
+    draw: For each level, the rank of the child that is right.
+    """
+    right_nodes = tree.follow(draw)
+    offsets = tree.wrong_offsets.copy()
+    offsets[right_nodes] = tree.depths[right_nodes]
+    return offsets
 
 
 class DrawnTrees(NamedTuple):
     """What was drawn for the trees of some sequences.
 
-    texts: ids of the sequences. tree: the shape of all trees. draws: which guesses are right, for each tree.
-        offsets: [trees, candidates] what is added to a root's token. sent: the same on a device; None: not
-        sent yet.
+    sequences: Ids of the sequences, in the order of the trees.
+    tree: The shape of all trees.
+    draws: For each tree, which children are right.
+    offsets: What is added to a root's token for every candidate, [trees, candidates].
+    sent: The same on a device; None if it has not been sent.
     """
 
-    texts: tuple[int, ...]
+    sequences: tuple[int, ...]
     tree: ReplayedTree
     draws: Sequence[Draw]
     offsets: Ints
@@ -262,33 +354,44 @@ class DrawnTrees(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayedChoice:
-    """A choice among known candidates, which take the places of the head's."""
+    """A selection on the device among known candidates, which replace those of the head.
+
+    chosen: The head's own selection.
+    drawn: What was drawn for the trees, in the order of the head's selection.
+    """
 
     chosen: DeviceChoice
     drawn: DrawnTrees
 
     @property
     def sequences(self) -> tuple[int, ...]:
-        """See `ChosenTrees`."""
+        """Return the sequence id of each tree, in the order of the trees."""
         return self.chosen.sequences
 
     @property
     def nodes(self) -> int:
-        """See `DeviceTrees`."""
+        """Return the number of nodes of each tree, its root included."""
         return self.chosen.nodes
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
-        """Replace the head's own candidates by the known ones, and select among these."""
+        """Replace the head's own candidates by the known ones, select among these, and write the trees into
+        the tensors from which the next step reads its batch.
+
+        tokens: int tensor that gets the token id of every node. It contains the roots' tokens already.
+        positions: int tensor that gets the position of every node.
+        bits: int tensor that gets the ancestors of every node as a bit set.
+        vocabulary: Number of token ids of the base model.
+        """
         pool = self.chosen.grown.pool
         trees = len(self.drawn.offsets)
         offsets = self.drawn.sent
         if offsets is None:
             offsets = indices(self.drawn.offsets, tokens.device)  # pyrefly: ignore[bad-argument-type]
-        told = (tokens[: trees * self.nodes : self.nodes].long().unsqueeze(1) + offsets) % vocabulary
+        known_tokens = (tokens[: trees * self.nodes : self.nodes].long().unsqueeze(1) + offsets) % vocabulary
         if self.chosen.places == tuple(range(trees)):
-            pool.tokens[:trees].copy_(told)
+            pool.tokens[:trees].copy_(known_tokens)
         else:
-            pool.tokens.index_copy_(0, indices(self.chosen.places, tokens.device), told)
+            pool.tokens.index_copy_(0, indices(self.chosen.places, tokens.device), known_tokens)
         scores, parents = _on_device(self.drawn.tree, tokens.device)
         pool.scores.copy_(scores.expand(pool.scores.shape))
         pool.parents.copy_(parents.expand(pool.parents.shape))
@@ -296,84 +399,120 @@ class ReplayedChoice:
 
     @property
     def confirmed(self) -> bool:
-        """See `DeviceTrees`."""
+        """Return whether the drafter has read these trees and its drafts consist of them."""
         return self.chosen.confirmed
 
     def take(self) -> Flags | None:
-        """See `ChosenTrees.take`."""
+        """Wait for the device, and return [trees, candidates] flags of the selected candidates; None if no
+        step used these trees.
+        """
         return self.chosen.take()
 
 
 def _on_device(tree: ReplayedTree, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return [1, candidates] scores and parents of a tree, sent to the device once."""
+    """Return scores and parents of a tree on a device, [1, candidates] each. They are sent once.
+
+    tree: The tree, from `grow_tree`.
+    device: The device.
+    """
     if (key := (id(tree), device)) not in _sent:
         scores = torch.from_numpy(tree.scores.astype(np.float32)).to(device)
         _sent[key] = scores.unsqueeze(0), torch.from_numpy(tree.parents).to(device).unsqueeze(0)
     return _sent[key]
 
 
-_sent: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}  # trees are kept by `grown`
+# Scores and parents of a tree on a device, by the tree's id. Ids stay valid, because `grow_tree` keeps all
+# trees.
+_sent: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
 
 @cache
-def grown(k: int, levels: int, ranks: Ranks, fed_nodes: int | None = None) -> ReplayedTree:
-    """Return a tree as EAGLE-2 grows it: the k best of a level, or `fed_nodes`, have k children each.
+def grow_tree(top_k: int, levels: int, ranks: Ranks, fed_nodes: int | None = None) -> ReplayedTree:
+    """Return a tree as EAGLE-2 grows it: the best nodes of each level are fed, and have top_k children each.
 
-    k: children of a node. levels: of the tree. ranks: probability of each child, best first. fed_nodes: nodes
-        of a level that have children; None: k.
+    top_k: Children of a node.
+    levels: Levels of the tree, at least 1.
+    ranks: Probability of each child, the best rank first; at least top_k of them.
+    fed_nodes: Number of nodes that are fed at each level; None: top_k.
+
+    With top_k 2 and 2 levels, the candidates are [a b | a1 a2 b1 b2], their parents [0 0 | 1 1 2 2].
     """
-    width = fed_nodes or k
-    chances = np.log(np.array(ranks[:k]))
+    width = fed_nodes or top_k
+    chances = np.log(np.array(ranks[:top_k]))
     scores = [chances]
-    parents = [np.zeros(k, np.int64)]
-    depths = [np.ones(k, np.int64)]
-    below = {0: 0}
+    parents = [np.zeros(top_k, np.int64)]
+    depths = [np.ones(top_k, np.int64)]
+    first_child = {0: 0}
     fed = np.arange(width)
-    first = 0
+    level_start = 0
     for level in range(1, levels):
-        above = scores[-1][fed]
-        parents.append((first + fed + 1).repeat(k))
-        numbers = first + fed + 1
-        first = first + len(scores[-1])
-        below |= {int(number): first + place * k for place, number in enumerate(numbers)}
-        scores.append((above[:, None] + chances).reshape(-1))
-        depths.append(np.full(width * k, level + 1))
+        parent_scores = scores[-1][fed]
+        parents.append((level_start + fed + 1).repeat(top_k))
+        fed_numbers = level_start + fed + 1
+        level_start = level_start + len(scores[-1])
+        first_child |= {int(number): level_start + place * top_k for place, number in enumerate(fed_numbers)}
+        scores.append((parent_scores[:, None] + chances).reshape(-1))
+        depths.append(np.full(width * top_k, level + 1))
         fed = np.argsort(-scores[-1], kind="stable")[:width]
-    whole = np.concatenate(scores)
-    far = np.concatenate(depths)
-    guesses = np.arange(len(whole)) % k
-    return ReplayedTree(whole, np.concatenate(parents), far, far + STEP * (1 + guesses), below)
+    all_scores = np.concatenate(scores)
+    all_depths = np.concatenate(depths)
+    ranks_of_nodes = np.arange(len(all_scores)) % top_k
+    return ReplayedTree(
+        all_scores,
+        np.concatenate(parents),
+        all_depths,
+        all_depths + WRONG_OFFSET * (1 + ranks_of_nodes),
+        first_child,
+    )
 
 
 @cache
-def repeated(tree: ReplayedTree, texts: int) -> tuple[Floats, Ints]:
-    """Return scores and parents [texts, candidates] of the same tree for so many sequences; they must not be
-    written to.
+def repeat_tree(tree: ReplayedTree, sequences: int) -> tuple[Floats, Ints]:
+    """Return scores and parents of equal trees, [sequences, candidates] each. They are cached, and must not
+    be written to.
+
+    tree: The tree.
+    sequences: Number of trees.
     """
-    return np.tile(tree.scores, (texts, 1)), np.tile(tree.parents, (texts, 1))
+    return np.tile(tree.scores, (sequences, 1)), np.tile(tree.parents, (sequences, 1))
 
 
-def tau_of(ranks: Ranks, k: int, levels: int, nodes: int) -> float:
-    """Return the tokens that a tree of its `nodes` best nodes brings a step, the root's own one included. The
-    others are those of `grown`.
+def tau_of(ranks: Ranks, top_k: int, levels: int, nodes: int) -> float:
+    """Return the mean tokens per step of a tree that consists of its best nodes, the bonus token included.
+
+    ranks: Probability that each rank of a node's children is right.
+    top_k: Children of a node.
+    levels: Levels of the tree from which the nodes are selected.
+    nodes: Number of selected nodes, root included.
     """
-    return 1 + float(np.sort(np.exp(grown(k, levels, ranks).scores))[::-1][: nodes - 1].sum())
+    return 1 + float(np.sort(np.exp(grow_tree(top_k, levels, ranks).scores))[::-1][: nodes - 1].sum())
 
 
-def scaled_ranks(tau: float, k: int, levels: int, nodes: int) -> Ranks:
-    """Return the first k of RECORDED, as much surer as it takes for trees of `nodes` nodes to bring `tau`.
-    levels: of a tree.
+def scaled_ranks(tau: float, top_k: int, levels: int, nodes: int) -> Ranks:
+    """Return the first top_k of RECORDED_RANKS, sharpened so that trees of `nodes` nodes yield `tau` tokens
+    per step. If even the sharpest ranks yield fewer, return nearly the sharpest.
+
+    tau: Mean tokens per step, the bonus token included.
+    top_k: Children of a node.
+    levels: Levels of the tree from which the nodes are selected.
+    nodes: Number of selected nodes, root included.
     """
-    low, high = 1.0, 8.0
+    lower, upper = 1.0, 8.0
     for _ in range(30):
-        power = (low + high) / 2
-        low, high = (power, high) if tau_of(_surer(power)[:k], k, levels, nodes) < tau else (low, power)
-    return _surer(low)[:k]
+        power = (lower + upper) / 2
+        lower, upper = (
+            (power, upper)
+            if tau_of(_sharpened(power)[:top_k], top_k, levels, nodes) < tau
+            else (lower, power)
+        )
+    return _sharpened(lower)[:top_k]
 
 
-def _surer(power: float) -> Ranks:
-    """Return RECORDED with the probability of every outcome raised to this power, and scaled to a sum of one
-    with "none is right".
+def _sharpened(power: float) -> Ranks:
+    """Return RECORDED_RANKS with the probability of every outcome raised to a power, then scaled so that all
+    outcomes, "no rank is right" included, sum to 1.
+
+    power: The exponent; 1 leaves the probabilities as they are.
     """
-    chances = np.array([*RECORDED, 1 - sum(RECORDED)]) ** power
+    chances = np.array([*RECORDED_RANKS, 1 - sum(RECORDED_RANKS)]) ** power
     return tuple((chances / chances.sum())[:-1].tolist())

@@ -1,191 +1,265 @@
-"""What speculation and branches bring on one GPU, with acceptance as published and costs as measured.
+"""The gain of speculation and branches on one GPU, with acceptance as published and costs as measured.
 
-See `gpu_replay`. Everything is wall time of whole steps, results
-read by the host, against plain decoding by the same stage without taps.
+Acceptance is replayed, see `gpu_replay`. All times are wall-clock times of whole steps whose results the host
+reads, compared with decoding without speculation by the same stage without taps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from specsot.core.pages import PageTable
 from specsot.members import Curve, TreeShape
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.acceptance import chance_of
-from specsot_lab.bench.clock import StepClock, captured, typical
+from specsot_lab.bench.clock import StepClock, captured, median_seconds
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_loop import PAGE, Drafting, GpuLoop, RequestPart
 from specsot_lab.bench.gpu_replay import scaled_ranks
-from specsot_lab.bench.gpu_steps import BYTES, Speeds, floor_of_draft, floor_of_step, step_of
+from specsot_lab.bench.gpu_steps import BF16_BYTES, Speeds, floor_of_draft, floor_of_step, step_call
 from specsot_lab.bench.synthetic_models import bytes_of_kv
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
 
-# Tokens behind the request's own, to plan and to write one of six points whose titles have five words: what
-# general instruct models are told, in English, by the demo model's tokenizer.
-PLAN_PROMPT = 221
-POINT_PROMPT = 94
+# Tokens of the instructions of a plan, after the request's own, as general instruct models get them, in
+# English, by the demo model's tokenizer.
+PLAN_PROMPT: Final = 221
+# Tokens of the instructions of one of six points whose titles have five words, likewise.
+POINT_PROMPT: Final = 94
 
-# Tokens of each point of a plan that the demo model wrote before it was trained further, none of them cut, as
-# branch_finished told behind specsot infer --json --mode sot --drafter none "Outline the topic of Business
-# Structures and explain each point.": the only one of 29 plans that had six points.
-PLANS = ((34, 22, 18, 14, 22, 12),)
-
-
-def scaled(lengths: Sequence[int], whole: int) -> tuple[int, ...]:
-    """Return lengths in the same proportions that sum to `whole`: ((1, 3), 8) -> (2, 6)."""
-    ends = [round(whole * sum(lengths[: place + 1]) / sum(lengths)) for place in range(len(lengths))]
-    return tuple(end - before for before, end in zip((0, *ends), ends))
+# Tokens of each point of a plan that the demo model wrote before it was trained further, none of them
+# truncated, as branch_finished reported after `specsot infer --json --mode sot --drafter none "Outline the
+# topic of Business Structures and explain each point."`: the only one of 29 plans that had six points.
+PLANS: Final = ((34, 22, 18, 14, 22, 12),)
 
 
+def scaled_lengths(lengths: Sequence[int], total: int) -> tuple[int, ...]:
+    """Return lengths in the same proportions that sum to `total`: ((1, 3), 8) -> (2, 6). A short length may
+    become 0.
+
+    lengths: At least one positive number.
+    total: The sum of the result.
+    """
+    ends = [round(total * sum(lengths[: index + 1]) / sum(lengths)) for index in range(len(lengths))]
+    return tuple(end - start for start, end in zip((0, *ends), ends))
+
+
+# Figures by name.
 Row = dict[str, object]
 
-TAU = 6.13  # tokens a step: EAGLE-3 on Llama-3.1-8B-Instruct, MT-bench, temperature 0, as published
-# of the published tree
-DEPTH = 7
-TOP_K = 10
-NODES = 60
-CHANCE = chance_of(TAU, DEPTH + 1)
-# rows that the branches of one request share
-BRANCHES = 6
-BUDGET = 198
-STEPS = 150
-REQUESTS = (1, 2, 4, 8, 16, 32, 64)
-REQUEST_TEXT = 256
-REQUEST_STEPS = 100
-# tokens of a whole request, of its branches on average
-SKELETON = 150
-BRANCH = 150
-# that a whole request is written; tokens of one that is not told
-TIMES = 3
-FEW = 8
-ROWS = 512
-PAGES = 1600
-LONG = 32_768
+# Tokens per step of EAGLE-3 on Llama-3.1-8B-Instruct, MT-bench, temperature 0, as published.
+TAU: Final = 6.13
+# Depth of the published tree.
+DEPTH: Final = 7
+# Children of a node of the published tree.
+TOP_K: Final = 10
+# Nodes of the published tree, root included.
+NODES: Final = 60
+# Probability that a level is right, with which the published tree yields TAU tokens per step.
+CHANCE: Final = chance_of(TAU, DEPTH + 1)
+# Branches of one request.
+BRANCHES: Final = 6
+# Rows of all trees of a step together, roots included. Untuned.
+BUDGET: Final = 198
+# Steps of a run.
+STEPS: Final = 150
+# Numbers of simultaneous requests.
+REQUESTS: Final = (1, 2, 4, 8, 16, 32, 64)
+# Tokens in the KV cache before each of several simultaneous sequences.
+REQUEST_CONTEXT: Final = 256
+# Steps of a run of several simultaneous requests.
+REQUEST_STEPS: Final = 100
+# Tokens of the skeleton of a request.
+SKELETON: Final = 150
+# Mean tokens of a branch of a request.
+BRANCH: Final = 150
+# Repetitions of a whole request, of which the median is the result.
+TIMES: Final = 3
+# Tokens of each sequence of the request that runs before, to compile kernels.
+WARM_TOKENS: Final = 8
+# Maximum number of rows of a frame.
+ROWS: Final = 512
+# KV pages of PAGE rows.
+PAGES: Final = 1600
+# Tokens of a long context.
+LONG: Final = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class Yardstick:
-    """What speculation is held against: tokens a second of plain decoding, and what steps take at least.
+class Baseline:
+    """What speculation is compared with: the speed of decoding without speculation, and the shortest possible
+    steps.
 
-    text: rows that all see. drafts: seconds of a draft at least.
+    decoder: The whole base model.
+    speeds: The measured speeds of the device.
+    context_length: KV rows that each step reads.
+    tokens_per_second: Speed of decoding without speculation, of all sequences together.
+    draft_seconds: The shortest possible seconds of a draft; 0 without drafts.
     """
 
     decoder: Decoder
     speeds: Speeds
-    text: int
-    plain: float
-    drafts: float = 0.0
+    context_length: int
+    tokens_per_second: float
+    draft_seconds: float = 0.0
 
     def floor(self, clock: StepClock) -> float:
-        """Seconds of a whole run at least."""
+        """Return the shortest possible seconds of a whole run.
+
+        clock: The run, of which the number of rows of each step is read.
+        """
         config = self.decoder.config
         speeds = self.speeds
-        return sum(floor_of_step(config, speeds, rows, self.text) + self.drafts for rows in clock.rows)
+        return sum(
+            floor_of_step(config, speeds, rows, self.context_length) + self.draft_seconds
+            for rows in clock.step_rows
+        )
 
 
-def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
-    """Yield rows of drafting and branches. decoder: with weights that tell the next token. text: rows before.
-    speeds: of the device.
+def measure_speculation(decoder: Decoder, context_length: int, speeds: Speeds) -> Iterator[Row]:
+    """Yield the rows of drafting and branches.
+
+    decoder: The whole base model, with weights that predict the next higher token id, see `NextTokenWeights`.
+    context_length: Number of tokens in the KV cache before what is measured.
+    speeds: The measured speeds of the device.
     """
     head = made_up_head(decoder, head_shape(decoder.config))
     shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
-    plain = GpuLoop(decoder, PAGES, ROWS, None)
-    one = plain.run(text, 1, STEPS)
-    held = Yardstick(decoder, speeds, text, speed_of(one))
-    yield figures_of("plain", one, held)
-    yield figures_of("sot", plain.run(text, BRANCHES, STEPS, forked=True), held, BRANCHES)
-    yield from _whole("sot", plain, held)
-    yield from _drafted(decoder, head, shape, held)
-    short = made_up_head(decoder, head_shape(decoder.config), "fp8")
-    yield from _drafted(decoder, short, shape, held, ", fp8 head", 1)
-    step: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
+    undrafted = GpuLoop(decoder, PAGES, ROWS, None)
+    undrafted_clock = undrafted.run(context_length, 1, STEPS)
+    baseline = Baseline(decoder, speeds, context_length, speed_of(undrafted_clock))
+    yield figures_of("plain", undrafted_clock, baseline)
+    yield figures_of("sot", undrafted.run(context_length, BRANCHES, STEPS, forked=True), baseline, BRANCHES)
+    yield from _request_rows("sot", undrafted, baseline)
+    yield from _drafting_rows(decoder, head, shape, baseline)
+    fp8_head = made_up_head(decoder, head_shape(decoder.config), "fp8")
+    yield from _drafting_rows(decoder, fp8_head, shape, baseline, ", fp8 head", 1)
+    step: Curve = tuple((rows, seconds * decoder.config.layers) for rows, seconds in measure_rows(decoder))
     tuned = TreeShape(DEPTH, TOP_K, NODES)
-    ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)  # a tuner believes a head that says how sure it is
+    # By rank, because the tuner relies on scores that are the true chances of the nodes.
+    ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
     drafting = Drafting(head, tuned, ranks, ROWS, step, measure_levels(head))
-    yield from _requests(plain, GpuLoop(decoder, PAGES, ROWS, drafting), held)
-    yield from _memory(decoder, text, speeds)
+    yield from _concurrency_rows(undrafted, GpuLoop(decoder, PAGES, ROWS, drafting), baseline)
+    yield from _memory_rows(decoder, context_length, speeds)
 
 
-def _drafted(
+def _drafting_rows(
     decoder: Decoder,
     head: DraftHead,
     shape: TreeShape,
-    held: Yardstick,
-    said: str = "",
-    bytes_each: int = BYTES,
+    baseline: Baseline,
+    label: str = "",
+    weight_bytes: int = BF16_BYTES,
 ) -> Iterator[Row]:
-    """Yield rows of one sequence, six branches and whole requests; a head in 8-bit floats is as often right
-    as the other. said: is appended to names. bytes_each: of a weight of the head.
+    """Yield the rows of one sequence, six branches and whole requests with drafts. A head in 8-bit floats is
+    replayed with the same acceptance as one in bf16.
+
+    decoder: The whole base model.
+    head: The head, which runs for its cost.
+    shape: The tree.
+    baseline: What results are compared with.
+    label: Appended to the names of the rows.
+    weight_bytes: Bytes of a weight of the head.
     """
-    ring = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
-    drafts = floor_of_draft(head_shape(decoder.config), held.speeds, DEPTH + 1, bytes_each)
-    held = replace(held, drafts=drafts)
-    yield figures_of(f"eagle{said}", ring.run(held.text, 1, STEPS), held)
-    yield figures_of(f"both{said}", ring.run(held.text, BRANCHES, STEPS, forked=True), held, BRANCHES)
-    yield from _whole(f"both{said}", ring, held)
+    loop = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
+    draft_seconds = floor_of_draft(head_shape(decoder.config), baseline.speeds, DEPTH + 1, weight_bytes)
+    baseline = replace(baseline, draft_seconds=draft_seconds)
+    yield figures_of(f"eagle{label}", loop.run(baseline.context_length, 1, STEPS), baseline)
+    yield figures_of(
+        f"both{label}", loop.run(baseline.context_length, BRANCHES, STEPS, forked=True), baseline, BRANCHES
+    )
+    yield from _request_rows(f"both{label}", loop, baseline)
 
 
-def _whole(way: str, ring: GpuLoop, held: Yardstick) -> Iterator[Row]:
-    """A skeleton and its branches until the last has ended, against plain decoding of as many tokens.
+def _request_rows(way: str, loop: GpuLoop, baseline: Baseline) -> Iterator[Row]:
+    """Yield the rows of whole requests: a skeleton, then its branches until the last one has ended, compared
+    with decoding as many tokens without speculation.
 
-    Prompts of the plan and the points are in it; plain decoding has none but the text's.
+    way: Name of the way to decode.
+    loop: The loop that writes the requests.
+    baseline: What results are compared with. It has no prompts but that of the context, while the request
+        computes the prompts of the plan and of its points.
     """
-    ring.write(held.text, _parts(FEW, (FEW,) * BRANCHES))  # whatever is compiled for prompts is so now
-    for lengths in (BRANCH,) * BRANCHES, *(scaled(plan, BRANCHES * BRANCH) for plan in PLANS):
-        written = [ring.write(held.text, _parts(SKELETON, lengths)) for _ in range(TIMES)]
-        clocks = sorted(written, key=lambda clock: clock.whole)
-        gains = [round(speed_of(each) / held.plain, 2) for each in clocks]
+    # The first request compiles the kernels of prompts.
+    loop.write(baseline.context_length, _parts(WARM_TOKENS, (WARM_TOKENS,) * BRANCHES))
+    for lengths in (BRANCH,) * BRANCHES, *(scaled_lengths(plan, BRANCHES * BRANCH) for plan in PLANS):
+        written = [loop.write(baseline.context_length, _parts(SKELETON, lengths)) for _ in range(TIMES)]
+        clocks = sorted(written, key=lambda clock: clock.total_seconds)
+        gains = [round(speed_of(each_clock) / baseline.tokens_per_second, 2) for each_clock in clocks]
         clock = clocks[TIMES // 2]
-        bare = (clock.tokens - clock.first) / (clock.whole - clock.fed)
+        speed_without_prompts = (clock.tokens - clock.prompt_step_tokens) / (
+            clock.total_seconds - clock.prompt_seconds
+        )
         yield {
             "what": f"replayed, whole request, {way}",
             "branches": " ".join(map(str, lengths)),
             "skeleton": SKELETON,
-            "ms": round(clock.whole * 1e3, 1),
-            "of them with prompts ms": round(clock.fed * 1e3, 1),
-            **_figures(clock, held),
+            "ms": round(clock.total_seconds * 1e3, 1),
+            "of them with prompts ms": round(clock.prompt_seconds * 1e3, 1),
+            **_figures(clock, baseline),
             "x plain, least": gains[-1],
             "x plain, most": gains[0],
-            "x plain without steps with prompts": round(bare / held.plain, 2),
+            "x plain without steps with prompts": round(
+                speed_without_prompts / baseline.tokens_per_second, 2
+            ),
         }
 
 
 def _parts(skeleton: int, branches: Sequence[int]) -> tuple[RequestPart, RequestPart]:
-    """Return the parts of a request. skeleton: tokens of the plan. branches: tokens of each branch."""
+    """Return the two parts of a request: its skeleton and its branches.
+
+    skeleton: Tokens of the skeleton.
+    branches: Tokens of each branch.
+    """
     return RequestPart(PLAN_PROMPT, (skeleton,)), RequestPart(POINT_PROMPT, branches)
 
 
-def _requests(plain: GpuLoop, tuned: GpuLoop, held: Yardstick) -> Iterator[Row]:
-    """Yield rows of more and more requests at once; the tuner decides how much is drafted."""
+def _concurrency_rows(undrafted: GpuLoop, tuned: GpuLoop, baseline: Baseline) -> Iterator[Row]:
+    """Yield a row for each number of simultaneous requests in REQUESTS. The tuner decides how much is
+    drafted.
+
+    undrafted: The loop without drafts.
+    tuned: The loop with a tuner.
+    baseline: What results are compared with, after its speed and its context have been replaced by those of
+        as many sequences without drafts.
+    """
     for requests in REQUESTS:
-        one = plain.run(REQUEST_TEXT, requests, REQUEST_STEPS)
-        beside = replace(held, text=REQUEST_TEXT * requests, plain=speed_of(one))
-        clock = tuned.run(REQUEST_TEXT, requests, REQUEST_STEPS)
-        yield figures_of("requests at once", clock, beside, requests) | {"requests": requests}
+        undrafted_clock = undrafted.run(REQUEST_CONTEXT, requests, REQUEST_STEPS)
+        own_baseline = replace(
+            baseline, context_length=REQUEST_CONTEXT * requests, tokens_per_second=speed_of(undrafted_clock)
+        )
+        clock = tuned.run(REQUEST_CONTEXT, requests, REQUEST_STEPS)
+        yield figures_of("requests at once", clock, own_baseline, requests) | {"requests": requests}
 
 
-def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
-    """Bytes of a token, pages that branches share, a step behind a long text."""
+def _memory_rows(decoder: Decoder, context_length: int, speeds: Speeds) -> Iterator[Row]:
+    """Yield two rows: the bytes of KV of a token with the pages that six branches share, and a step after a
+    long context.
+
+    decoder: The whole base model.
+    context_length: Number of tokens of the prefix that the branches fork.
+    speeds: The measured speeds of the device.
+    """
     kv: KVPages = decoder.make_kv(8, PAGE)
     table = PageTable(PAGES, PAGE)
     table.open(1)
-    table.reserve(1, text)
+    table.reserve(1, context_length)
     for branch in range(BRANCHES):
-        table.fork(2 + branch, 1, text)
-        table.reserve(2 + branch, text + BRANCH)
+        table.fork(2 + branch, 1, context_length)
+        table.reserve(2 + branch, context_length + BRANCH)
     yield {
         "what": "KV",
         "bytes a token, computed": bytes_of_kv(decoder.config, 1, decoder.dtype.itemsize),
         "bytes a token, allocated": kv.bytes // (kv.pages * PAGE),
         "pages of six branches": PAGES - table.free,
-        "pages if nothing were shared": (BRANCHES + 1) * table.pages_for(text)
+        "pages if nothing were shared": (BRANCHES + 1) * table.pages_for(context_length)
         + BRANCHES * -(-BRANCH // PAGE),
     }
-    seconds = typical(captured(step_of(decoder, LONG, 1)))
+    seconds = median_seconds(captured(step_call(decoder, LONG, 1)))
     floor = floor_of_step(decoder.config, speeds, 1, LONG)
     yield {
         "what": "plain, device, long text",
@@ -196,47 +270,67 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
     }
 
 
-def figures_of(way: str, clock: StepClock, held: Yardstick, texts: int = 1) -> Row:
-    """Return the figures of a run as a row. way: its name. texts: sequences side by side."""
-    least, most = clock.spread
+def figures_of(way: str, clock: StepClock, baseline: Baseline, num_sequences: int = 1) -> Row:
+    """Return the figures of a run as a row.
+
+    way: Name of the way to decode.
+    clock: The run, of at least two steps.
+    baseline: What the run is compared with.
+    num_sequences: Number of simultaneous sequences.
+    """
+    fastest, slowest = clock.ninety_percent_range
     return {
         "what": f"replayed, {way}",
-        "tokens a step and text": round(clock.tokens / clock.steps / texts, 2),
-        "ms a step, 5 %": round(least * 1e3, 3),
-        "ms a step, 95 %": round(most * 1e3, 3),
-    } | _figures(clock, held)
+        "tokens a step and text": round(clock.tokens / clock.steps / num_sequences, 2),
+        "ms a step, 5 %": round(fastest * 1e3, 3),
+        "ms a step, 95 %": round(slowest * 1e3, 3),
+    } | _figures(clock, baseline)
 
 
-def _figures(clock: StepClock, held: Yardstick) -> Row:
-    """Return figures per step, and against decoding without drafts; the floor's speed-up is that of steps as
-    short as they can be.
+def _figures(clock: StepClock, baseline: Baseline) -> Row:
+    """Return figures per step, and relative to decoding without speculation. The entry "x plain at the floor"
+    is the speed-up of steps as short as possible.
+
+    clock: The run.
+    baseline: What the run is compared with.
     """
-    floor = held.floor(clock)
-    gain = speed_of(clock) / held.plain
+    floor = baseline.floor(clock)
+    gain = speed_of(clock) / baseline.tokens_per_second
     return {
         "steps": clock.steps,
-        "rows a step": round(sum(clock.rows) / clock.steps, 1),
-        "ms a step": _ms(clock.whole, clock),
-        **{f"{what} ms": _ms(seconds, clock) for what, seconds in _phases(clock).items()},
-        "floor ms": _ms(floor, clock),
+        "rows a step": round(sum(clock.step_rows) / clock.steps, 1),
+        "ms a step": _milliseconds_per_step(clock.total_seconds, clock),
+        **{f"{what} ms": _milliseconds_per_step(seconds, clock) for what, seconds in _phases(clock).items()},
+        "floor ms": _milliseconds_per_step(floor, clock),
         "tokens/s": round(speed_of(clock), 1),
         "x plain": round(gain, 3),
-        "x plain at the floor": round(gain * clock.whole / floor, 2),
+        "x plain at the floor": round(gain * clock.total_seconds / floor, 2),
     }
 
 
 def _phases(clock: StepClock) -> dict[str, float]:
-    """Return the seconds by phase; layers and lm_head, which follow each other on the device, as one."""
+    """Return the seconds by phase. Layers and lm_head, which follow each other on the device, are one phase,
+    "verify".
+
+    clock: The run.
+    """
     spent = dict(clock.seconds)
     verify = {"compose": spent.pop("compose"), "verify": spent.pop("layers") + spent.pop("lm_head")}
     return verify | spent
 
 
 def speed_of(clock: StepClock) -> float:
-    """Return the tokens a second of a run."""
-    return clock.tokens / clock.whole
+    """Return the tokens per second of a run, of all sequences together.
+
+    clock: The run.
+    """
+    return clock.tokens / clock.total_seconds
 
 
-def _ms(seconds: float, clock: StepClock) -> float:
-    """Return seconds of a run as milliseconds per step, rounded."""
+def _milliseconds_per_step(seconds: float, clock: StepClock) -> float:
+    """Return seconds of a whole run as milliseconds per step, rounded to microseconds.
+
+    seconds: Seconds of all steps.
+    clock: The run.
+    """
     return round(1e3 * seconds / clock.steps, 3)

@@ -1,7 +1,8 @@
-"""A step on one device: its forward alone, the least time that it can take, and the kernels it is made of.
+"""A step on one device: its forward pass alone, the shortest time in which it is possible, and its kernels.
 
-Floors: bytes copied, products multiplied. Attention's products, rows of KV that are written and what the host
-does are left out, so that nothing is below a floor.
+The shortest time, the floor, is that of copying the bytes that must be read, or of the multiplications. The
+floor leaves out the products of attention, the KV rows that are written, and the work of the host, so that no
+measurement is below it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,52 +20,68 @@ from torch.profiler import ProfilerActivity, profile
 from specsot.checkpoint.config import ModelConfig
 from specsot.core.tree import ancestry, depths
 from specsot_drafter.heads.checkpoint import HeadShape
-from specsot_lab.bench.clock import Call, seconds_of
+from specsot_lab.bench.clock import Call, mean_seconds
 from specsot_lab.bench.synthetic_models import bytes_of_a_token, bytes_of_kv
 from specsot_model.attention import RowSpan
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
 
-PAGE = 64
-BYTES = 2  # of a number in bf16
-KernelSpan = tuple[float, float, str]  # begin and end of a kernel in microseconds, and its name
+# Rows of a KV page.
+PAGE: Final = 64
+# Bytes of a number in bf16.
+BF16_BYTES: Final = 2
+# Start and end of a kernel in microseconds, and the kernel's name.
+KernelSpan = tuple[float, float, str]
 
-TIMES = 3  # that it runs
-MOST = 10  # kernels that are told by name
-LETTERS = 48  # of a name: what templates add is left out
+# Runs of a profile, of which the mean is the result. Untuned.
+PROFILED_RUNS: Final = 3
+# Kernels that are listed by name; the others are summed up. Untuned.
+MAX_KERNELS: Final = 10
+# Characters of a kernel's name. Template arguments are left out.
+MAX_NAME_LENGTH: Final = 48
 
 
-def step_of(decoder: Decoder, text: int, rows: int) -> Call:
-    """Return a call of a whole step on the device: embedding, layers, logits and argmax of a tree of `rows`
-    nodes after `text` rows.
+def step_call(decoder: Decoder, context_length: int, rows: int) -> Call:
+    """Return a function that runs a whole step on the device: embedding, layers, logits and argmax of the
+    nodes of a tree.
+
+    decoder: The whole base model.
+    context_length: Number of tokens in the KV cache before the tree.
+    rows: Nodes of the tree, root included.
     """
-    pages = -(-(text + rows) // PAGE)
-    kv = filled(decoder, pages)
-    parents = parents_of(rows)
-    positions = torch.tensor([text + depth for depth in depths(parents)], device="cuda")
-    slots = torch.arange(text, text + rows, device="cuda")
-    span = RowSpan(rows, text, rows, tuple(range(pages)), ancestry(parents))
+    pages = -(-(context_length + rows) // PAGE)
+    kv = random_kv(decoder, pages)
+    parents = random_parents(rows)
+    positions = torch.tensor([context_length + depth for depth in depths(parents)], device="cuda")
+    slots = torch.arange(context_length, context_length + rows, device="cuda")
+    span = RowSpan(rows, context_length, rows, tuple(range(pages)), ancestry(parents))
     plan = decoder.plan([span], PAGE, "batched")
     tokens = torch.randint(decoder.config.vocab, (rows,), device="cuda")
 
     def step() -> Tensor:
-        """Run the step, and return the argmax of each row."""
+        """Run the step, and return the argmax token of each node, [rows]."""
         hidden, _ = decoder.forward(decoder.embed(tokens), positions, slots, plan, kv)
         return decoder.logits(hidden).max(-1).indices
 
     return step
 
 
-def parents_of(rows: int) -> tuple[int, ...]:
-    """Return the parents of a tree of `rows` nodes that grew at random, root included; the same
-    every time.
+def random_parents(rows: int) -> tuple[int, ...]:
+    """Return the parent of each node of a tree that grew at random, the same tree every time. The root, node
+    0, is its own parent.
+
+    rows: Number of nodes, root included, at least 1.
     """
     rng = random.Random(rows)
     return (0, *(rng.randrange(max(0, node - 12), node) for node in range(1, rows)))
 
 
-def filled(decoder: Decoder, pages: int) -> KVPages:
-    """Return pages of KV with random content."""
+def random_kv(decoder: Decoder, pages: int) -> KVPages:
+    """Return KV pages with random content.
+
+    decoder: The model whose layers the pages belong to.
+    pages: Number of pages of PAGE rows.
+    """
     kv = decoder.make_kv(pages, PAGE)
     for layer in kv.layers:
         layer.normal_()
@@ -72,85 +90,119 @@ def filled(decoder: Decoder, pages: int) -> KVPages:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Of a device. copied: bytes a second, read and written; multiplied: operations a second, in bf16."""
+    """The measured speeds of a device.
 
-    copied: float
-    multiplied: float
+    copy_speed: Bytes per second of a copy, where bytes that are read and bytes that are written both count.
+    multiply_speed: Operations per second of matrix products in bf16.
+    """
+
+    copy_speed: float
+    multiply_speed: float
 
 
 def measure_speeds() -> Speeds:
-    """Return the device's speeds, by a copy of 2 GiB and a product of 8,192 by 8,192 numbers, as cuBLAS does
-    it.
+    """Return the device's speeds, measured by a copy of 2 GiB and by a product of two matrices of 8,192 by
+    8,192 numbers.
     """
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
-    copied = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), 20)
+    copied = 2 * source.nbytes / mean_seconds(lambda: target.copy_(source), 20)
     side = 8192
     left, right = torch.randn(2, side, side, device="cuda", dtype=torch.bfloat16).unbind()
-    seconds_of(lambda: left @ right, 1)  # the first product takes tenths of a second
-    return Speeds(copied, 2 * side**3 / seconds_of(lambda: left @ right, 20))
+    # The first product takes tenths of a second, which are not counted.
+    mean_seconds(lambda: left @ right, 1)
+    return Speeds(copied, 2 * side**3 / mean_seconds(lambda: left @ right, 20))
 
 
-def floor_of_step(config: ModelConfig, speeds: Speeds, rows: int, seen: int) -> float:
-    """Return the seconds of a step at least: all weights read once, and the KV of `seen` rows; each row
-    multiplied by all weights.
+def floor_of_step(config: ModelConfig, speeds: Speeds, rows: int, visible_rows: int) -> float:
+    """Return the shortest possible seconds of a step: the time of reading all weights and the KV rows once,
+    or of multiplying each row by all weights, whichever is longer.
+
+    config: The base model.
+    speeds: The measured speeds of the device.
+    rows: Rows of the step.
+    visible_rows: KV rows that the step reads.
     """
-    weights = bytes_of_a_token(config, BYTES)
-    read = (weights + bytes_of_kv(config, seen, BYTES)) / speeds.copied
-    return max(read, 2 * rows * weights / BYTES / speeds.multiplied)
+    weights = bytes_of_a_token(config, BF16_BYTES)
+    read_seconds = (weights + bytes_of_kv(config, visible_rows, BF16_BYTES)) / speeds.copy_speed
+    return max(read_seconds, 2 * rows * weights / BF16_BYTES / speeds.multiply_speed)
 
 
-def floor_of_draft(shape: HeadShape, speeds: Speeds, passes: int, bytes_each: int = BYTES) -> float:
-    """Return the seconds of so many passes of a head, one after the other. bytes_each: of a weight."""
-    return passes * bytes_of_a_pass(shape, bytes_each) / speeds.copied
+def floor_of_draft(shape: HeadShape, speeds: Speeds, passes: int, weight_bytes: int = BF16_BYTES) -> float:
+    """Return the shortest possible seconds of forward passes of a head: the time of reading its weights in
+    each pass.
+
+    shape: The head's shape.
+    speeds: The measured speeds of the device.
+    passes: Number of passes.
+    weight_bytes: Bytes of a weight.
+    """
+    return passes * bytes_of_a_pass(shape, weight_bytes) / speeds.copy_speed
 
 
-def bytes_of_a_pass(shape: HeadShape, bytes_each: int = BYTES) -> int:
-    """Return the bytes of weights of a head's layer and its lm_head. bytes_each: of a weight."""
+def bytes_of_a_pass(shape: HeadShape, weight_bytes: int = BF16_BYTES) -> int:
+    """Return the bytes of weights that one forward pass of a head reads: those of its layer and its lm_head.
+
+    shape: The head's shape.
+    weight_bytes: Bytes of a weight.
+    """
     q = shape.heads * shape.head_dim
     kv = shape.kv_heads * shape.head_dim
     layer = shape.inputs * (q + 2 * kv) + shape.hidden * (q + 3 * shape.intermediate)
-    return bytes_each * (layer + shape.hidden * shape.vocab)
+    return weight_bytes * (layer + shape.hidden * shape.vocab)
 
 
 def kernels_of(run: Call) -> dict[str, float]:
-    """Return the microseconds of each kernel in one run, the longest first. A profile itself slows things
-    down.
+    """Return the microseconds of each kernel in one run, the longest first. The profile itself makes the run
+    slower.
+
+    run: The function to profile; it is called once before.
     """
     run()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(TIMES):
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(PROFILED_RUNS):
             run()
         torch.cuda.synchronize()
-    events = [event for event in seen.events() or () if event.device_type.name == "CUDA"]
+    events = [event for event in profiled.events() or () if event.device_type.name == "CUDA"]
     spans = ((event.time_range.start, event.time_range.end, event.name) for event in events)
-    return longest({name: spent / TIMES for name, spent in shares(spans).items()})
+    return longest_kernels({name: spent / PROFILED_RUNS for name, spent in exclusive_times(spans).items()})
 
 
-def shares(spans: Iterable[KernelSpan]) -> dict[str, float]:
-    """Return how long each kernel was the one that all others waited for: one may begin before
-    another ends.
+def exclusive_times(spans: Iterable[KernelSpan]) -> dict[str, float]:
+    """Return the time during which each kernel ran and no earlier one did, by the kernel's name, because one
+    kernel may start before another has ended; {} without kernels. For example:
+
+        # spans (0, 10, "a") and (8, 12, "b") -> {"a": 10, "b": 2}
+
+    spans: Start, end and name of each kernel, in any order. The result has the unit of these times.
     """
-    spent: dict[str, float] = defaultdict(float)
-    until = 0.0
+    seconds: dict[str, float] = defaultdict(float)
+    busy_until = 0.0
     for begin, end, name in sorted(spans):
-        spent[name] += max(end - max(begin, until), 0.0)
-        until = max(until, end)
-    return spent
+        seconds[name] += max(end - max(begin, busy_until), 0.0)
+        busy_until = max(busy_until, end)
+    return seconds
 
 
-def longest(spent: Mapping[str, float]) -> dict[str, float]:
-    """Return the MOST kernels that take longest, by short names, and all others together."""
+def longest_kernels(microseconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the microseconds of the MAX_KERNELS kernels that take longest, by short names, and of all others
+    together under "others", if there are any.
+
+    microseconds: Time of each kernel, by its full name; kernels with equal short names are added up.
+    """
     named: dict[str, float] = defaultdict(float)
-    for name, taken in spent.items():
-        named[_short(name)] += taken
+    for name, duration in microseconds.items():
+        named[_short_name(name)] += duration
     order = sorted(named, key=lambda name: -named[name])
-    told = {name: round(named[name], 1) for name in order[:MOST]}
-    rest = sum(named[name] for name in order[MOST:])
-    return told | ({"others": round(rest, 1)} if rest else {})
+    figures = {name: round(named[name], 1) for name in order[:MAX_KERNELS]}
+    others = sum(named[name] for name in order[MAX_KERNELS:])
+    return figures | ({"others": round(others, 1)} if others else {})
 
 
-def _short(name: str) -> str:
-    """Return a kernel's name without its template's arguments."""
-    return name.removeprefix("void ").split("<")[0].split("(")[0][:LETTERS]
+def _short_name(name: str) -> str:
+    """Return a kernel's name without its return type, template arguments and parameters.
+
+    name: The kernel's full name.
+    """
+    return name.removeprefix("void ").split("<")[0].split("(")[0][:MAX_NAME_LENGTH]

@@ -1,10 +1,13 @@
-"""`specsot bench kernels`: microseconds of the Triton kernels; of attention, beside torch.
+"""`specsot bench kernels`: microseconds of the Triton kernels, and of attention also by torch.
 
-Every result is held against the plain rule before it is timed.
+Every result is compared with the reference rule before it is timed.
 
-called:    wall time of a public call in a row of calls, checks, Python and launches included; the device
-           is waited for at the end. unchecked: without the checks.
-replayed:  the same work as a captured graph: what is left where launches cost nothing.
+called:    Wall-clock time of a public call in a row of calls, with checks, Python and launches; the device is
+    synchronized at the end.
+
+unchecked: The same without the checks.
+
+replayed:  The same work as a captured graph, that is, without the cost of launches.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -31,29 +34,45 @@ from specsot_kernels import (
 )
 from specsot_kernels.gpu import attention
 from specsot_kernels.segments import RowSpan
-from specsot_lab.bench.clock import Call, RowLog, captured, seconds_of, typical
+from specsot_lab.bench.clock import Call, RowLog, captured, mean_seconds, median_seconds
 from specsot_model.attention import attend, plan_readings
 
-Many = tuple[Any, ...]
+# Positional arguments of a kernel.
+Arguments = tuple[Any, ...]
+# Figures by name.
 Row = dict[str, object]
+# The reference rules on NumPy arrays; Any, because they are called with arrays of both kinds.
 RULE: Any = reference
+# The Triton kernels with the same names.
 KERNELS: Any = gpu
 
-TURN = 0.04  # seconds of a measurement
-SHAPES = ((4, 3, 8), (8, 5, 32), (10, 7, 60))  # k, levels, nodes
-VOCABULARY = 128_256
-TEXT = 1024
-BATCH = 8
-# Llama-3.1-8B
-HEADS = 32
-KV_HEADS = 8
-DIM = 128
-PAGE = 64
+# Seconds. The duration of one measurement. Untuned.
+MEASUREMENT_SECONDS: Final = 0.04
+# Children of a node, levels, and nodes of the measured trees.
+SHAPES: Final = ((4, 3, 8), (8, 5, 32), (10, 7, 60))
+# Token ids of Llama-3.
+VOCABULARY: Final = 128_256
+# Tokens. Random sequences are at least half as long, and shorter than this.
+MAX_CONTEXT: Final = 1024
+# Sequences of a batch.
+BATCH: Final = 8
+# Query heads of Llama-3.1-8B.
+HEADS: Final = 32
+# KV heads of Llama-3.1-8B.
+KV_HEADS: Final = 8
+# Size of a head of Llama-3.1-8B.
+DIM: Final = 128
+# Rows of a KV page.
+PAGE: Final = 64
 
 
-def measure(texts: Sequence[int], output: Path | None) -> int:
-    """Measure all kernels and publish the table. texts: rows of text before the trees of attention. output:
-    the JSON file; None: only print. Raises InvalidRequest without a GPU.
+def measure(context_lengths: Sequence[int], output: Path | None) -> int:
+    """Measure all kernels, print and write the rows, and return the exit status 0.
+
+    context_lengths: Numbers of shared KV rows before the trees of attention.
+    output: The JSON file; None: rows are only printed.
+
+    Raises InvalidRequest if there is no GPU.
     """
     if not torch.cuda.is_available():
         raise InvalidRequest("bench kernels needs a GPU")
@@ -65,207 +84,278 @@ def measure(texts: Sequence[int], output: Path | None) -> int:
         "copy TB/s": round(bandwidth / 1e12, 2),
     }
     log = RowLog("kernels", settings, output, "call", "shape")
-    for row in _rows(texts, bandwidth):
+    for row in _rows(context_lengths, bandwidth):
         log.add(row)
     return 0
 
 
-def _rows(texts: Sequence[int], bandwidth: float) -> Iterator[Row]:
-    """Yield the rows of all shapes. bandwidth: bytes a second of a copy."""
+def _rows(context_lengths: Sequence[int], bandwidth: float) -> Iterator[Row]:
+    """Yield the rows of all shapes.
+
+    context_lengths: Numbers of shared KV rows before the trees of attention.
+    bandwidth: Bytes per second of a copy, read and written.
+    """
     for shape in SHAPES:
         yield from measure_trees(*shape)
-    for branches, tree in ((1, 60), (6, 32)):
-        for text in texts:
-            yield measure_attention(branches, tree, text, bandwidth)
+    for branches, nodes in ((1, 60), (6, 32)):
+        for context_length in context_lengths:
+            yield measure_attention(branches, nodes, context_length, bandwidth)
 
 
-def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
-    """Return rows of building, verifying and sampling, and of the three calls of a greedy step together.
+def measure_trees(top_k: int, levels: int, nodes: int) -> list[Row]:
+    """Return the rows of building, verifying and sampling, and of the three calls of a greedy step together.
 
-    k: children of a node. steps: levels. nodes: of a tree.
+    top_k: Children of a node.
+    levels: Levels of a tree.
+    nodes: Nodes of a tree, root included. Bit-packed masks are left out for more than 32.
+
+    Raises AssertionError if a kernel differs from the reference rule.
     """
-    lists, roots, lengths = draft(k, steps)
-    on_device = [[torch.from_numpy(each).cuda() for each in one] for one in lists]
-    total = int(lengths.sum())
-    chosen = KERNELS.organize_draft_results(*on_device, nodes)
-    given: Many = (torch.from_numpy(roots).cuda(), *chosen, torch.from_numpy(lengths).cuda())
-    plain: Many = RULE.organize_draft_results(*lists, nodes)
+    lists, roots, lengths = random_drafts(top_k, levels)
+    on_device = [[torch.from_numpy(array).cuda() for array in arrays] for arrays in lists]
+    total_length = int(lengths.sum())
+    best = KERNELS.organize_draft_results(*on_device, nodes)
+    arguments: Arguments = (torch.from_numpy(roots).cuda(), *best, torch.from_numpy(lengths).cuda())
+    rule_drafts: Arguments = RULE.organize_draft_results(*lists, nodes)
     rows: list[Row] = []
-    shape = f"k={k} levels={steps} nodes={nodes}"
+    shape = f"k={top_k} levels={levels} nodes={nodes}"
     for mode in TreeMaskMode:
         if mode == TreeMaskMode.QLEN_ONLY_BITPACKING and nodes > 32:
             continue
-        wanted = RULE.build_trees(roots, *plain, lengths, k, mode, None)
-        call = bind(KERNELS.build_trees, *given, k, mode, total)
-        public = bind(build_tree_structure, *given, k, steps, nodes, mode, total)
-        rows.append({"call": f"build {mode.name}", "shape": shape} | compare(call, wanted, public))
-    tree = KERNELS.build_trees(*given, k, TreeMaskMode.QLEN_ONLY, None)
-    linked: Many = (tree.draft_tokens.view(BATCH, nodes), *tree[2:5])
-    predict = likely(linked)
-    walked: Many = (linked[0], predict, *linked[1:])
-    wanted = RULE.verify_tree_greedy(*numpy_of(walked), steps)
-    call = bind(KERNELS.verify_tree_greedy, *walked, steps)
-    public = bind(verify_tree_greedy, *walked, steps)
-    rows.append({"call": "verify", "shape": shape} | compare(call, wanted, public))
+        expected = RULE.build_trees(roots, *rule_drafts, lengths, top_k, mode, None)
+        call = bind(KERNELS.build_trees, *arguments, top_k, mode, total_length)
+        public = bind(build_tree_structure, *arguments, top_k, levels, nodes, mode, total_length)
+        rows.append({"call": f"build {mode.name}", "shape": shape} | compared_row(call, expected, public))
+    tree = KERNELS.build_trees(*arguments, top_k, TreeMaskMode.QLEN_ONLY, None)
+    linked_trees: Arguments = (tree.draft_tokens.view(BATCH, nodes), *tree[2:5])
+    targets = likely_targets(linked_trees)
+    verify_arguments: Arguments = (linked_trees[0], targets, *linked_trees[1:])
+    expected = RULE.verify_tree_greedy(*numpy_of(verify_arguments), levels)
+    call = bind(KERNELS.verify_tree_greedy, *verify_arguments, levels)
+    public = bind(verify_tree_greedy, *verify_arguments, levels)
+    rows.append({"call": "verify", "shape": shape} | compared_row(call, expected, public))
     for kind in (torch.float32, torch.bfloat16):
         rows.append(
-            {"call": f"sample {str(kind)[6:]}", "shape": shape} | sample(linked, predict, steps, kind)
+            {"call": f"sample {str(kind)[6:]}", "shape": shape}
+            | sampling_row(linked_trees, targets, levels, kind)
         )
 
-    def step() -> object:
-        """Choose, build and verify without checks."""
+    def unchecked_step() -> object:
+        """Select, build and verify trees without checks, and return the verification result."""
         best = KERNELS.organize_draft_results(*on_device, nodes)
-        arrays = KERNELS.build_trees(given[0], *best, given[-1], k, TreeMaskMode.QLEN_ONLY, total)
+        arrays = KERNELS.build_trees(
+            arguments[0], *best, arguments[-1], top_k, TreeMaskMode.QLEN_ONLY, total_length
+        )
         drafts = arrays.draft_tokens.view(BATCH, nodes)
-        return KERNELS.verify_tree_greedy(drafts, predict, *arrays[2:5], steps)
+        return KERNELS.verify_tree_greedy(drafts, targets, *arrays[2:5], levels)
 
     public_names: Any = (organize_draft_results, build_tree_structure, verify_tree_greedy)
     organize, build, verify = public_names
 
     def public_step() -> object:
-        """Choose, build and verify with checks, as a caller does."""
+        """Select, build and verify trees with checks, as a caller does, and return the verification
+        result.
+        """
         best = organize(*on_device, nodes)
-        arrays = build(given[0], *best, given[-1], k, steps, nodes, 1, total)
-        return verify(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
+        arrays = build(arguments[0], *best, arguments[-1], top_k, levels, nodes, 1, total_length)
+        return verify(arrays.draft_tokens.view(BATCH, nodes), targets, *arrays[2:5], levels)
 
-    rows.append({"call": "organize + build + verify", "shape": shape} | compare(step, wanted, public_step))
+    rows.append(
+        {"call": "organize + build + verify", "shape": shape}
+        | compared_row(unchecked_step, expected, public_step)
+    )
     return rows
 
 
-def draft(k: int, steps: int) -> tuple[list[list[np.ndarray[Any, Any]]], Any, Any]:
-    """Return a batch of random draftings: the three lists, the roots' tokens, the texts' lengths.
+def random_drafts(top_k: int, levels: int) -> tuple[list[list[np.ndarray[Any, Any]]], Any, Any]:
+    """Return a batch of random drafts: a list with scores, tokens and parents of each level; the roots'
+    tokens, [BATCH]; and the lengths of the sequences, [BATCH].
 
-    A candidate's score is its parent's times a probability of its own, so that the parent of every chosen
-    candidate is chosen. k: children of a node. steps: levels.
+    A candidate's score is its parent's times a probability of its own, so that the parent of every selected
+    candidate is selected.
+
+    top_k: Children of a node.
+    levels: Levels of a tree, at least 1.
     """
-    rng = np.random.default_rng(k)
-    scores = [rng.random((BATCH, 1, k), np.float32)]
-    tokens = [rng.integers(0, VOCABULARY, (BATCH, k))]
-    parents = [np.tile(np.arange(-1, k), (BATCH, 1))]
-    fed = scores[0].reshape(BATCH, k)
-    for step in range(1, steps):
-        scores.append(fed[:, :, None] * rng.random((BATCH, k, k), np.float32))
-        tokens.append(rng.integers(0, VOCABULARY, (BATCH, k * k)))
-        level = scores[-1].reshape(BATCH, -1)
-        best = np.argsort(-level, 1, kind="stable")[:, :k]
-        fed = np.take_along_axis(level, best, 1)
-        parents.append(k + (step - 1) * k * k + best)
-    lengths = rng.integers(TEXT // 2, TEXT, BATCH)
+    rng = np.random.default_rng(top_k)
+    scores = [rng.random((BATCH, 1, top_k), np.float32)]
+    tokens = [rng.integers(0, VOCABULARY, (BATCH, top_k))]
+    parents = [np.tile(np.arange(-1, top_k), (BATCH, 1))]
+    fed_scores = scores[0].reshape(BATCH, top_k)
+    for level_number in range(1, levels):
+        scores.append(fed_scores[:, :, None] * rng.random((BATCH, top_k, top_k), np.float32))
+        tokens.append(rng.integers(0, VOCABULARY, (BATCH, top_k * top_k)))
+        level_scores = scores[-1].reshape(BATCH, -1)
+        best = np.argsort(-level_scores, 1, kind="stable")[:, :top_k]
+        fed_scores = np.take_along_axis(level_scores, best, 1)
+        parents.append(top_k + (level_number - 1) * top_k * top_k + best)
+    lengths = rng.integers(MAX_CONTEXT // 2, MAX_CONTEXT, BATCH)
     return [scores, tokens, parents], rng.integers(0, VOCABULARY, BATCH), lengths
 
 
-def likely(linked: Sequence[Tensor]) -> Tensor:
-    """Return the target's token after each node: that of its last child, if it has one."""
-    tokens, _, first, following = (each.cpu() for each in linked)
-    wanted = torch.zeros_like(tokens)
-    for b, node in np.ndindex(*tokens.shape):
-        child = int(first[b, node])
-        while child >= 0:
-            wanted[b, node] = tokens[b, child]
-            child = int(following[b, child])
-    return wanted.cuda()
+def likely_targets(linked: Sequence[Tensor]) -> Tensor:
+    """Return the target token after each node, [BATCH, nodes] on the GPU: that of its last child, or 0 if it
+    has none.
 
-
-def sample(linked: Sequence[Tensor], predict: Tensor, steps: int, kind: torch.dtype) -> Row:
-    """Return the row of sampling, with probabilities that favour the last child of each node. linked: the
-    trees. predict: [batch, nodes] tokens. steps: levels. kind: type of the probabilities.
+    linked: Four tensors [BATCH, nodes]: tokens, row in the result, first child and next sibling of each node;
+        -1 where there is none.
     """
-    batch, nodes = predict.shape
+    tokens, _, first_children, next_siblings = (tensor.cpu() for tensor in linked)
+    targets = torch.zeros_like(tokens)
+    for b, node in np.ndindex(*tokens.shape):
+        child = int(first_children[b, node])
+        while child >= 0:
+            targets[b, node] = tokens[b, child]
+            child = int(next_siblings[b, child])
+    return targets.cuda()
+
+
+def sampling_row(linked_trees: Sequence[Tensor], targets: Tensor, levels: int, dtype: torch.dtype) -> Row:
+    """Return the row of sampling. Half of the probability at each node is that of its target token.
+
+    linked_trees: Four tensors [BATCH, nodes], see `likely_targets`.
+    targets: The target token after each node, [BATCH, nodes].
+    levels: Levels of a tree.
+    dtype: Type of the probabilities.
+    """
+    batch, nodes = targets.shape
     torch.manual_seed(1)
-    chances = torch.rand(batch, nodes, VOCABULARY, device="cuda")
-    chances /= chances.sum(-1, keepdim=True) * 2
-    chances.scatter_add_(2, predict[..., None], torch.full((batch, nodes, 1), 0.5, device="cuda"))
-    given = (
+    probabilities = torch.rand(batch, nodes, VOCABULARY, device="cuda")
+    probabilities /= probabilities.sum(-1, keepdim=True) * 2
+    probabilities.scatter_add_(2, targets[..., None], torch.full((batch, nodes, 1), 0.5, device="cuda"))
+    arguments = (
         torch.rand(batch, nodes, device="cuda"),
         torch.rand(batch, device="cuda"),
-        chances.to(kind),
+        probabilities.to(dtype),
         None,
     )
-    plain = (*numpy_of(linked), *numpy_of(each.double() for each in given[:3]), None)
-    wanted = RULE.tree_speculative_sampling(*plain, 1.0, 1.0, steps)
-    call = bind(KERNELS.tree_speculative_sampling, *linked, *given, 1.0, 1.0, steps)
-    return compare(call, wanted, bind(tree_speculative_sampling, *linked, *given, num_steps=steps))
+    rule_arguments = (*numpy_of(linked_trees), *numpy_of(tensor.double() for tensor in arguments[:3]), None)
+    expected = RULE.tree_speculative_sampling(*rule_arguments, 1.0, 1.0, levels)
+    call = bind(KERNELS.tree_speculative_sampling, *linked_trees, *arguments, 1.0, 1.0, levels)
+    return compared_row(
+        call, expected, bind(tree_speculative_sampling, *linked_trees, *arguments, num_steps=levels)
+    )
 
 
 def measure_copy() -> float:
-    """Return the bytes a second, read and written, of a large copy."""
+    """Return the bytes per second of a large copy, where bytes read and bytes written both count."""
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / called(lambda: target.copy_(source)) * 1e6
+    return 2 * source.nbytes / called_microseconds(lambda: target.copy_(source)) * 1e6
 
 
-def measure_attention(branches: int, tree: int, text: int, bandwidth: float) -> Row:
-    """Return the row of one layer of trees after one shared text; the floor is each byte once at that
-    bandwidth.
+def measure_attention(branches: int, nodes: int, context_length: int, bandwidth: float) -> Row:
+    """Return the row of one layer of attention over trees that share one context. The floor is the time of
+    reading each byte once.
 
-    branches: trees. tree: nodes of each. text: shared rows. bandwidth: bytes a second.
+    branches: Number of trees.
+    nodes: Nodes of each tree, root included.
+    context_length: Number of shared KV rows, a multiple of PAGE.
+    bandwidth: Bytes per second of a copy, read and written.
+
+    Raises AssertionError if the result differs by more than 2 % from that of torch.
     """
-    own = -(-(tree + PAGE) // PAGE)
-    pages = text // PAGE
+    own_pages = -(-(nodes + PAGE) // PAGE)
+    pages = context_length // PAGE
     spans: list[RowSpan] = []
     for number in range(branches):
-        mine = tuple(pages + number * own + each for each in range(own))
-        seen = [1]
-        for row in range(1, tree):
-            seen.append(seen[(row - 1) // 2] | 1 << row)
-        spans.append(RowSpan(tree, text, tree, (*range(pages), *mine), tuple(seen)))
+        branch_pages = tuple(pages + number * own_pages + page for page in range(own_pages))
+        ancestors = [1]
+        for row in range(1, nodes):
+            ancestors.append(ancestors[(row - 1) // 2] | 1 << row)
+        spans.append(RowSpan(nodes, context_length, nodes, (*range(pages), *branch_pages), tuple(ancestors)))
     torch.manual_seed(1)
-    kv = torch.randn(2, pages + branches * own, KV_HEADS, PAGE, DIM, device="cuda", dtype=torch.bfloat16)
-    layers = [kv.clone() for _ in range(max(1, int(3e8 // kv.nbytes)))]  # more than the cache holds
-    q = torch.randn(branches * tree, KV_HEADS, HEADS // KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    kv = torch.randn(
+        2, pages + branches * own_pages, KV_HEADS, PAGE, DIM, device="cuda", dtype=torch.bfloat16
+    )
+    # Several copies, more than the device's cache can hold, so that every call reads memory.
+    layers = [kv.clone() for _ in range(max(1, int(3e8 // kv.nbytes)))]
+    q = torch.randn(branches * nodes, KV_HEADS, HEADS // KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
     q *= DIM**-0.5
-    planned = bind(attention.plan_attention, spans, PAGE, HEADS // KV_HEADS, "cuda")
-    plan: Any = planned()
+    make_plan = bind(attention.plan_attention, spans, PAGE, HEADS // KV_HEADS, "cuda")
+    plan: Any = make_plan()
     fallback = plan_readings(spans, PAGE, HEADS // KV_HEADS, "packed", q.dtype, "cuda")
-    turns = itertools.cycle(layers)
-    found = attention.attend(q, kv, plan)
-    wanted = attend(q, kv, fallback)
-    if (found - wanted).float().norm() > 0.02 * wanted.float().norm():
-        raise AssertionError("attention is not the fallback's")
-    read, other = (lambda: attention.attend(q, next(turns), plan)), (lambda: attend(q, next(turns), fallback))
-    needed = 2 * (text + branches * tree) * KV_HEADS * DIM * 2 + 2 * q.nbytes
+    layer_cycle = itertools.cycle(layers)
+    result = attention.attend(q, kv, plan)
+    expected = attend(q, kv, fallback)
+    if (result - expected).float().norm() > 0.02 * expected.float().norm():
+        raise AssertionError("the attention kernel differs from the fallback")
+
+    def kernel_call() -> Tensor:
+        """Run the kernel on the next copy of the KV rows."""
+        return attention.attend(q, next(layer_cycle), plan)
+
+    def fallback_call() -> Tensor:
+        """Run the attention of torch on the next copy of the KV rows."""
+        return attend(q, next(layer_cycle), fallback)
+
+    needed_bytes = 2 * (context_length + branches * nodes) * KV_HEADS * DIM * 2 + 2 * q.nbytes
+    sizes = f"branches={branches} nodes={nodes} text={context_length}"
     return {
         "call": "attention bfloat16",
-        "shape": f"branches={branches} nodes={tree} text={text} heads={HEADS}/{KV_HEADS} dim={DIM}",
-        "called us": called(read),
-        "replayed us": replayed(read, len(layers)),
-        "torch called us": called(other),
-        "torch replayed us": replayed(other, len(layers)),
-        "plan us": called(planned),
-        "floor us": round(needed / bandwidth * 1e6, 1),
+        "shape": f"{sizes} heads={HEADS}/{KV_HEADS} dim={DIM}",
+        "called us": called_microseconds(kernel_call),
+        "replayed us": replayed_microseconds(kernel_call, len(layers)),
+        "torch called us": called_microseconds(fallback_call),
+        "torch replayed us": replayed_microseconds(fallback_call, len(layers)),
+        "plan us": called_microseconds(make_plan),
+        "floor us": round(needed_bytes / bandwidth * 1e6, 1),
     }
 
 
-def numpy_of(arrays: Iterable[Tensor]) -> Many:
-    """Return tensors as arrays of NumPy."""
-    return tuple(each.cpu().numpy() for each in arrays)
+def numpy_of(arrays: Iterable[Tensor]) -> Arguments:
+    """Return tensors as NumPy arrays on the host; () for none.
 
-
-def bind(function: Callable[..., object], *given: Any, **named: Any) -> Call:
-    """Return a call of the function with these arguments."""
-    return lambda: function(*given, **named)
-
-
-def compare(call: Call, wanted: Any, public: Call) -> Row:
-    """Return the microseconds of a kernel, after a check that it gives what the rule gives. call: without
-    checks. wanted: the rule's result. public: the same call with checks. Raises AssertionError if a result
-    differs.
+    arrays: The tensors.
     """
-    for each in (call, public):
-        found: Any = each()
-        for name, ours, theirs in zip(wanted._fields, found, wanted):
-            if ours.cpu().tolist() != theirs.tolist():
-                raise AssertionError(f"{name} is not the rule's")
-    return {"called us": called(public), "unchecked us": called(call), "replayed us": replayed(call)}
+    return tuple(tensor.cpu().numpy() for tensor in arrays)
 
 
-def called(call: Call) -> float:
-    """Return the microseconds of a call, in rows of calls that take about TURN seconds each."""
+def bind(function: Callable[..., object], *positional: Any, **keywords: Any) -> Call:
+    """Return a function without parameters that calls `function`.
+
+    function: The function to call.
+    positional: Its positional arguments.
+    keywords: Its keyword arguments.
+    """
+    return lambda: function(*positional, **keywords)
+
+
+def compared_row(call: Call, expected: Any, public: Call) -> Row:
+    """Return the microseconds of a kernel, after a check that its result is that of the reference rule.
+
+    call: Calls the kernel without checks.
+    expected: The reference rule's result, a named tuple of arrays.
+    public: The same call with checks.
+
+    Raises AssertionError if a result differs.
+    """
+    for checked_call in (call, public):
+        results: Any = checked_call()
+        for name, result, rule_result in zip(expected._fields, results, expected):
+            if result.cpu().tolist() != rule_result.tolist():
+                raise AssertionError(f"{name} of the kernel differs from the reference rule")
+    return {
+        "called us": called_microseconds(public),
+        "unchecked us": called_microseconds(call),
+        "replayed us": replayed_microseconds(call),
+    }
+
+
+def called_microseconds(call: Call) -> float:
+    """Return the microseconds of a call, measured in rows of calls that take about MEASUREMENT_SECONDS each.
+
+    call: The function to measure; it is called five times before.
+    """
     for _ in range(5):
         call()
-    return round(1e6 * typical(call, max(int(TURN / seconds_of(call, 3)), 3)), 1)
+    return round(1e6 * median_seconds(call, max(int(MEASUREMENT_SECONDS / mean_seconds(call, 3)), 3)), 1)
 
 
-def replayed(call: Call, calls: int = 1) -> float:
-    """Return the microseconds of a call in a CUDA graph of so many calls."""
-    return round(called(captured(call, calls)) / calls, 1)
+def replayed_microseconds(call: Call, calls: int = 1) -> float:
+    """Return the microseconds of a call that is replayed in a CUDA graph.
+
+    call: The function to capture.
+    calls: Number of calls that the graph contains.
+    """
+    return round(called_microseconds(captured(call, calls)) / calls, 1)

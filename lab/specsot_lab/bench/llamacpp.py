@@ -1,10 +1,11 @@
-"""`specsot bench llamacpp`: SpecSoT beside llama.cpp, in turns.
+"""`specsot bench llamacpp`: SpecSoT and llama.cpp, measured in turns.
 
 llama.cpp comes from the wheel `xllamacpp`, in an environment of its own: `python -m venv peer; peer/bin/pip
-install xllamacpp`. Ways take turns of reversed order, so that whatever else the machine does falls on all.
+install xllamacpp`. The order of the ways is reversed in every other round, so that whatever else the machine
+does affects all ways alike.
 
-`by script` is what a client of llama.cpp can do without SpecSoT: it sends our plan's prompt, then the prompts
-of all its points at once to the server's slots, each with the length that our answer had.
+`by script` is what a client of llama.cpp can do without SpecSoT: it sends the prompt of our plan, then the
+prompts of all its points at once to the server's slots, each with the length that our answer had.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.request import Request, urlopen
 
 from specsot.params import Ask
@@ -35,9 +36,13 @@ from specsot_master.text import Text
 if TYPE_CHECKING:
     from specsot_app.core.ask import Answer
 
-SLOTS = 6
-PLANNED = ("branches", "both", "by script")
-SERVER = """
+# Simultaneous requests of the second llama.cpp server, and questions that are sent at once.
+SLOTS: Final = 6
+# Ways that write a plan and its branches, which the script is compared with.
+PLANNED: Final = ("branches", "both", "by script")
+# Program of the llama.cpp server: its arguments are the model, the number of slots and that of threads. It
+# ends with its standard input.
+SERVER: Final = """
 import sys, xllamacpp
 wanted = xllamacpp.CommonParams()
 wanted.model.path, wanted.n_parallel, wanted.port = sys.argv[1], int(sys.argv[2]), 0
@@ -47,7 +52,8 @@ server = xllamacpp.Server(wanted)
 print("at", server.listening_address, flush=True)
 sys.stdin.read()
 """
-QUESTIONS = (
+# The questions, one for each round, in turns.
+QUESTIONS: Final = (
     "How can I sleep better?",
     "What are the benefits of regular exercise?",
     "What should I pack for a weekend of hiking?",
@@ -57,17 +63,23 @@ QUESTIONS = (
 )
 
 
-Way = Callable[[str], PairedAnswer]  # answers a question
+# Answers a question, and returns the timed answer.
+Way = Callable[[str], PairedAnswer]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerTask:
     """What is compared with llama.cpp.
 
-    peer: Python of the environment that has xllamacpp. gguf: file that llama.cpp reads, a chat model with
-        ChatML. fleet: the same model, as SpecSoT reads it. kinds: precisions of SpecSoT. ways: names of our
-        ways to write. threads: of each side. tokens: of a direct answer; a plan gets four times as many.
-        rounds: a question each. seconds: no round begins that would end later.
+    peer: Python executable of the environment that has xllamacpp.
+    gguf: Model file that llama.cpp reads: a chat model with ChatML.
+    fleet: Options with which SpecSoT reads the same model.
+    kinds: Precisions of SpecSoT, such as "int8" or "bf16".
+    ways: Names of the ways of SpecSoT that are measured.
+    threads: Threads of each side.
+    tokens: Tokens of a direct answer; a plan gets four times as many.
+    rounds: Maximum number of rounds, with one question each.
+    seconds: No round starts that would probably end later than so many seconds after the beginning.
     """
 
     peer: str
@@ -83,8 +95,13 @@ class PeerTask:
 
 @contextmanager
 def serve(python: str, gguf: str, slots: int, threads: int) -> Generator[str]:
-    """Yield the address of a llama.cpp server that runs within the context. python: of the environment that
-    has xllamacpp. gguf: the model. slots: requests at once. threads: it computes with.
+    """Yield the address of a llama.cpp server that runs within the context. The process exits with a message
+    if the server does not start.
+
+    python: Python executable of the environment that has xllamacpp.
+    gguf: The model file.
+    slots: Number of simultaneous requests.
+    threads: Number of threads that it computes with.
     """
     command = [python, "-c", SERVER, gguf, str(slots), str(threads)]
     pipes: dict[str, Any] = {
@@ -94,56 +111,86 @@ def serve(python: str, gguf: str, slots: int, threads: int) -> Generator[str]:
     }
     with subprocess.Popen(command, text=True, **pipes) as server:
         assert server.stdout is not None
-        told = next((line.split()[1] for line in server.stdout if line.startswith("at ")), None)
-        if told is None:
+        address = next((line.split()[1] for line in server.stdout if line.startswith("at ")), None)
+        if address is None:
             sys.exit(f"{python} serves no {gguf}: is xllamacpp installed there?")
         try:
-            yield told
+            yield address
         finally:
             server.kill()
 
 
-def ask(address: str, prompt: str | Sequence[int], tokens: int, keep: bool = False) -> int:
-    """Return how many tokens llama.cpp wrote: greedy, never at an end, exactly so many. prompt: text or token
-    ids. keep: the slot reuses the prompt that it has.
+def ask(address: str, prompt: str | Sequence[int], tokens: int, reuse_prompt: bool = False) -> int:
+    """Return the number of tokens that llama.cpp wrote. It decodes greedily and ignores ends of the answer,
+    so that it writes `tokens` tokens.
+
+    address: The server's address.
+    prompt: Text or token ids.
+    tokens: Number of tokens to write.
+    reuse_prompt: True if the slot may reuse the KV of the prompt that it has.
     """
-    body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": keep}
-    wanted = Request(f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(wanted) as answer:
+    body = {
+        "prompt": prompt,
+        "n_predict": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": reuse_prompt,
+    }
+    request = Request(
+        f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urlopen(request) as answer:
         return json.load(answer)["tokens_predicted"]
 
 
-def in_words(question: str) -> str:
-    """Return the prompt of a question in ChatML."""
+def chat_prompt(question: str) -> str:
+    """Return the prompt of a question in ChatML.
+
+    question: What the user asks.
+    """
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def ask_six(address: str, tokens: int) -> int:
-    """Ask SLOTS questions at once, and return the tokens of all answers."""
+def ask_all_slots(address: str, tokens: int) -> int:
+    """Send SLOTS questions at once, and return the number of tokens of all answers.
+
+    address: The server's address.
+    tokens: Tokens of each answer.
+    """
     with ThreadPoolExecutor(SLOTS) as pool:
-        return sum(pool.map(ask, [address] * SLOTS, map(in_words, QUESTIONS), [tokens] * SLOTS))
+        return sum(pool.map(ask, [address] * SLOTS, map(chat_prompt, QUESTIONS), [tokens] * SLOTS))
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The requests of one planned answer: prompts in token ids, and how many tokens each is to write."""
+    """The requests of one planned answer.
+
+    plan: The prompt of the plan in token ids, and its number of tokens.
+    branches: The same for each branch; at least one.
+    """
 
     plan: tuple[Sequence[int], int]
     branches: tuple[tuple[Sequence[int], int], ...]
 
     def run(self, address: str) -> int:
-        """Let llama.cpp write the plan, then all branches at once; return the number of tokens."""
-        written = ask(address, *self.plan, keep=True)
+        """Let llama.cpp write the plan, then all branches at once; return the number of tokens.
+
+        address: The server's address.
+        """
+        written = ask(address, *self.plan, reuse_prompt=True)
         with ThreadPoolExecutor(len(self.branches)) as pool:
-            begun = [pool.submit(ask, address, *branch, keep=True) for branch in self.branches]
-        return written + sum(one.result() for one in begun)
+            futures = [pool.submit(ask, address, *branch, reuse_prompt=True) for branch in self.branches]
+        return written + sum(future.result() for future in futures)
 
 
-def script_of(prompts: Prompts, asked: Ask, answer: Answer) -> Script:
-    """Return the same prompts as a planned answer of ours had, and the lengths that it had. asked: our
-    request. answer: ours.
+def script_of(prompts: Prompts, request: Ask, answer: Answer) -> Script:
+    """Return requests with the same prompts and the same lengths as a planned answer of SpecSoT.
+
+    prompts: Makes the prompts of plans and branches.
+    request: The request to SpecSoT.
+    answer: Its answer; points without a branch are left out.
     """
-    conversation = prompts.plan(messages_of(asked), rules_of(asked, prompts.listed))
+    conversation = prompts.plan(messages_of(request), rules_of(request, prompts.listed))
     points = [branch.point for branch in answer.branches]
     turns = (conversation.branch(point, points, (), point.length) for point in points)
     lengths = (branch.tokens for branch in answer.branches)
@@ -151,57 +198,85 @@ def script_of(prompts: Prompts, asked: Ask, answer: Answer) -> Script:
     return Script(plan, tuple((turn.tokens, length) for turn, length in zip(turns, lengths)))
 
 
-def ways_of(kind: str, given: PeerTask, six: str) -> dict[str, Way]:
-    """Return our ways in one precision, by name, and the script that does what its planned answers do on
-    llama.cpp. kind: the precision. six: address of the server with SLOTS slots.
+def ways_of(kind: str, task: PeerTask, slots_address: str) -> dict[str, Way]:
+    """Return the ways of SpecSoT in one precision that the task names, and the script, each by its name with
+    the precision before it.
+
+    kind: The precision: a quantization, such as "int8", or a dtype.
+    task: What is compared.
+    slots_address: Address of the llama.cpp server with SLOTS slots.
     """
     from specsot import SpecSoT
 
-    held = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
-    found = models_of(given.fleet)
-    model = SpecSoT.from_pretrained(str(found.base), str(found.draft) if found.draft else None, **held)
+    precision = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
+    models = models_of(task.fleet)
+    model = SpecSoT.from_pretrained(
+        str(models.base), str(models.draft) if models.draft else None, **precision
+    )
 
-    def asked(mode: str, **settings: Any) -> dict[str, Any]:
-        """Return the options of a request; a plan gets four times as many tokens."""
-        return {"mode": mode, "max_new_tokens": given.tokens * (4 if mode == "sot" else 1), **settings}
+    def request_options(mode: str, **settings: Any) -> dict[str, Any]:
+        """Return the options of a request. A plan gets four times as many tokens as a direct answer.
+
+        mode: "direct" or "sot".
+        settings: Further options.
+        """
+        return {"mode": mode, "max_new_tokens": task.tokens * (4 if mode == "sot" else 1), **settings}
 
     def way(mode: str, **settings: Any) -> Way:
-        """Return a way that answers in this mode with these settings."""
+        """Return a way that answers in this mode.
+
+        mode: "direct" or "sot".
+        settings: Further options of each request.
+        """
 
         def answer(question: str) -> PairedAnswer:
-            """Return our answer to a question, timed."""
+            """Return SpecSoT's answer to a question, timed. The tokens of headings do not count.
+
+            question: What the user asks.
+            """
             watch = Stopwatch()
-            answer = model.generate_sync(question, **asked(mode, **settings))
-            told = answer.statistics
-            whole = watch.seconds
-            tokens, seconds = told.completion_tokens - told.heading_tokens, told.phases.get("branches")
-            branches = Sample(tokens - told.plan_tokens, seconds) if seconds and told.branches else None
-            return PairedAnswer(answer.text, Sample(tokens, whole), branches, told.steps)
+            answer = model.generate_sync(question, **request_options(mode, **settings))
+            statistics = answer.statistics
+            seconds = watch.seconds
+            tokens = statistics.completion_tokens - statistics.heading_tokens
+            branch_seconds = statistics.phases.get("branches")
+            branches = None
+            if branch_seconds and statistics.branches:
+                branches = Sample(tokens - statistics.plan_tokens, branch_seconds)
+            return PairedAnswer(answer.text, Sample(tokens, seconds), branches, statistics.steps)
 
         return answer
 
-    prompts = Prompts(found.base, Text(found.base))
+    prompts = Prompts(models.base, Text(models.base))
 
     def script(question: str) -> PairedAnswer:
-        """Return the script's answer to a question, timed. Its prompts are new to the server; the time of our
-        own answer does not count.
+        """Return the script's answer to a question, timed. The script's prompts are new to the llama.cpp
+        server. The time of SpecSoT's answer, which gives the lengths, does not count.
+
+        question: What the user asks.
         """
-        planned = asked("sot", drafter="none")
+        planned = request_options("sot", drafter="none")
         answer = model.generate_sync(question, **planned)
         script = script_of(prompts, ask_of(question, **planned), answer)
-        return theirs(lambda _: script.run(six))(question)
+        return peer_way(lambda _: script.run(slots_address))(question)
 
-    alone = {"drafter": "none"}
-    every = {"plain": way("direct", **alone), "drafts": way("direct")}
-    every |= {"branches": way("sot", **alone), "both": way("sot"), "by script": script}
-    return {f"{kind} {name}": one for name, one in every.items() if name in given.ways}
+    undrafted = {"drafter": "none"}
+    ways = {"plain": way("direct", **undrafted), "drafts": way("direct")}
+    ways |= {"branches": way("sot", **undrafted), "both": way("sot"), "by script": script}
+    return {f"{kind} {name}": way for name, way in ways.items() if name in task.ways}
 
 
-def theirs(answer: Callable[[str], int]) -> Way:
-    """Return a way of llama.cpp. answer: returns how many tokens it wrote."""
+def peer_way(answer: Callable[[str], int]) -> Way:
+    """Return a way of llama.cpp.
+
+    answer: Answers a question, and returns the number of tokens that it wrote.
+    """
 
     def way(question: str) -> PairedAnswer:
-        """Return the answer to a question, timed; its text is left out."""
+        """Return the answer to a question, timed, without its text.
+
+        question: What the user asks.
+        """
         watch = Stopwatch()
         tokens = answer(question)
         return PairedAnswer("", Sample(tokens, watch.seconds))
@@ -209,84 +284,94 @@ def theirs(answer: Callable[[str], int]) -> Way:
     return way
 
 
-def measure(given: PeerTask, output: Path | None) -> int:
-    """Measure all ways in turns, publish one table, and return the exit status 0; ratios are of the same
-    rounds. output: the JSON file; None: only print.
+def measure(task: PeerTask, output: Path | None) -> int:
+    """Measure all ways in turns, publish one table, and return the exit status 0. Ratios are those of answers
+    of the same round. The first round is not counted.
+
+    task: What is compared.
+    output: The JSON file; None: the table is only printed.
     """
     import torch
 
-    torch.set_num_threads(given.threads)
-    whole = Stopwatch()
+    torch.set_num_threads(task.threads)
+    total_watch = Stopwatch()
     with (
-        serve(given.peer, given.gguf, 1, given.threads) as one,
-        serve(given.peer, given.gguf, SLOTS, given.threads) as six,
+        serve(task.peer, task.gguf, 1, task.threads) as single_address,
+        serve(task.peer, task.gguf, SLOTS, task.threads) as slots_address,
     ):
         ways: dict[str, Way] = {
-            "llama.cpp": theirs(lambda question: ask(one, in_words(question), given.tokens)),
-            f"llama.cpp, {SLOTS} slots": theirs(lambda question: ask_six(six, given.tokens)),
+            "llama.cpp": peer_way(lambda question: ask(single_address, chat_prompt(question), task.tokens)),
+            f"llama.cpp, {SLOTS} slots": peer_way(lambda question: ask_all_slots(slots_address, task.tokens)),
         }
-        for kind in given.kinds:
-            ways |= ways_of(kind, given, six)
-        found: dict[str, list[PairedAnswer]] = {name: [] for name in ways}
-        for number in range(given.rounds + 1):  # the first warms up
+        for kind in task.kinds:
+            ways |= ways_of(kind, task, slots_address)
+        answers: dict[str, list[PairedAnswer]] = {name: [] for name in ways}
+        # The first round is not counted.
+        for number in range(task.rounds + 1):
             watch = Stopwatch()
             for name in order(tuple(ways), number):
-                brought = ways[name](QUESTIONS[number % len(QUESTIONS)])
-                found[name] += [brought] if number else []
-            if number and whole.seconds + watch.seconds > given.seconds:
+                answer = ways[name](QUESTIONS[number % len(QUESTIONS)])
+                answers[name] += [answer] if number else []
+            if number and total_watch.seconds + watch.seconds > task.seconds:
                 break
-    rows = rows_of(found)
-    page = f"{markdown(COLUMNS, rows)}\n\n{len(found['llama.cpp'])} rounds. {NOTE}"
+    rows = rows_of(answers)
+    page = f"{markdown(COLUMNS, rows)}\n\n{len(answers['llama.cpp'])} rounds. {NOTE}"
     settings = {
-        "gguf": given.gguf,
-        "model": given.fleet.model,
-        "threads": given.threads,
-        "tokens": given.tokens,
+        "gguf": task.gguf,
+        "model": task.fleet.model,
+        "threads": task.threads,
+        "tokens": task.tokens,
     }
     publish("llamacpp", settings, rows, page, output)
     return 0
 
 
-NOTE = "Branch phase: of its own plain. Of the script: its seconds for the whole request over ours."
+# The footnote of the table.
+NOTE: Final = "Branch phase: of its own plain. Of the script: its seconds for the whole request over ours."
 
 
-def rows_of(found: Mapping[str, Sequence[PairedAnswer]]) -> list[Row]:
-    """Return a row for each way, relative to llama.cpp, to our plain decoding, and to the script."""
+def rows_of(answers: Mapping[str, Sequence[PairedAnswer]]) -> list[Row]:
+    """Return a row for each way, relative to llama.cpp, to SpecSoT without speculation in the same precision,
+    and to the script. A figure is None if there is nothing to compare with.
+
+    answers: The timed answers of each way, round by round.
+    """
     rows: list[Row] = []
-    for name, brought in found.items():
+    for name, own_answers in answers.items():
         kind = name.split()[0]
-        plain = found.get(f"{kind} plain", ())
-        scripted = found.get(f"{kind} by script", ())
-        rates = [one.whole.rate for one in brought]
-        pairs = list(zip(brought, plain))
+        baseline_pairs = list(zip(own_answers, answers.get(f"{kind} plain", ())))
+        script_pairs = zip(own_answers, answers.get(f"{kind} by script", ()))
+        peer_pairs = zip(own_answers, answers["llama.cpp"])
+        rates = [answer.whole.rate for answer in own_answers]
+        if not name.endswith(PLANNED):
+            script_pairs = ()
         rows.append({
             "name": name,
             "rate": statistics.median(rates),
-            "seconds": statistics.median(one.whole.seconds for one in brought),
+            "seconds": statistics.median(answer.whole.seconds for answer in own_answers),
             "range": f"{min(rates):.1f} .. {max(rates):.1f}",
-            "peer": _middle(
-                one.whole.rate / other.whole.rate for one, other in zip(brought, found["llama.cpp"])
-            ),
-            "plain": _middle(one.whole.rate / other.whole.rate for one, other in pairs),
-            "script": _middle(
-                other.whole.seconds / one.whole.seconds for one, other in zip(brought, scripted)
-                if name.endswith(PLANNED)
-            ),
-            "per_step": _middle(one.whole.tokens / one.steps for one in brought if one.steps),
-            "branches": _middle(
-                one.branches.rate / other.whole.rate for one, other in pairs if one.branches
+            "peer": _median(answer.whole.rate / peer.whole.rate for answer, peer in peer_pairs),
+            "plain": _median(answer.whole.rate / plain.whole.rate for answer, plain in baseline_pairs),
+            "script": _median(script.whole.seconds / answer.whole.seconds for answer, script in script_pairs),
+            "per_step": _median(answer.whole.tokens / answer.steps for answer in own_answers if answer.steps),
+            "branches": _median(
+                answer.branches.rate / plain.whole.rate for answer, plain in baseline_pairs if answer.branches
             ),
         })  # fmt: skip
     return rows
 
 
-def _middle(ratios: Iterable[float]) -> float | None:
-    """Return the median of the ratios; None without ratios."""
+def _median(ratios: Iterable[float]) -> float | None:
+    """Return the median; None if there are no ratios.
+
+    ratios: The ratios, one for each round.
+    """
     listed = list(ratios)
     return statistics.median(listed) if listed else None
 
 
-COLUMNS = (
+# The columns of the table.
+COLUMNS: Final = (
     text("", "name"),
     figure("tokens/s: median", "rate", 1),
     figure("seconds", "seconds"),

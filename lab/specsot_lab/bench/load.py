@@ -1,7 +1,8 @@
-"""`specsot bench load`: what clients feel of a fleet when more of them ask at once, and what it holds.
+"""`specsot bench load`: the answer times of a fleet with more and more simultaneous clients, and the memory
+of its processes.
 
-Its services are processes of their own, as users run them: in this one they would wait for the clients, and
-be measured by them. Memory is read from /proc, so on Linux alone.
+The services are processes of their own, as users run them: within this process they would compete with the
+clients, and distort the measurement. Memory is read from /proc, so it is measured on Linux only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Final
 
 from specsot.core.info import Info
 from specsot.errors import InvalidRequest
@@ -28,41 +30,49 @@ from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_bench.results import Row, named, publish
 from specsot_lab.bench.clients import LoadLevel, ask_at_once
 
-QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
-# Requests that do not count.
-WARMING = 8  # requests that do not count
-STEPS = (500, 1000, 1500, 2000)  # requests after which memory is looked at
-AIM = 16 << 20  # bytes a process may have grown from the first look to the last
-# clients, and tokens of an answer, while it is
-AT_ONCE = 8
-SHORT = 4
-# Requests of a client at least; with fewer, the beginning and the end would be most of a level.
-PER_CLIENT = 4  # requests at least, or the beginning and the end would be most of it
+# The question of a request; its number makes it differ from all others.
+QUESTION: Final = "Question {number}: how would you explain the subject to somebody new to it?"
+# Requests that are not counted. Untuned.
+WARM_REQUESTS: Final = 8
+# Numbers of requests after which memory is read.
+STEPS: Final = (500, 1000, 1500, 2000)
+# Bytes. How much a process may grow between the first and the last reading. Untuned.
+MAX_GROWTH: Final = 16 << 20
+# Simultaneous clients while memory is measured.
+MEMORY_CLIENTS: Final = 8
+# Tokens of an answer while memory is measured.
+MEMORY_TOKENS: Final = 4
+# Requests of a client, at least. With fewer, most of a level would be its beginning and its end. Untuned.
+PER_CLIENT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTest:
-    """What is asked of a fleet.
+    """What is requested from a fleet.
 
-    clients: how many at once, one level after the other. requests: of each level, but at least PER_CLIENT for
-        each client. tokens: of each answer. mode: how answers are planned. wanted: the fleet; its master, if
-        it names one, is asked instead.
+    clients: Numbers of simultaneous clients, one level after another.
+    requests: Requests of each level; at least PER_CLIENT for each client are sent.
+    tokens: Tokens of each answer.
+    mode: How answers are planned.
+    fleet: Options of the fleet that is started; if they name a running master, requests are sent to that.
     """
 
     clients: tuple[int, ...]
     requests: int
     tokens: int
     mode: Mode
-    wanted: FleetOptions
+    fleet: FleetOptions
 
     def ask(self, number: int) -> Ask:
-        """Return the request of this number. No two are alike, so that they share no more than the template;
-        direct answers are equally long.
+        """Return a request. No two requests have the same question, so they share only the template's tokens.
+        Direct answers are equally long.
+
+        number: The request's number.
         """
         return Ask(
             prompt=QUESTION.format(number=number),
             mode=self.mode,
-            drafter=self.wanted.drafter,
+            drafter=self.fleet.drafter,
             limits=Limits(max_new_tokens=self.tokens),
             seed=number,
             ignore_eos=self.mode == "direct",
@@ -70,10 +80,11 @@ class LoadTest:
 
 
 def measure(loads: Sequence[LoadTest], output: Path | None) -> int:
-    """Measure every level of each test, publish a table, and return 1 if a level had no answer at all, else
-    0.
+    """Measure every level of each test, and publish a table. Return the exit status: 1 if a level had no
+    answer at all, otherwise 0.
 
-    loads: differ in their tokens alone. output: the JSON file; None: only print.
+    loads: The tests, at least one; they differ only in the tokens of an answer.
+    output: The JSON file; None: the table is only printed.
     """
     info, levels = run_until_signal(_measure(loads))
     rows = [{"answer_tokens": load.tokens} | level.row() for load, level in levels]
@@ -85,29 +96,36 @@ def measure(loads: Sequence[LoadTest], output: Path | None) -> int:
 
 
 async def _measure(loads: Sequence[LoadTest]) -> tuple[Info, list[tuple[LoadTest, LoadLevel]]]:
-    """Return the fleet's state, and each level with its test."""
-    trust = loads[0].wanted.client
-    async with master_of(loads[0].wanted) as address:
+    """Return the fleet's state, and each level with its test.
+
+    loads: The tests.
+    """
+    trust = loads[0].fleet.client
+    async with master_of(loads[0].fleet) as address:
         info = await info_of(address, trust)
         numbers = itertools.count()
         levels = list[tuple[LoadTest, LoadLevel]]()
-        await ask_at_once(address, 1, islice(numbers, WARMING), loads[0].ask, trust)
+        await ask_at_once(address, 1, islice(numbers, WARM_REQUESTS), loads[0].ask, trust)
         steps = [(load, clients) for load in loads for clients in load.clients]
         with counting_bar(sys.stderr, "clients", len(steps)) as count:
             for load, clients in steps:
-                these = islice(numbers, max(load.requests, PER_CLIENT * clients))
-                levels.append((load, await ask_at_once(address, clients, these, load.ask, trust)))
+                level_numbers = islice(numbers, max(load.requests, PER_CLIENT * clients))
+                levels.append((load, await ask_at_once(address, clients, level_numbers, load.ask, trust)))
                 count()
         return info, levels
 
 
 @asynccontextmanager
-async def master_of(wanted: FleetOptions) -> AsyncGenerator[str]:
-    """Yield the address of a master: a running one, or that of a fleet that is started here and ended."""
-    if wanted.master is not None:
-        yield wanted.master
+async def master_of(options: FleetOptions) -> AsyncGenerator[str]:
+    """Yield the address of a master: that of a running one, if the options name it, or that of a fleet which
+    is started for the context.
+
+    options: The fleet.
+    """
+    if options.master is not None:
+        yield options.master
         return
-    fleet = await ProcessFleet.start(wanted, models_of(wanted))
+    fleet = await ProcessFleet.start(options, models_of(options))
     try:
         yield fleet.children[0].service.address
     finally:
@@ -115,42 +133,63 @@ async def master_of(wanted: FleetOptions) -> AsyncGenerator[str]:
 
 
 async def info_of(address: str, trust: ClientOptions) -> Info:
-    """Return the state of a master's fleet. address: of the master. trust: TLS and token."""
+    """Return the state of a master's fleet.
+
+    address: The master's address.
+    trust: TLS files and token with which to connect.
+
+    Raises Unavailable if the master does not answer.
+    """
     async with trust.connected(address) as client:
         return await client.info()
 
 
 def settings_of(load: LoadTest, info: Info) -> Row:
-    """Return the settings of the run, by name. info: state of the fleet."""
+    """Return the settings of the run, by name.
+
+    load: The test.
+    info: The state of the fleet.
+    """
     return {
         "model": info.models[0].name,
         "workers": sum(member.kind == "worker" for member in info.members),
         "drafters": sum(member.kind == "drafter" for member in info.members),
         "mode": load.mode,
-        "drafter": load.wanted.drafter,
-        "quantization": load.wanted.quantization,
+        "drafter": load.fleet.drafter,
+        "quantization": load.fleet.quantization,
         "answer_tokens": load.tokens,
         "requests": load.requests,
-        "elsewhere": load.wanted.master is not None,
+        "elsewhere": load.fleet.master is not None,
     }
 
 
 def _waits(heading: str, key: str) -> Column:
-    """Return a column of milliseconds, p50/p99. heading: of the column. key: of the entry in a row."""
+    """Return a column of milliseconds, "p50/p99".
+
+    heading: Heading of the column.
+    key: Entry of a row that has both figures, in seconds.
+    """
 
     def cell(row: Row) -> str:
-        """Return both figures of a row as text, "-" for unknown ones."""
+        """Return both figures of a row as text, "-" for a missing one.
+
+        row: A row of the table.
+        """
         return "/".join("-" if value is None else f"{value * 1000:.0f}" for value in row[key].values())
 
     return Column(heading, cell)
 
 
 def error_summary(row: Row) -> str:
-    """Return a row's errors in words; "0" without errors."""
+    """Return a row's errors in words, such as "2 Overloaded, 1 failed"; "0" without errors.
+
+    row: A row of the table.
+    """
     return ", ".join(f"{count} {why}" for why, count in row["errors"].items()) or "0"
 
 
-COLUMNS = (
+# The columns of the table; waits are in milliseconds.
+COLUMNS: Final = (
     figure("clients", "clients", 0),
     figure("asked", "requests", 0),
     figure("req/s", "requests_per_second"),
@@ -163,63 +202,85 @@ COLUMNS = (
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Return the table with one row a level, and the answers' length if there are several lengths."""
-    several = len({row.get("answer_tokens") for row in rows}) > 1
-    columns = (figure("tokens", "answer_tokens", 0), *COLUMNS) if several else COLUMNS
+    """Return the table in Markdown, with one row for each level, and a line that explains its waits. There is
+    a column for the answers' length if it differs. Without rows, the table has only its heading.
+
+    rows: The rows of all levels.
+    """
+    has_several_lengths = len({row.get("answer_tokens") for row in rows}) > 1
+    columns = (figure("tokens", "answer_tokens", 0), *COLUMNS) if has_several_lengths else COLUMNS
     return f"{markdown(columns, rows)}\n\nfirst text, between texts, per token: ms, p50/p99"
 
 
 def measure_memory(load: LoadTest, output: Path | None) -> int:
-    """Measure how much memory the processes hold after many requests, publish a table, and return 1 if a
-    process grew by more than AIM, else 0.
+    """Measure how much memory the processes hold after many requests, and publish a table. Return the exit
+    status: 1 if a process grew by more than MAX_GROWTH, otherwise 0.
 
-    output: the JSON file; None: only print. Raises InvalidRequest for a fleet that runs elsewhere.
+    load: The test, of which the number of clients, requests and tokens are replaced.
+    output: The JSON file; None: the table is only printed.
+
+    Raises InvalidRequest for a master that runs elsewhere, and if there is no /proc.
     """
-    if load.wanted.master is not None:
+    if load.fleet.master is not None:
         raise InvalidRequest("memory: only of a fleet that is started here, not of --master", "memory")
-    load = replace(load, tokens=SHORT, clients=(AT_ONCE,), requests=STEPS[-1])
-    info, looks = run_until_signal(_look(load))
-    growth = {"name": "growth", "grown_bytes": grown(looks), "allowed_bytes": AIM}
-    publish("memory", settings_of(load, info), [*looks, growth], memory_page(looks), output)
-    return 0 if max(grown(looks).values()) <= AIM else 1
+    load = replace(load, tokens=MEMORY_TOKENS, clients=(MEMORY_CLIENTS,), requests=STEPS[-1])
+    info, memory_rows = run_until_signal(_measure_memory(load))
+    growth = {"name": "growth", "grown_bytes": memory_growth(memory_rows), "allowed_bytes": MAX_GROWTH}
+    publish("memory", settings_of(load, info), [*memory_rows, growth], memory_page(memory_rows), output)
+    return 0 if max(memory_growth(memory_rows).values()) <= MAX_GROWTH else 1
 
 
-async def _look(load: LoadTest) -> tuple[Info, list[Row]]:
-    """Start the fleet, and return its state and what its processes hold after each number of requests."""
-    fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted))
+async def _measure_memory(load: LoadTest) -> tuple[Info, list[Row]]:
+    """Start the fleet, and return its state and the memory of its processes after each number of requests in
+    STEPS.
+
+    load: The test.
+    """
+    fleet = await ProcessFleet.start(load.fleet, models_of(load.fleet))
     try:
         address, numbers = fleet.children[0].service.address, itertools.count()
 
         async def ask(requests: int) -> int:
-            """Make so many requests, and return how many were not answered."""
-            level = await ask_at_once(address, AT_ONCE, islice(numbers, requests), load.ask)
-            return len(level.heard) - len(level.answered)
+            """Send requests, and return how many were not answered.
 
-        return await info_of(address, load.wanted.client), await looks_at(fleet.children, ask)
+            requests: Number of requests.
+            """
+            level = await ask_at_once(address, MEMORY_CLIENTS, islice(numbers, requests), load.ask)
+            return len(level.requests) - len(level.answered)
+
+        return await info_of(address, load.fleet.client), await memory_after(fleet.children, ask)
     finally:
         await fleet.close()
 
 
-async def looks_at(children: Sequence[ChildProcess], ask: Callable[[int], Awaitable[int]]) -> list[Row]:
-    """Return the resident bytes of every process after each number of STEPS, once all is quiet.
+async def memory_after(children: Sequence[ChildProcess], ask: Callable[[int], Awaitable[int]]) -> list[Row]:
+    """Return a row with the resident bytes of every process after each number of requests in STEPS. Before
+    reading, wait until the services are idle.
 
-    children: the processes. ask: makes so many requests, and returns how many were not answered.
-    Raises InvalidRequest without /proc.
+    children: The processes.
+    ask: Sends so many requests, and returns how many were not answered.
+
+    Raises InvalidRequest if there is no /proc.
     """
-    looks: list[Row] = []
+    rows: list[Row] = []
     with counting_bar(sys.stderr, "looks", len(STEPS)) as count:
-        for before, step in pairwise((0, *STEPS)):
-            unanswered = await ask(step - before)
+        for previous, step in pairwise((0, *STEPS)):
+            unanswered = await ask(step - previous)
             await asyncio.sleep(2 * IDLE_SECONDS)
-            held = {child.service.name: resident_of(child.pid) for child in children}
+            resident_bytes = {child.service.name: resident_of(child.pid) for child in children}
             row = {"name": f"after {step} requests", "requests": step, "unanswered": unanswered}
-            looks.append(row | {"resident_bytes": held})
+            rows.append(row | {"resident_bytes": resident_bytes})
             count()
-    return looks
+    return rows
 
 
 def resident_of(pid: int) -> int:
-    """Return the resident bytes of a process. Raises InvalidRequest without /proc."""
+    """Return the resident bytes of a process.
+
+    pid: The id of the process.
+
+    Raises InvalidRequest if its memory cannot be read from /proc.
+    """
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except OSError:
@@ -227,16 +288,27 @@ def resident_of(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def grown(looks: Sequence[Row]) -> dict[str, int]:
-    """Return by how many bytes each process grew from the first look to the last."""
-    first, last = looks[0]["resident_bytes"], looks[-1]["resident_bytes"]
+def memory_growth(memory_rows: Sequence[Row]) -> dict[str, int]:
+    """Return by how many bytes each process grew from the first row to the last; negative if it shrank.
+
+    memory_rows: The rows of `memory_after`, at least one.
+    """
+    first, last = memory_rows[0]["resident_bytes"], memory_rows[-1]["resident_bytes"]
     return {name: last[name] - first[name] for name in first}
 
 
-def memory_page(looks: Sequence[Row]) -> str:
-    """Return the table of resident MiB after so many requests, and of the growth."""
-    by_step = {str(look["requests"]): look["resident_bytes"] for look in looks}
-    held = by_step | {"grown": (grew := grown(looks)), "allowed": dict.fromkeys(grew, AIM)}
-    rows = [{"process": name} | {key: each[name] for key, each in held.items()} for name in grew]
-    columns = text("process", "process"), *(figure(key, key, int(key != "allowed"), 2**-20) for key in held)
+def memory_page(memory_rows: Sequence[Row]) -> str:
+    """Return the table of resident MiB after each number of requests, and of the growth.
+
+    memory_rows: The rows of `memory_after`, at least one.
+    """
+    growth = memory_growth(memory_rows)
+    by_column: dict[str, dict[str, int]] = {
+        **{str(row["requests"]): row["resident_bytes"] for row in memory_rows},
+        "grown": growth,
+        "allowed": dict.fromkeys(growth, MAX_GROWTH),
+    }
+    rows = [{"process": name} | {key: memory[name] for key, memory in by_column.items()} for name in growth]
+    figures = (figure(key, key, int(key != "allowed"), 2**-20) for key in by_column)
+    columns = (text("process", "process"), *figures)
     return f"{markdown(columns, rows)}\n\nresident MiB after so many requests"

@@ -1,7 +1,7 @@
-"""`specsot bench ablation` and `bench demo`: one way to write against another, on the same questions.
+"""`specsot bench ablation` and `bench demo`: two ways to write, compared on the same questions.
 
-Each row is measured in paired runs (AB BA AB ...) on fleets that are opened for it: one where sides
-differ in what is asked alone.
+Each row is measured in paired runs (AB BA AB ...) on fleets that are opened for it. Both sides share one
+fleet if they differ only in their requests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -40,86 +40,109 @@ from specsot_master.text import Text
 from specsot_model.linear import resolve_dtype
 from specsot_worker.stage import DecoderStage
 
+# Options by name.
 Settings = Mapping[str, Any]
 
-# Tokens of every branch, where all are to be equally long.
-BRANCH_TOKENS = 64  # of every branch, where all are to be equally long
-OFF_TOPIC = "Write a long letter to my landlord about a broken window."
+# Tokens of every branch, in rows whose branches are all equally long.
+BRANCH_TOKENS: Final = 64
+# A request off the topics that the demo model was trained on.
+OFF_TOPIC: Final = "Write a long letter to my landlord about a broken window."
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
     """One side of a comparison.
 
-    fleet: settings of the fleet that is opened for it. asked: options of every request, which is a direct
-        answer unless they say otherwise. rival: Transformers generates, and no fleet is opened. stage: kind
-        of the stages with which a loop in one thread writes; None: a fleet writes.
+    fleet: Options of the fleet that is opened for the side.
+    request: Options of every request, which is a direct answer unless they say otherwise.
+    transformers: True if Transformers writes, without a fleet.
+    stage: The kind of stages with which a loop in one thread writes; None: a fleet writes.
     """
 
     fleet: Settings = field(default_factory=dict[str, Any])
-    asked: Settings = field(default_factory=dict[str, Any])
-    rival: bool = False
+    request: Settings = field(default_factory=dict[str, Any])
+    transformers: bool = False
     stage: type[DecoderStage] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A row, or two of the same runs.
+    """A comparison, which is one row, or two rows of the same runs.
 
-    exact: both sides must write the same text in fp32. head: it needs an EAGLE head. as_long: the second side
-    writes as many tokens as the first one did. aim: of the ratio; branches_aim: of another row, where the
-    first side counts by its branches' phase alone. branches: both do. graphs: it needs a device that captures
-    graphs.
+    name: Name of the row.
+    explanation: What is compared, in words.
+    a: The side that is measured.
+    b: The side that it is compared with.
+    exact: True if both sides must write the same text in fp32.
+    head: True if the comparison needs an EAGLE head.
+    matches_length: True if the second side writes as many tokens as the first one did.
+    aim: The ratio to reach; None: there is no aim.
+    branches_aim: The ratio to reach of a second row, in which the first side counts by the phase of its
+        branches alone; None: there is no second row.
+    branches: True if both sides count by the phase of their branches alone.
+    graphs: True if the comparison needs a device that captures graphs.
     """
 
     name: str
-    what: str
+    explanation: str
     a: Side
     b: Side
     exact: bool = False
     head: bool = False
-    as_long: bool = False
+    matches_length: bool = False
     aim: float | None = None
     branches_aim: float | None = None
     branches: bool = False
     graphs: bool = False
 
     @property
-    def bounded(self) -> bool:
-        """Whether answers are as long as the table says; those of a whole plan are as long as they come."""
-        return self.a.asked.get("max_new_tokens", 0) is not None
+    def has_token_limit(self) -> bool:
+        """Return whether answers have as many tokens as the table says. Whole plans have no limit."""
+        return self.a.request.get("max_new_tokens", 0) is not None
 
     @property
-    def planned(self) -> bool:
-        """Return whether a side plans its answers."""
-        return "sot" in (self.a.asked.get("mode"), self.b.asked.get("mode"))
+    def is_planned(self) -> bool:
+        """Return whether at least one side plans its answers."""
+        return "sot" in (self.a.request.get("mode"), self.b.request.get("mode"))
 
     def tokens_of(self, tokens: int) -> int:
-        """Return how many tokens both sides write if so many are asked for: a plan is refused below
-        POINT_TOKENS.
-        """
-        return max(tokens, POINT_TOKENS) if self.planned and self.bounded else tokens
+        """Return how many tokens both sides write. A limited plan gets at least POINT_TOKENS, because a
+        smaller one is refused.
 
-    def written(self, tokens: int) -> Contrast:
-        """Return the row for one of several lengths, with the length in its name."""
+        tokens: The number of tokens that the command line asks for.
+        """
+        return max(tokens, POINT_TOKENS) if self.is_planned and self.has_token_limit else tokens
+
+    def with_length_in_name(self, tokens: int) -> Contrast:
+        """Return this comparison with the number of tokens in its name.
+
+        tokens: The number of tokens.
+        """
         return replace(self, name=f"{self.name}, {tokens} tokens")
 
 
+# A request without drafts.
 PLAIN: Settings = {"drafter": "none"}
+# A planned request.
 PLANNED: Settings = {"mode": "sot"}
-WHOLE_PLAN: Settings = {**PLANNED, "max_new_tokens": None}  # as long as it comes
-ALONE, SERVED = Side(PLAIN), Side()
+# A planned request without a limit of tokens.
+WHOLE_PLAN: Settings = {**PLANNED, "max_new_tokens": None}
+# A side without drafts.
+ALONE: Final = Side(PLAIN)
+# A side with the fleet's defaults.
+SERVED: Final = Side()
 
-SINGLE = (
+# The rows of `specsot bench ablation` that are always there.
+SINGLE: Final = (
     Contrast("drafting", "EAGLE trees against plain decoding", SERVED, ALONE, exact=True, head=True),
-    Contrast("adaptive", "trees as large as pays, against whole trees", SERVED, Side({"tree": "fixed"}),
-             exact=True, head=True),
-    Contrast("blend", "n-grams of the text join the trees", SERVED,
+    Contrast("adaptive", "trees as large as is profitable, against whole trees", SERVED,
+             Side({"tree": "fixed"}), exact=True, head=True),
+    Contrast("blend", "n-grams of the sequence join the trees", SERVED,
              Side({"drafting": DraftOptions(blend=False)}), exact=True, head=True),
-    Contrast("ngram", "n-grams of the text alone, against plain decoding", Side({"drafter": "ngram"}), ALONE,
-             exact=True),
+    Contrast("ngram", "n-grams of the sequence alone, against plain decoding", Side({"drafter": "ngram"}),
+             ALONE, exact=True),
     Contrast("plan", "a plan and its branches against a direct answer", Side(PLAIN, PLANNED), ALONE),
-    Contrast("parallel", "branches side by side against one after the other", Side(PLAIN, PLANNED),
+    Contrast("parallel", "parallel branches against one after the other", Side(PLAIN, PLANNED),
              Side(PLAIN, {**PLANNED, "max_parallel": 1})),
     Contrast("batched", "branches as a batch against packed rows", Side(PLAIN, PLANNED),
              Side({**PLAIN, "layout": "packed"}, PLANNED), exact=True),
@@ -133,66 +156,86 @@ SINGLE = (
 
 
 def ablation_of(chains: Sequence[int], windows: Sequence[int]) -> tuple[Contrast, ...]:
-    """Return each optimisation on against off. chains: K of those that trees are compared with, a row each.
-    windows: tokens that are attended to, sinks included, a row each.
+    """Return the comparisons of each optimisation switched on with the same switched off.
+
+    chains: Numbers of drafts of the chains that trees are compared with, a row each.
+    windows: Tokens that attention sees, sinks included, a row each.
     """
     return (
         *SINGLE,
-        *(_tree(chain, f"tree, K={chain}" if len(chains) > 1 else "tree") for chain in chains),
-        *(_window(seen, f"window {seen}" if len(windows) > 1 else "window") for seen in windows),
+        *(_tree_contrast(chain, f"tree, K={chain}" if len(chains) > 1 else "tree") for chain in chains),
+        *(
+            _window_contrast(window, f"window {window}" if len(windows) > 1 else "window")
+            for window in windows
+        ),
     )
 
 
-def _tree(chain: int, name: str) -> Contrast:
-    """Return the comparison of whole trees with chains of `chain` drafts. name: of the row."""
-    chained = Side({"drafting": DraftOptions(mode="linear", depth=chain, tuner="fixed")})
-    what = f"whole EAGLE trees against chains of {chain}"
-    return Contrast(name, what, Side({"tree": "fixed"}), chained, exact=True, head=True)
+def _tree_contrast(chain: int, name: str) -> Contrast:
+    """Return the comparison of whole trees with chains.
 
-
-def _window(seen: int, name: str) -> Contrast:
-    """Return the comparison of a window of `seen` tokens with all tokens. name: of the row."""
-    window = window_of(seen)
-    asked = {"sinks": window.sinks, "recent": window.recent}
-    what = f"{window.sinks} sinks and {window.recent} recent tokens against all"
-    return Contrast(name, what, Side(PLAIN, asked), ALONE)
-
-
-def _turn(drafter: str) -> Side:
-    """Return the side that writes the branches of a plan one by one. drafter: what drafts."""
-    return Side(asked={**WHOLE_PLAN, "drafter": drafter, "max_parallel": 1})
-
-
-def _letter(drafter: str) -> Side:
-    """Return the side that writes a letter off the demo model's topics, at temperature 0.7. drafter: what
-    drafts.
+    chain: Number of drafts of a chain.
+    name: Name of the row.
     """
-    return Side(asked={"drafter": drafter, "prompt": OFF_TOPIC, "temperature": 0.7})
+    chained = Side({"drafting": DraftOptions(mode="linear", depth=chain, tuner="fixed")})
+    explanation = f"whole EAGLE trees against chains of {chain}"
+    return Contrast(name, explanation, Side({"tree": "fixed"}), chained, exact=True, head=True)
 
 
-def _planned(drafter: str, equal: bool) -> Contrast:
+def _window_contrast(num_tokens: int, name: str) -> Contrast:
+    """Return the comparison of attention to a window with attention to all tokens.
+
+    num_tokens: Tokens that attention sees, sinks included.
+    name: Name of the row.
+    """
+    window = window_of(num_tokens)
+    request = {"sinks": window.sinks, "recent": window.recent}
+    explanation = f"{window.sinks} sinks and {window.recent} recent tokens against all"
+    return Contrast(name, explanation, Side(PLAIN, request), ALONE)
+
+
+def _branch_turns_side(drafter: str) -> Side:
+    """Return the side that writes the branches of a plan one by one.
+
+    drafter: The drafter that requests choose.
+    """
+    return Side(request={**WHOLE_PLAN, "drafter": drafter, "max_parallel": 1})
+
+
+def _letter_side(drafter: str) -> Side:
+    """Return the side that writes a letter off the demo model's topics, at temperature 0.7.
+
+    drafter: The drafter that requests choose.
+    """
+    return Side(request={"drafter": drafter, "prompt": OFF_TOPIC, "temperature": 0.7})
+
+
+def _plan_contrast(drafter: str, equal: bool) -> Contrast:
     """Return the comparison of a plan with a direct answer of as many tokens.
 
-    drafter: what drafts for the plan. equal: every branch writes BRANCH_TOKENS, so that a model's habit of
-        short points does not count.
+    drafter: The drafter of the plan.
+    equal: True if every branch writes BRANCH_TOKENS, so that a model's habit of short points does not count.
     """
     name = f"sot ({drafter}{', equal branches' if equal else ''}) / direct plain"
     limits = {"ignore_eos": True, "max_branch_tokens": BRANCH_TOKENS} if equal else {}
-    ours = Side(asked={**WHOLE_PLAN, "drafter": drafter, **limits})
-    return Contrast(name, "a plan against a direct answer of as many tokens", ours, Side(asked=PLAIN),
-                    head=drafter == "eagle", as_long=True, aim=3.0, branches_aim=4.5)  # fmt: skip
+    planned = Side(request={**WHOLE_PLAN, "drafter": drafter, **limits})
+    return Contrast(name, "a plan against a direct answer of as many tokens", planned, Side(request=PLAIN),
+                    head=drafter == "eagle", matches_length=True, aim=3.0, branches_aim=4.5)  # fmt: skip
 
 
-APART = {"kind": "processes", "stages": 2}
-INSIDE = {"stages": 2}
-DEMO = (
-    Contrast("plain / Transformers generate", "the same prompts, as many tokens", ALONE, Side(rival=True),
-             aim=1.6),
-    Contrast("eagle / plain, branch turns", "branches one by one", _turn("eagle"), _turn("none"), head=True,
-             aim=1.4, branches=True),
+# A fleet of two stages and the other services, each in a process of its own.
+APART: Final = {"kind": "processes", "stages": 2}
+# A fleet of two stages in this process.
+INSIDE: Final = {"stages": 2}
+# The rows of `specsot bench demo`.
+DEMO: Final = (
+    Contrast("plain / Transformers generate", "the same prompts, as many tokens", ALONE,
+             Side(transformers=True), aim=1.6),
+    Contrast("eagle / plain, branch turns", "branches one by one", _branch_turns_side("eagle"),
+             _branch_turns_side("none"), head=True, aim=1.4, branches=True),
     Contrast("eagle / plain, off its topics", "a letter, at temperature 0.7",
-             _letter("eagle"), _letter("none"), head=True, aim=0.97),
-    *(_planned(drafter, equal) for drafter in ("none", "eagle") for equal in (False, True)),
+             _letter_side("eagle"), _letter_side("none"), head=True, aim=0.97),
+    *(_plan_contrast(drafter, equal) for drafter in ("none", "eagle") for equal in (False, True)),
     Contrast("processes / in-process, sot", "two stages and a drafter",
              Side(APART, WHOLE_PLAN), Side(INSIDE, WHOLE_PLAN), head=True, aim=0.85),
     Contrast("processes / in-process, plain", "two stages", Side(APART, PLAIN), Side(INSIDE, PLAIN),
@@ -204,13 +247,17 @@ DEMO = (
 class PairOptions:
     """What is measured.
 
-    table: name of the benchmark. wanted: the fleet, before a side's settings. models: directories and
-        precision. questions: one for each pair, from the first on again if there are more pairs. contrasts:
-        the comparisons. samples: pairs of each row. lengths: tokens of a direct answer, a row for each.
+    table: Name of the benchmark.
+    fleet: Options of the fleet, before those of a side.
+    models: Directories of the models, and their precision.
+    questions: One question for each pair, from the first on again if there are more pairs.
+    contrasts: The comparisons.
+    samples: Pairs of each row.
+    lengths: Tokens of a direct answer, a row each.
     """
 
     table: str
-    wanted: FleetOptions
+    fleet: FleetOptions
     models: ModelSet
     questions: Sequence[str]
     contrasts: Sequence[Contrast]
@@ -219,20 +266,26 @@ class PairOptions:
 
     @property
     def rows(self) -> list[tuple[Contrast, int]]:
-        """Every contrast at every length that makes a difference to it."""
+        """Return every comparison with its number of tokens, for each length that makes a difference to it.
+        With several lengths, the length is part of the row's name.
+        """
         if len(self.lengths) == 1:
             return [(contrast, contrast.tokens_of(self.lengths[0])) for contrast in self.contrasts]
         return [
-            (contrast.written(tokens) if contrast.bounded else contrast, tokens)
+            (contrast.with_length_in_name(tokens) if contrast.has_token_limit else contrast, tokens)
             for contrast in self.contrasts
             for tokens in dict.fromkeys(
-                map(contrast.tokens_of, self.lengths if contrast.bounded else self.lengths[:1])
+                map(contrast.tokens_of, self.lengths if contrast.has_token_limit else self.lengths[:1])
             )
         ]
 
     def ask(self, pair: int, side_options: Settings, tokens: int) -> Ask:
-        """Return the greedy request of one pair; a plan's branches end by themselves. pair: its number.
-        side_options: of the side. tokens: of the answer.
+        """Return the request of one pair, at temperature 0 unless the side has another one. Direct answers
+        ignore the model's end; the branches of a plan do not.
+
+        pair: The pair's number, from which the question and the seed follow.
+        side_options: Options of the side; "prompt" replaces the question.
+        tokens: Maximum number of tokens of the answer.
         """
         options: dict[str, Any] = {
             "mode": "direct",
@@ -246,69 +299,90 @@ class PairOptions:
 
 
 def measure(options: PairOptions, output: Path | None) -> int:
-    """Measure all rows and publish a table, JSON and a plot; return the exit status 0. output: the JSON file;
-    None: only print.
+    """Measure all rows, and publish a table, JSON and a plot. Return the exit status 0. If the measurement is
+    interrupted, the rows so far are published.
+
+    options: What is measured.
+    output: The JSON file; None: the table is only printed.
     """
     quiet_logs()
     rows = list[Row]()
     try:
         run_until_signal(_measure(options, rows))
-    finally:  # what was measured before an interruption is kept
+    finally:
+        # What was measured before an interruption is published.
         if rows:
             _publish(options, rows, output)
     return 0
 
 
 def _publish(options: PairOptions, rows: Sequence[Row], output: Path | None) -> None:
-    """Publish what was measured. rows: measured so far. output: the JSON file, or None."""
+    """Publish what was measured.
+
+    options: What is measured.
+    rows: The rows so far.
+    output: The JSON file; None: the table is only printed.
+    """
 
     def draw(stem: Path) -> None:
-        """Draw the ratios. stem: path without suffix."""
-        ratios(rows, f"specsot bench {options.table}", stem.with_suffix(".png"))
+        """Draw the ratios.
+
+        stem: Path of the picture without its suffix.
+        """
+        draw_ratios(rows, f"specsot bench {options.table}", stem.with_suffix(".png"))
 
     publish(options.table, settings_of(options), rows, page_of(rows), output, draw)
 
 
 async def _measure(options: PairOptions, rows: list[Row]) -> None:
-    """Measure all rows, and append each to `rows` when it is done."""
-    runs = len(options.rows) * 2 * (options.samples + 1)
-    with counting_bar(sys.stderr, options.table, runs) as step:
-        for contrast, tokens in options.rows:
-            rows += await measured(contrast, tokens, options, step)
+    """Measure all rows, and append each to `rows` as soon as it is measured.
 
-
-async def measured(
-    contrast: Contrast, tokens: int, options: PairOptions, step: Callable[[], None]
-) -> list[Row]:
-    """Return one row, or two of the same runs; a row that says why, if the comparison cannot be measured.
-
-    contrast: what is compared. tokens: of an answer. options: models, questions and number of pairs. step:
-        called after each run.
+    options: What is measured.
+    rows: Gets the rows.
     """
-    named: Row = {
+    runs = len(options.rows) * 2 * (options.samples + 1)
+    with counting_bar(sys.stderr, options.table, runs) as advance:
+        for contrast, tokens in options.rows:
+            rows += await measure_contrast(contrast, tokens, options, advance)
+
+
+async def measure_contrast(
+    contrast: Contrast, tokens: int, options: PairOptions, advance: Callable[[], None]
+) -> list[Row]:
+    """Return one row, or two rows of the same runs. If the comparison cannot be measured, return one row
+    whose entry "skipped" says why.
+
+    contrast: The comparison.
+    tokens: Tokens of an answer.
+    options: Models, questions and number of pairs.
+    advance: Called after each run.
+    """
+    name_fields: Row = {
         "name": contrast.name,
-        "what": contrast.what,
+        "what": contrast.explanation,
         "exact": contrast.exact,
         "max_new_tokens": tokens,
     }
     if contrast.head and options.models.head is None:
-        return [{**named, "skipped": "needs --draft-model, an EAGLE head"}]
+        return [{**name_fields, "skipped": "needs --draft-model, an EAGLE head"}]
     if contrast.graphs and torch.device(options.models.device).type == "cpu":
-        return [{**named, "skipped": "needs --device cuda: graphs are captured on GPUs alone"}]
+        return [{**name_fields, "skipped": "needs --device cuda: graphs are captured on GPUs alone"}]
     try:
-        pairs = await _answers(contrast, tokens, options, step)
+        pairs = await _paired_answers(contrast, tokens, options, advance)
     except SpecsotError as error:
-        return [{**named, "skipped": str(error)}]
+        return [{**name_fields, "skipped": str(error)}]
     same = sum(a.text == b.text for a, b in pairs) if contrast.exact else None
-    return [{**named, **row, "same": same} for row in as_json(_comparisons(contrast, pairs))]
+    return [{**name_fields, **row, "same": same} for row in rows_of(_comparisons(contrast, pairs))]
 
 
 @dataclass(frozen=True, slots=True)
 class PairedAnswer:
     """One answer of a pair.
 
-    text: what was written. whole: tokens of the merged answer over wall time. branches: the same over the
-        branches' phase alone; None without branches. steps: of the whole answer; None if unknown.
+    text: The text that was written.
+    whole: Tokens of the merged answer, and wall-clock seconds.
+    branches: The same for the phase of the branches alone; None without branches.
+    steps: Forward passes of the whole answer; None if unknown.
     """
 
     text: str
@@ -318,82 +392,111 @@ class PairedAnswer:
 
 
 def _comparisons(contrast: Contrast, pairs: Sequence[tuple[PairedAnswer, PairedAnswer]]) -> list[Comparison]:
-    """Return the comparison of the pairs, or two: of the whole answers and of the branches' phase."""
+    """Return the comparison of the pairs, or two: that of the whole answers, and that of the branches' phase.
+
+    contrast: The comparison, from which names and aims are read.
+    pairs: The answers of both sides, at least one pair.
+    """
 
     def side(answers: Sequence[PairedAnswer], branches: bool) -> tuple[Sample, ...]:
-        """Return the samples of one side, by the branches' phase or by the whole answer."""
-        return tuple(one.branches if branches and one.branches else one.whole for one in answers)
+        """Return the samples of one side.
 
-    ours, theirs = zip(*pairs)
+        answers: The answers of the side.
+        branches: True for the phase of the branches, if an answer has any; False for the whole answer.
+        """
+        return tuple(answer.branches if branches and answer.branches else answer.whole for answer in answers)
+
+    a_answers, b_answers = zip(*pairs)
     name = contrast.name
     by_branches = contrast.branches
     if contrast.branches_aim is None:
-        return [Comparison(name, side(ours, by_branches), side(theirs, by_branches), contrast.aim)]
+        return [Comparison(name, side(a_answers, by_branches), side(b_answers, by_branches), contrast.aim)]
     return [
-        Comparison(f"{name}, whole", side(ours, False), side(theirs, False), contrast.aim),
-        Comparison(f"{name}, branches", side(ours, True), side(theirs, False), contrast.branches_aim),
+        Comparison(f"{name}, whole", side(a_answers, False), side(b_answers, False), contrast.aim),
+        Comparison(f"{name}, branches", side(a_answers, True), side(b_answers, False), contrast.branches_aim),
     ]
 
 
-Run = Callable[[int, int], Awaitable[PairedAnswer]]  # of a pair's number, and so many tokens
+# Writes the answer of a pair: its arguments are the pair's number and the number of tokens.
+Write = Callable[[int, int], Awaitable[PairedAnswer]]
 
 
-async def _answers(
+async def _paired_answers(
     contrast: Contrast, num_tokens: int, options: PairOptions, advance: Callable[[], None]
 ) -> list[tuple[PairedAnswer, PairedAnswer]]:
-    """Return the pairs of answers; each side runs once unmeasured before, so that nothing cold is counted.
+    """Return the pairs of answers. Each side runs once before, unmeasured, so that no cold run is counted.
 
-    contrast: what is compared. num_tokens: of an answer. options: of the run. advance: called after each run.
+    contrast: The comparison.
+    num_tokens: Tokens of an answer.
+    options: Models, questions and number of pairs.
+    advance: Called after each run.
     """
     async with AsyncExitStack() as stack:
-        runs = await _opened(contrast, options, stack)
-        found: tuple[dict[int, PairedAnswer], dict[int, PairedAnswer]] = {}, {}
+        writers = await _writers_of(contrast, options, stack)
+        answers: tuple[dict[int, PairedAnswer], dict[int, PairedAnswer]] = {}, {}
 
         async def write(pair: int, side_index: int) -> PairedAnswer:
-            """Return one answer. pair: its number. side_index: 0 for A, 1 for B."""
+            """Return one answer. If the second side must match the length of the first, it gets as many
+            tokens as the first side wrote for the same pair.
+
+            pair: The pair's number.
+            side_index: 0 for the first side, 1 for the second.
+            """
             tokens = num_tokens
-            if side_index and contrast.as_long:
-                longer = found[0].get(pair) or await runs[0](pair, tokens)
-                tokens = longer.whole.tokens
-            return await runs[side_index](pair, tokens)
+            if side_index and contrast.matches_length:
+                first_answer = answers[0].get(pair) or await writers[0](pair, tokens)
+                tokens = first_answer.whole.tokens
+            return await writers[side_index](pair, tokens)
 
         for side_index in (0, 1):
             await write(0, side_index)
             advance()
         for pair, side_index in turns((0, 1), options.samples):
-            found[side_index][pair] = await write(pair, side_index)
+            answers[side_index][pair] = await write(pair, side_index)
             advance()
-    return [(found[0][pair], found[1][pair]) for pair in range(options.samples)]
+    return [(answers[0][pair], answers[1][pair]) for pair in range(options.samples)]
 
 
-async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStack) -> list[Run]:
-    """Return what writes on each side; a fleet serves both if they need the same one. stack: closes the
-    fleets.
+async def _writers_of(contrast: Contrast, options: PairOptions, stack: AsyncExitStack) -> list[Write]:
+    """Return what writes for each side. Both sides share a fleet if they need the same one.
+
+    contrast: The comparison.
+    options: Models, questions and the fleet.
+    stack: Closes the fleets.
     """
     fleets: dict[str, FleetClient] = {}
-    runs: list[Run] = []
+    writers: list[Write] = []
     loop = SingleThread(options.models) if contrast.a.stage else None
     for side in (contrast.a, contrast.b):
         if loop and side.stage:
-            runs.append(_loop_writer(loop, side.stage, options))
+            writers.append(_loop_writer(loop, side.stage, options))
             continue
-        if side.rival:
-            runs.append(_rival(options, stack))
+        if side.transformers:
+            writers.append(_transformers_writer(options, stack))
             continue
         if (key := repr(side.fleet)) not in fleets:
-            fleets[key] = await open_fleet(replace(options.wanted, **dict(side.fleet)))
+            fleets[key] = await open_fleet(replace(options.fleet, **dict(side.fleet)))
             stack.push_async_callback(fleets[key].close)
-        runs.append(_writer(fleets[key], side, options))
-    return runs
+        writers.append(_fleet_writer(fleets[key], side, options))
+    return writers
 
 
-def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
-    """Return what writes with a fleet. side: its options. options: of the run."""
+def _fleet_writer(fleet: FleetClient, side: Side, options: PairOptions) -> Write:
+    """Return a function that writes with a fleet.
+
+    fleet: The fleet.
+    side: The side, whose options its requests have.
+    options: Questions and their options.
+    """
 
     async def write(pair: int, tokens: int) -> PairedAnswer:
-        """Return the answer of a pair with so many tokens, timed."""
+        """Return the answer of a pair, timed.
+
+        pair: The pair's number.
+        tokens: Tokens of the answer.
+        """
         watch = Stopwatch()
-        finished = await finished_answer(fleet, options.ask(pair, side.asked, tokens))
+        finished = await finished_answer(fleet, options.ask(pair, side.request, tokens))
         seconds = watch.seconds
         statistics = finished.statistics
         phase = statistics.phases.get("branches")
@@ -403,11 +506,20 @@ def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
     return write
 
 
-def _loop_writer(loop: SingleThread, stage: type[DecoderStage], options: PairOptions) -> Run:
-    """Return what writes in one thread with stages of this kind. loop: the thread's loop."""
+def _loop_writer(loop: SingleThread, stage: type[DecoderStage], options: PairOptions) -> Write:
+    """Return a function that writes in one thread with stages of one kind.
+
+    loop: The loop of that thread.
+    stage: The kind of stages.
+    options: Questions.
+    """
 
     async def write(pair: int, tokens: int) -> PairedAnswer:
-        """Return the answer of a pair with so many tokens, timed."""
+        """Return the answer of a pair, timed.
+
+        pair: The pair's number.
+        tokens: Tokens of the answer.
+        """
         question = options.questions[pair % len(options.questions)]
         text, written, seconds = await asyncio.to_thread(loop.write, question, tokens, stage)
         return PairedAnswer(text, Sample(written, seconds))
@@ -415,26 +527,38 @@ def _loop_writer(loop: SingleThread, stage: type[DecoderStage], options: PairOpt
     return write
 
 
-def _rival(options: PairOptions, stack: AsyncExitStack) -> Run:
-    """Return what writes with Transformers, which rounds nothing, after the same prompts. stack: ends its
-    process.
+def _transformers_writer(options: PairOptions, stack: AsyncExitStack) -> Write:
+    """Return a function that writes with Transformers, in a process of its own, without quantization, after
+    the same prompts.
+
+    options: Questions and models.
+    stack: Ends the process.
     """
     base = options.models.base
     dtype = resolve_dtype(options.models.dtype, options.models.device)
     prompts = Prompts(base, Text(base))
-    rival = stack.enter_context(closing(HfBaseline(base, dtype, options.models.device)))
+    transformers = stack.enter_context(closing(HfBaseline(base, dtype, options.models.device)))
 
     async def write(pair: int, tokens: int) -> PairedAnswer:
-        """Return the answer of a pair with so many tokens, timed; its text is left out."""
+        """Return the answer of a pair, timed, without its text.
+
+        pair: The pair's number.
+        tokens: Tokens of the answer.
+        """
         question = options.questions[pair % len(options.questions)]
-        output = await asyncio.to_thread(rival.write, prompts.chat((Message("user", question),)), tokens)
+        output = await asyncio.to_thread(
+            transformers.write, prompts.chat((Message("user", question),)), tokens
+        )
         return PairedAnswer("", Sample(len(output.tokens), output.seconds))
 
     return write
 
 
 def settings_of(options: PairOptions) -> Row:
-    """Return the settings of the run, by name."""
+    """Return the settings of the run, by name.
+
+    options: What is measured.
+    """
     models = options.models
     numbers = ("dtype", "quantization", "kv_cache_dtype", "draft_dtype", "draft_quantization", "device")
     return {
@@ -448,23 +572,35 @@ def settings_of(options: PairOptions) -> Row:
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown, with a column of aims if a row has one."""
-    aim = [figure("aim", "aim")] if any(row.get("aim") for row in rows) else []
-    return markdown([*COLUMNS[:4], *aim, *COLUMNS[4:]], rows)
+    """Return the table in Markdown, with a column of aims if a row has one. Without rows, the table has only
+    its heading.
+
+    rows: The measured rows; skipped rows have a reason in place of figures.
+    """
+    aim_columns = [figure("aim", "aim")] if any(row.get("aim") for row in rows) else []
+    return markdown([*COLUMNS[:4], *aim_columns, *COLUMNS[4:]], rows)
 
 
 def _quartiles(row: Mapping[str, Any]) -> str:
-    """Return the quartiles of a row's ratios, such as "1.20 .. 1.35"."""
-    low, high = row["quartiles"]
-    return f"{low:.2f} .. {high:.2f}"
+    """Return the quartiles of a row's ratios, such as "1.20 .. 1.35".
+
+    row: A measured row, whose entry "quartiles" has both.
+    """
+    lower, upper = row["quartiles"]
+    return f"{lower:.2f} .. {upper:.2f}"
 
 
 def _rate(heading: str, side: int) -> Column:
-    """Return a column of the tokens per second of one side. side: 0 for A, 1 for B."""
+    """Return a column of the tokens per second of one side.
+
+    heading: Heading of the column.
+    side: 0 for the first side, 1 for the second.
+    """
     return Column(heading, lambda row: f"{row['tokens_per_second'][side]:.1f}")
 
 
-COLUMNS = (
+# The columns of the table, without the aim.
+COLUMNS: Final = (
     text("", "name"),
     text("what", "what"),
     figure("ratio", "ratio"),
@@ -475,20 +611,28 @@ COLUMNS = (
 )
 
 
-def ratios(rows: Sequence[Row], title: str, file: Path) -> None:
-    """A bar for each row's `ratio`, with its quartiles; rows that were skipped are left out."""
-    measured = [row for row in rows if "skipped" not in row]
-    values = [row["ratio"] for row in measured]
-    colours = [SAME if row.get("exact", True) else OTHER for row in measured]
-    names = [row["name"] for row in measured]
-    spread = [row["quartiles"] for row in measured]
-    with picture(file, title, (8, 0.4 * len(measured) + 1.6)) as (panel,):
-        bars(panel, names, values, [f"{value:.2f}" for value in values], colours, spread)
+def draw_ratios(rows: Sequence[Row], title: str, file: Path) -> None:
+    """Draw a bar for the ratio of each row, with its quartiles. Skipped rows are left out.
+
+    rows: The measured rows.
+    title: Title of the picture.
+    file: The PNG file.
+    """
+    measure_contrast = [row for row in rows if "skipped" not in row]
+    values = [row["ratio"] for row in measure_contrast]
+    colours = [SAME if row.get("exact", True) else OTHER for row in measure_contrast]
+    names = [row["name"] for row in measure_contrast]
+    quartiles = [row["quartiles"] for row in measure_contrast]
+    with picture(file, title, (8, 0.4 * len(measure_contrast) + 1.6)) as (panel,):
+        bars(panel, names, values, [f"{value:.2f}" for value in values], colours, quartiles)
         panel.axvline(1, color=GREY, linewidth=0.8)
 
 
-def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
-    """Return a row for each comparison: ratio, quartiles, rates."""
+def rows_of(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
+    """Return a row of figures for each comparison: ratio, quartiles, rates, tokens.
+
+    comparisons: The comparisons, each with at least one pair.
+    """
     return [
         {
             "name": comparison.name,

@@ -1,4 +1,4 @@
-"""`specsot bench policies`: perplexity of texts under each KV policy, and what every head attends to."""
+"""`specsot bench policies`: the perplexity of texts under each KV policy, and what every head attends to."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ from specsot_master.text import Text
 from specsot_model.attention import AttentionPlan
 from specsot_model.decoder import Decoder
 
+# Options of the model's precision that are reported as settings.
 NUMBERS = ("dtype", "quantization", "kv_cache_dtype")
+# Tokens that attention sees, sinks included, in the rows of windows.
 WINDOWS = (256, 512, 1024)
+# Further policies that are compared, by the names of their rows.
 OTHERS: tuple[tuple[str, Policy], ...] = (
     ("recent 512", Window(0, 512)),
     ("L2 norm, 0.8 every 64", Pruning(0.8, 64, 0)),
@@ -42,8 +45,12 @@ OTHERS: tuple[tuple[str, Policy], ...] = (
 def policies(
     windows: Sequence[int], heads: HeadWindows | None, importance: HeadImportance | None
 ) -> list[tuple[str, Policy]]:
-    """Return (name, policy) of everything that is compared. windows: tokens that are seen, sinks included.
-    heads, importance: what was measured for the model's heads; None if it was not.
+    """Return the name and the policy of every row that is compared. The first row is "full", with None for no
+    policy.
+
+    windows: Tokens that attention sees, sinks included, a row each.
+    heads: The windows that were measured for the model's heads; None if they were not.
+    importance: The importance that was measured for the model's heads; None if it was not.
     """
     found: list[tuple[str, Policy]] = [("full", None)]
     found += [(f"sinks + window {tokens}", window_of(tokens)) for tokens in windows]
@@ -58,9 +65,12 @@ def policies(
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """What is read: pieces of `length` tokens from the beginning of a text on, `pieces` at most.
+    """A text that is read in pieces, and the model that reads it.
 
-    text: None: the one that `specsot bench quick` reads.
+    weights: The model, its precision and its device.
+    text: File of the text; None: the one that `specsot bench quick` reads.
+    length: Tokens of each piece.
+    pieces: Maximum number of pieces that are read, from the beginning.
     """
 
     weights: ModelOptions
@@ -75,8 +85,10 @@ class ReadingOptions:
         return numbers | {"text": self.text, "length": self.length, "pieces": self.pieces}
 
     def load(self) -> tuple[Decoder, list[tuple[int, ...]]]:
-        """Return the model, and the pieces of the text as token ids. Raises ModelError, InvalidRequest for a
-        length or text that gives no piece.
+        """Return the model, and the pieces of the text as token ids, at least one.
+
+        Raises ModelError if the model cannot be loaded, and InvalidRequest for a length that the model does
+        not support, or for a text that is shorter than one piece.
         """
         decoder = load_decoder(self.weights)
         most = decoder.config.max_positions
@@ -90,8 +102,11 @@ class ReadingOptions:
 
 
 def measure(readings: Sequence[ReadingOptions], output: Path | None, windows: Sequence[int] = WINDOWS) -> int:
-    """Measure all policies, and publish a table for each length of pieces; return the exit status 0. output:
-    the JSON file; None: only print.
+    """Measure all policies, and publish a table for each length of pieces. Return the exit status 0.
+
+    readings: The text and the model, once for each length of pieces; at least one.
+    output: The JSON file; None: the tables are only printed.
+    windows: Tokens that attention sees, sinks included, a row each.
     """
     rows = list[Row]()
     pages = list[str]()
@@ -115,7 +130,13 @@ def measure(readings: Sequence[ReadingOptions], output: Path | None, windows: Se
 def _rows(
     decoder: Decoder, pieces: Sequence[tuple[int, ...]], kept: Sequence[tuple[str, Policy]]
 ) -> Iterator[Row]:
-    """Yield the perplexity of all pieces under each policy. kept: (name, policy)."""
+    """Yield a row for each policy: the perplexity of all pieces, and the number of rows that the last token
+    of a piece attends to.
+
+    decoder: The model.
+    pieces: Token ids of each piece, all equally long.
+    kept: The name and the policy of each row.
+    """
     with counting_bar(sys.stderr, "policies", len(kept)) as count:
         for name, policy in kept:
             found = [loss for tokens in pieces for loss in losses(decoder, tokens, policy)]
@@ -128,8 +149,12 @@ def _rows(
 
 
 def page_of(rows: Sequence[Row], pieces: int, length: int) -> str:
-    """Return the table in Markdown. rows: "full" first; their figure "rows" is what the last token of a piece
-    attends to, mean over layers and heads. pieces: their number. length: tokens of each.
+    """Return the table in Markdown.
+
+    rows: The rows, of which the first one is "full". Their figure "rows" is the number of rows that the last
+        token of a piece attends to, the mean over layers and heads.
+    pieces: Number of pieces.
+    length: Tokens of each piece.
     """
     full = rows[0]["perplexity"]
     columns = (
@@ -142,8 +167,11 @@ def page_of(rows: Sequence[Row], pieces: int, length: int) -> str:
 
 
 def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
-    """Write what the model's heads look at beside its weights; return the exit status 0. gathering: see
-    `keep_by_head`.
+    """Measure what the model's heads attend to, write into the model's directory what each head should keep,
+    and print it. Return the exit status 0.
+
+    reading: The text and the model.
+    gathering: Number of recent tokens that heads keep which attend everywhere; None: all.
     """
     decoder, pieces = reading.load()
     looks = measure_heads(decoder, pieces)
@@ -158,6 +186,7 @@ def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
     return 0
 
 
+# The columns of the table of heads.
 HEAD_COLUMNS = (
     text("layer", "layer"),
     text("KV head", "head"),
@@ -167,12 +196,16 @@ HEAD_COLUMNS = (
     figure("importance", "importance"),
 )
 
-# tokens; rows before the last of these have too little to look at
+# Tokens. The first tokens of a sequence, which count as sinks. Untuned.
 SINKS = 4
+# Tokens. The newest tokens, which count as local. Untuned.
 LOCAL = 8
+# Rows. The first rows of a piece, which have too few tokens to attend to and are not counted. Untuned.
 SKIPPED = 64
+# Rows of a KV page.
 PAGE_ROWS = 256
-KEEPS = {  # by class: sinks and recent tokens
+# By class of a head: the number of sinks and of recent tokens that it keeps.
+KEEPS = {
     "mixed": (4, 64),
     "sink_mixed": (4, 24),
     "sink_positional": (4, 8),
@@ -183,8 +216,13 @@ KEEPS = {  # by class: sinks and recent tokens
 
 @dataclass(frozen=True, slots=True)
 class HeadAttention:
-    """A query head's means. sink, local: shares of its attention, the latter of what sinks leave.
-    entropy: nats. even: entropy over that of a head that looks at everything alike."""
+    """The means of one query head over all rows.
+
+    sink: The fraction of its attention on the first SINKS tokens.
+    local: The fraction of its other attention on the newest LOCAL tokens.
+    entropy: The entropy of its attention, in nats.
+    even: This entropy divided by that of a head that attends to all tokens equally.
+    """
 
     sink: float
     local: float
@@ -193,14 +231,14 @@ class HeadAttention:
 
     @property
     def importance(self) -> float:
-        """The share of its attention that goes to neither the sinks nor the newest tokens. These are the rows
-        that pruning may evict, so a head that reads them much keeps more of them.
+        """The fraction of the head's attention that goes neither to sinks nor to the newest tokens. Pruning
+        may evict the rows in between, so a head that attends to them much keeps more of them.
         """
         return (1 - self.sink) * (1 - self.local)
 
     @property
     def kind(self) -> str:
-        """The class of the head; the first that fits."""
+        """The class of the head: the first one that fits, "mixed" if no other does."""
         if self.even > 0.9:
             return "dead"
         if self.entropy > 3:
@@ -211,8 +249,11 @@ class HeadAttention:
 
 
 def measure_heads(decoder: Decoder, texts: Iterable[Sequence[int]]) -> list[list[HeadAttention]]:
-    """Return what each query head looks at, by layer. texts: token ids, each read in one pass and no longer
-    than the model's context.
+    """Return what each query head attends to, by layer; [] without texts.
+
+    decoder: The model.
+    texts: Token ids of each text, which is read in one pass: longer than SKIPPED, and no longer than the
+        model's context.
     """
     sums: list[Tensor] | None = None
     rows = 0
@@ -226,10 +267,13 @@ def measure_heads(decoder: Decoder, texts: Iterable[Sequence[int]]) -> list[list
 def keep_by_head(
     looks: Sequence[HeadAttention], kv_heads: int, gathering: int | None
 ) -> list[dict[str, Any]]:
-    """What each KV head of a layer keeps, as `write_heads` wants it, with the classes of its group and the
-    importance of the query head in it that has the largest.
+    """Return what each KV head of a layer should keep, in the form that `write_heads` gets, with the classes
+    of its query heads and the largest importance among them.
 
-    gathering: how many recent tokens heads of that class keep beside the sinks; None: all.
+    looks: What each query head of the layer attends to. Query heads of one KV head follow each other.
+    kv_heads: Number of KV heads; it divides the number of query heads.
+    gathering: Number of recent tokens that heads of the class "gathering" keep in addition to the sinks;
+        None: all.
     """
     size = len(looks) // kv_heads
     groups = [looks[at : at + size] for at in range(0, len(looks), size)]
@@ -237,15 +281,23 @@ def keep_by_head(
 
 
 def _kept_of(group: Sequence[HeadAttention], gathering: int | None) -> dict[str, Any]:
-    """Return what the KV head of a group of query heads keeps. gathering: see `keep_by_head`."""
+    """Return what one KV head should keep, the classes of its query heads, and the largest importance among
+    them.
+
+    group: What each query head of the KV head attends to.
+    gathering: Number of recent tokens that heads of the class "gathering" keep; None: all.
+    """
     classes = [one.kind for one in group]
     importance = min(max(max(one.importance for one in group), 0.0), 1.0)  # sums of bf16 may miss by a bit
     return {"classes": classes, "importance": round(importance, 4)} | _keep(classes, gathering)
 
 
 def _keep(kinds: Sequence[str], gathering: int | None) -> dict[str, Any]:
-    """Return the sinks and recent tokens that a KV head keeps, by the classes of its query heads; recent
-    None: all. gathering: recent tokens of that class; None: all.
+    """Return the number of sinks and of recent tokens that a KV head should keep: the most that one of its
+    query heads needs. "recent" is None if all tokens should be kept.
+
+    kinds: The classes of its query heads, at least one.
+    gathering: Number of recent tokens that heads of the class "gathering" keep; None: all.
     """
     if gathering is None and "gathering" in kinds:
         return {"sinks": 0, "recent": None}
@@ -254,7 +306,11 @@ def _keep(kinds: Sequence[str], gathering: int | None) -> dict[str, Any]:
 
 
 def _sums(decoder: Decoder, tokens: Sequence[int]) -> list[Tensor]:
-    """Return for each layer [query_heads, 4] what `HeadAttention` has, summed over the rows of a text."""
+    """Return for each layer what `HeadAttention` has, summed over the rows of a text, [query_heads, 4].
+
+    decoder: The model.
+    tokens: Token ids of the text.
+    """
     sums: list[Tensor] = []
     positions = torch.arange(len(tokens), device=decoder.device)
     kv = decoder.make_kv(-(-len(tokens) // PAGE_ROWS), PAGE_ROWS)
@@ -265,8 +321,12 @@ def _sums(decoder: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
 
 def _attend(q: Tensor, layer: Tensor, sums: list[Tensor]) -> Tensor:
-    """Return the attention of all rows over their text, [rows, heads * head_dim], and append what they looked
-    at to `sums`.
+    """Return the attention of all rows over their text, [rows, heads * head_dim], and append to `sums` what
+    they attended to.
+
+    q: Queries, [rows, kv_heads, query heads of each, head_dim].
+    layer: Keys and values of one layer, in pages.
+    sums: Gets one tensor [query_heads, 4].
     """
     count = len(q)
     keys, values = layer.transpose(2, 3).flatten(1, 2)[:, :count]  # [rows, kv_heads, head_dim]
@@ -278,7 +338,10 @@ def _attend(q: Tensor, layer: Tensor, sums: list[Tensor]) -> Tensor:
 
 
 def _look(weights: Tensor) -> Tensor:
-    """Return [heads, 4] sums of the attention weights [heads, rows, columns] of rows from SKIPPED on."""
+    """Return what `HeadAttention` has, summed over rows, [heads, 4].
+
+    weights: Attention weights of the rows from SKIPPED on, [heads, rows, columns].
+    """
     rows = torch.arange(SKIPPED, SKIPPED + weights.shape[1], device=weights.device)[:, None]
     columns = torch.arange(weights.shape[2], device=weights.device)[None]
     sink = weights[..., :SINKS].sum(-1)
@@ -289,8 +352,12 @@ def _look(weights: Tensor) -> Tensor:
 
 
 def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
-    """Return how many rows the last of so many tokens attends to, its own included; mean over layers and
-    heads.
+    """Return the number of rows that the last token of a sequence attends to, its own included, as the mean
+    over layers and heads.
+
+    config: The model.
+    length: Tokens of the sequence.
+    policy: The policy; None: nothing is evicted, so that the token attends to all `length` rows.
     """
     match policy:
         case Window(sinks, recent):
@@ -312,7 +379,12 @@ def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
 
 
 def _rows_seen_by_head(config: ModelConfig, length: int, policy: HeadPruning) -> float:
-    """Return the same where every head keeps a share of its own."""
+    """Return what `rows_seen` returns if every head keeps a fraction of its own.
+
+    config: The model.
+    length: Tokens of the sequence.
+    policy: The pruning of each head.
+    """
     every = policy.prune_every
     skip = min(policy.skip_layers, config.layers)
     kept: HeadCounts = policy.no_rows_kept

@@ -1,7 +1,6 @@
-"""`specsot bench precision`: what fewer bits cost: memory, perplexity, and tokens a step with a head.
+"""`specsot bench precision`: what fewer bits cost: memory, perplexity, and tokens per step with a head.
 
-Tokens a step are those of `specsot verify`: a whole tree in every step, and
-nothing but the head's drafts.
+Tokens per step are those of `specsot verify`: a whole tree in every step, and nothing but the head's drafts.
 """
 
 from __future__ import annotations
@@ -35,12 +34,19 @@ from specsot_model.memory_fit import WeightForm, weights_of
 from specsot_model.packed import row_itemsize
 from specsot_model.published import open_weights
 
+# Token ids of a prompt.
 Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """dtype: what base and head compute in. quantization, kv_dtype: of the base."""
+    """A precision of the base model and of its head.
+
+    dtype: The type that base and head compute in.
+    quantization: The quantization of the base; None: its weights are of type `dtype`.
+    kv_dtype: The type of the base's KV rows; "auto": that in which it computes.
+    draft_quantization: The quantization of the head; None: its weights are of type `dtype`.
+    """
 
     dtype: str
     quantization: Quantization | None = None
@@ -49,40 +55,55 @@ class Precision:
 
     @property
     def base(self) -> Precision:
-        """The same with the whole head."""
+        """Return the same precision with a head that is not quantized. Precisions with equal bases share a
+        loaded model.
+        """
         return replace(self, draft_quantization=None)
 
     @property
     def name(self) -> str:
         """Return the name of the precision, such as "int8, head fp8"."""
-        held = self.quantization or self.dtype
-        rows = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
+        weights = self.quantization or self.dtype
+        kv = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
         head = self.draft_quantization and f"head {self.draft_quantization}"
-        return ", ".join(filter(None, (held, rows, head)))
+        return ", ".join(filter(None, (weights, kv, head)))
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
-    """What a head is tried on: the base writes so many tokens behind each prompt, whatever ends come."""
+class HeadTrial:
+    """What a head is tried on: the base model writes after each prompt, and its end tokens are ignored.
+
+    head: Directory of the head.
+    prompts: Token ids of each prompt.
+    tokens: Number of tokens that are written after each prompt.
+    """
 
     head: Path
     prompts: Sequence[Prompt]
     tokens: int
 
 
-def writing_of(base: Path, head: Path | None, tokens: int, of_demo: bool) -> Writing | None:
-    """Return what the head helps to write: the questions of `specsot verify`; None without a head. of_demo:
-    the bundled small model answers.
+def head_trial_of(base: Path, head: Path | None, tokens: int, of_demo: bool) -> HeadTrial | None:
+    """Return what the head is tried on: the questions of `specsot verify`. Return None if there is no head.
+
+    base: Directory of the base model.
+    head: Directory of the head, or None.
+    tokens: Number of tokens that are written after each question.
+    of_demo: True if the base model is the bundled small model, which gets questions on its own topics.
     """
     if head is None:
         return None
-    prompts, asked = Prompts(base, Text(base)), choose_questions(None, of_demo)
-    return Writing(head, tuple(prompts.chat((Message("user", question),)) for question in asked), tokens)
+    prompts, questions = Prompts(base, Text(base)), choose_questions(None, of_demo)
+    return HeadTrial(
+        head, tuple(prompts.chat((Message("user", question),)) for question in questions), tokens
+    )
 
 
 def precisions(dtype: str) -> Iterator[Precision]:
-    """Yield the precisions, first what others are compared with; those of one base together. Quantized ones
-    compute in `dtype`.
+    """Yield the precisions, each once: fp32 first, with which the others are compared. Those of one base
+    follow each other.
+
+    dtype: The type in which quantized models compute.
     """
     for name in dict.fromkeys(("fp32", dtype, "bf16", "fp16")):
         heads = (None, *QUANTIZATIONS) if name == dtype else (None,)
@@ -94,109 +115,144 @@ def precisions(dtype: str) -> Iterator[Precision]:
     yield Precision(dtype, "int4", "int8")
 
 
-def measure(readings: Sequence[ReadingOptions], writing: Writing | None, output: Path | None) -> int:
-    """Measure every precision, and publish a table for each length of pieces; return the exit status.
-    writing: None: nothing drafts. output: the JSON file; None: only print.
+def measure(readings: Sequence[ReadingOptions], trial: HeadTrial | None, output: Path | None) -> int:
+    """Measure every precision, and publish a table for each length of pieces. Return the exit status 0.
+
+    readings: The text and the model, once for each length of pieces; at least one.
+    trial: What the head is tried on; None: there is no head.
+    output: The JSON file; None: the tables are only printed.
     """
     names = {numbers: name for name, numbers in NAMES.items()}
     weights = readings[0].weights
-    every = precisions(names[resolve_dtype(weights.dtype, weights.device)])
-    wanted = [one for one in every if writing or one.draft_quantization is None]
+    candidates = precisions(names[resolve_dtype(weights.dtype, weights.device)])
+    measured = [precision for precision in candidates if trial or precision.draft_quantization is None]
     tables: list[list[Row]] = []
-    with counting_bar(sys.stderr, "precisions", len(readings) * len(wanted)) as count:
+    with counting_bar(sys.stderr, "precisions", len(readings) * len(measured)) as count:
         for reading in readings:
             tables.append([])
-            for base, ones in groupby(wanted, lambda one: one.base):
-                for row in rows_of(_held_in(reading, base), writing, tuple(ones)):
+            for base, same_base in groupby(measured, lambda precision: precision.base):
+                for row in rows_of(_with_base(reading, base), trial, tuple(same_base)):
                     tables[-1].append({**row, "length": reading.length})
-                    print(line_of(row), file=sys.stderr, flush=True)  # the table comes at the end
+                    # The table is printed at the end, so that rows must be shown before.
+                    print(line_of(row), file=sys.stderr, flush=True)
                     count()
-    tried: Row = {}
-    if writing:
-        tried = {"head": str(writing.head), "prompts": len(writing.prompts), "tokens": writing.tokens}
+    trial_settings: Row = {}
+    if trial:
+        trial_settings = {"head": str(trial.head), "prompts": len(trial.prompts), "tokens": trial.tokens}
     rows = [row for table in tables for row in table]
-    settings = {**readings[0].settings, **tried, "length": [reading.length for reading in readings]}
+    settings = {**readings[0].settings, **trial_settings, "length": [reading.length for reading in readings]}
     page = "\n\n".join(page_of(table) for table in tables)
     publish("precision", settings, named(rows, "name", "length") if len(tables) > 1 else rows, page, output)
     return 0
 
 
 def line_of(row: Row) -> str:
-    """Return what is known of one precision, such as "int8: 9.7 MiB, perplexity 12.345, 2.31
-    tokens a step".
+    """Return what is known of one precision, such as "int8: 9.7 MiB, perplexity 12.345, 2.31 tokens a step".
+
+    row: The row of the precision.
     """
-    told = [f"{row['weight_bytes'] / 2**20:.1f} MiB"]
+    figures = [f"{row['weight_bytes'] / 2**20:.1f} MiB"]
     if "perplexity" in row:
-        told.append(f"perplexity {row['perplexity']:.3f}")
+        figures.append(f"perplexity {row['perplexity']:.3f}")
     if "tokens_per_step" in row:
-        told.append(f"{row['tokens_per_step']:.2f} tokens a step")
+        figures.append(f"{row['tokens_per_step']:.2f} tokens a step")
     if "skipped" in row:
-        told.append(f"skipped: {row['skipped']}")
-    return f"{row['name']}: {', '.join(told)}"
+        figures.append(f"skipped: {row['skipped']}")
+    return f"{row['name']}: {', '.join(figures)}"
 
 
-def rows_of(reading: ReadingOptions, writing: Writing | None, ones: Sequence[Precision]) -> Iterator[Row]:
-    """Yield rows of one base, which is loaded once, with each of its heads; "skipped" says why one cannot be
-    measured.
+def rows_of(
+    reading: ReadingOptions, trial: HeadTrial | None, same_base: Sequence[Precision]
+) -> Iterator[Row]:
+    """Yield the rows of one base model, which is loaded once, with each of its heads. The entry "skipped"
+    says why a precision could not be measured.
+
+    reading: The text, and the model in this precision.
+    trial: What the head is tried on; None: there is no head.
+    same_base: The precisions, which have equal bases.
     """
     try:
         decoder, pieces = reading.load()
     except ModelError as error:
-        yield from (_size(reading, one) | {"skipped": str(error)} for one in ones)
+        yield from (_sizes_of(reading, precision) | {"skipped": str(error)} for precision in same_base)
         return
-    found = [loss for tokens in pieces for loss in losses(decoder, tokens)]
-    for one in ones:
-        told = _size(reading, one) | {"perplexity": math.exp(sum(found) / len(found))}
-        yield told if writing is None else told | _with_head(decoder, reading, writing, one)
+    token_losses = [loss for tokens in pieces for loss in losses(decoder, tokens)]
+    for precision in same_base:
+        row = _sizes_of(reading, precision) | {"perplexity": math.exp(sum(token_losses) / len(token_losses))}
+        yield row if trial is None else row | _acceptance_of(decoder, reading, trial, precision)
 
 
-def _with_head(base: Decoder, reading: ReadingOptions, writing: Writing, one: Precision) -> dict[str, Any]:
-    """Return the tokens per step with the head in this precision, bonus included, with its standard error; or
-    why it was skipped.
+def _acceptance_of(
+    base: Decoder, reading: ReadingOptions, trial: HeadTrial, precision: Precision
+) -> dict[str, Any]:
+    """Return the tokens per step with the head in one precision, the bonus token included, and their standard
+    error, which is None for a single step. If the head cannot be loaded, return {"skipped": why}.
+
+    base: The loaded base model.
+    reading: Names the directory of the base model.
+    trial: What the head is tried on.
+    precision: The precision, of which the head's quantization is read.
     """
-    kind = one.draft_quantization
+    quantization = precision.draft_quantization
     try:
-        check_quantization(kind, base.device.type)
-        head = load_head(writing.head, reading.weights.base, base.dtype, base.device, quantization=kind)
+        check_quantization(quantization, base.device.type)
+        head = load_head(trial.head, reading.weights.base, base.dtype, base.device, quantization=quantization)
     except ModelError as error:
         return {"skipped": str(error)}
-    accepted = measure_acceptance(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
+    accepted = measure_acceptance(base, head, [(prompt, trial.tokens) for prompt in trial.prompts])
     steps = len(accepted.lengths)
     error = statistics.stdev(accepted.lengths) / steps**0.5 if steps > 1 else None
     return {"tokens_per_step": accepted.per_step, "error": error, "steps": steps}
 
 
-def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
-    """Return the same reading with the base in this precision."""
-    held: dict[str, Any] = {"dtype": base.dtype, "quantization": base.quantization}
-    return replace(reading, weights=replace(reading.weights, **held, kv_cache_dtype=base.kv_dtype))
+def _with_base(reading: ReadingOptions, base: Precision) -> ReadingOptions:
+    """Return the same reading with the base model in another precision.
+
+    reading: The text and the model.
+    base: The precision.
+    """
+    base_options: dict[str, Any] = {"dtype": base.dtype, "quantization": base.quantization}
+    return replace(reading, weights=replace(reading.weights, **base_options, kv_cache_dtype=base.kv_dtype))
 
 
-def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:
-    """Return the bytes of the base's weights, and of one position's KV in all layers: counted,
-    not measured.
+def _sizes_of(reading: ReadingOptions, precision: Precision) -> dict[str, Any]:
+    """Return the name of a precision, and computed, not measured: the bytes of the base's weights, and the
+    bytes of one position's KV in all layers.
+
+    reading: Names the directory and the device of the base model.
+    precision: The precision.
     """
     config = read_config(reading.weights.base)
-    numbers = NAMES[one.dtype].itemsize
-    held = WeightForm.on_device(reading.weights.device, numbers, one.quantization)
-    whole = Range(0, config.layers)
-    row = row_bytes(config.head_dim, row_itemsize(config, numbers, held.packed), one.kv_dtype)
-    weights = weights_of(open_weights(reading.weights.base), config, whole, held)
-    kv = 2 * config.layers * config.kv_heads * row
-    return {"name": one.name, "weight_bytes": weights, "kv_bytes": kv}
+    itemsize = NAMES[precision.dtype].itemsize
+    form = WeightForm.on_device(reading.weights.device, itemsize, precision.quantization)
+    all_layers = Range(0, config.layers)
+    kv_row = row_bytes(config.head_dim, row_itemsize(config, itemsize, form.packed), precision.kv_dtype)
+    weights = weights_of(open_weights(reading.weights.base), config, all_layers, form)
+    kv = 2 * config.layers * config.kv_heads * kv_row
+    return {"name": precision.name, "weight_bytes": weights, "kv_bytes": kv}
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown, with how much more or less than fp32's each figure is."""
+    """Return the table in Markdown. Next to perplexity and tokens per step is how much they differ from those
+    of the first row, fp32.
 
-    def against(key: str) -> Column:
-        """Return a column with the ratio of a figure to the first row's."""
-        whole = rows[0].get(key)
+    rows: The rows of one length; at least one.
+    """
+
+    def change_column(key: str) -> Column:
+        """Return a column with the difference of a figure from that of the first row.
+
+        key: The figure's entry in a row.
+        """
+        reference = rows[0].get(key)
 
         def cell(row: Row) -> str:
-            """Return the difference in per cent; "-" if either figure is missing."""
+            """Return the difference in per cent; "-" if either figure is missing.
+
+            row: A row of the table.
+            """
             value = row.get(key)
-            return "-" if value is None or whole is None else f"{value / whole - 1:+.1%}"
+            return "-" if value is None or reference is None else f"{value / reference - 1:+.1%}"
 
         return Column("", cell)
 
@@ -205,9 +261,9 @@ def page_of(rows: Sequence[Row]) -> str:
         figure("weights, MiB", "weight_bytes", 1, 2**-20),
         figure("KV, B", "kv_bytes", 0),
         figure("perplexity", "perplexity", 3),
-        against("perplexity"),
+        change_column("perplexity"),
         figure("tokens a step", "tokens_per_step"),
-        against("tokens_per_step"),
+        change_column("tokens_per_step"),
     )
-    read = f"; pieces of {rows[0]['length']} tokens" if "length" in rows[0] else ""
-    return f"{markdown(columns, rows)}\n\nKV of one position; both figures beside fp32's{read}"
+    note = f"; pieces of {rows[0]['length']} tokens" if "length" in rows[0] else ""
+    return f"{markdown(columns, rows)}\n\nKV of one position; changes are relative to fp32{note}"

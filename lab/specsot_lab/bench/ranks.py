@@ -1,11 +1,13 @@
-"""`specsot bench ranks`: how often a head's r-th guess is right, level by level, on answers its base wrote.
+"""`specsot bench ranks`: how often a head's draft of each rank is right, level by level, on answers that its
+base model wrote.
 
-The base reads each conversation once; then a tree grows behind every STEP-th token of its answers, and what
-really followed is looked for in it. A level counts where the level above it held the right token among the
-nodes that were fed. See `acceptance`.
+The base model reads each conversation once. Then a tree grows after every TREE_INTERVAL-th token of its
+answers, and the tokens that really followed are looked up in the tree. A level counts if the level above it
+had the right token among the nodes that were fed. See `acceptance`.
 
-With shapes instead: tokens a step of a chain of the likeliest five and of trees of so many nodes, had they
-been drafted in every step: a tree grows behind every token, then each shape's steps are walked.
+With shapes instead: the tokens per step of a chain of the likeliest drafts, and of trees of a number of
+nodes, if they had been drafted in every step. A tree grows after every token; then the steps of each shape
+are replayed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -36,158 +39,207 @@ from specsot_master.text import Text as Tokens
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 
-# of the published trees
-LEVELS = 8
-K = 10
-MOST = 256  # nodes of a head that drafts in one pass, whose likeliest paths are its tree
-STEP = 7  # tokens from one tree to the next
-# rows of a conversation at most
-PAGE = 64
-LONGEST = 512
+# Levels of the published trees.
+LEVELS: Final = 8
+# Children of a node in the published trees.
+TOP_K: Final = 10
+# Nodes of the tree of a head that drafts all levels in one pass: its likeliest paths. Untuned.
+MAX_NODES: Final = 256
+# Tokens from one tree to the next, when drafts are counted by rank. Untuned.
+TREE_INTERVAL: Final = 7
+# Rows of a KV page.
+PAGE: Final = 64
+# Maximum number of tokens of a conversation.
+MAX_TOKENS: Final = 512
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of each level: how often it was reached, and how often its r-th guess was right."""
+    """Counts of right drafts.
+
+    reached: For each level, how often it was reached.
+    right_by_rank: For each level and rank, how often the draft of that rank was right.
+    """
 
     reached: list[int] = field(default_factory=lambda: [0] * LEVELS)
-    right: list[list[int]] = field(default_factory=lambda: [[0] * K for _ in range(LEVELS)])
+    right_by_rank: list[list[int]] = field(default_factory=lambda: [[0] * TOP_K for _ in range(LEVELS)])
 
-    def note(self, offer: Candidates, true: Sequence[int]) -> None:
-        """Count the guesses of one tree. offer: its candidates. true: the tokens after the root."""
-        for level, (guesses, token) in enumerate(zip(_guesses(offer, true), true)):
+    def record(self, candidates: Candidates, next_tokens: Sequence[int]) -> None:
+        """Count the drafts of one tree.
+
+        candidates: The tree's candidates, [1, n].
+        next_tokens: The tokens that really follow the root.
+        """
+        for level, (drafts, token) in enumerate(zip(_drafts_on_path(candidates, next_tokens), next_tokens)):
             self.reached[level] += 1
-            if token in guesses:
-                self.right[level][guesses.index(token)] += 1
+            if token in drafts:
+                self.right_by_rank[level][drafts.index(token)] += 1
 
     def rows(self) -> Iterator[dict[str, object]]:
-        """Yield a row for each level, and one for all."""
-        for level, (reached, right) in enumerate(zip(self.reached, self.right), 1):
-            yield _row(f"level {level}", reached, right)
-        yield _row("all levels", sum(self.reached), [sum(each) for each in zip(*self.right)])
+        """Yield a row for each level, and one for all levels together."""
+        for level, (reached, right_by_rank) in enumerate(zip(self.reached, self.right_by_rank), 1):
+            yield _row(f"level {level}", reached, right_by_rank)
+        yield _row("all levels", sum(self.reached), [sum(counts) for counts in zip(*self.right_by_rank)])
 
 
 class ShapeSteps:
-    """Tokens a step of each shape: of a chain (its nodes negative) and of trees of the likeliest nodes.
+    """The tokens per step of shapes: of a chain, and of trees of the likeliest nodes.
 
-    What follows is on record, so a draft is accepted exactly where the ring would accept it.
+    The tokens that follow are known, so a draft is accepted exactly if the ring would accept it.
     """
 
     def __init__(self, shapes: Sequence[int]) -> None:
-        """Prepare for these shapes: number of nodes, negative for a chain."""
-        self._taken: dict[int, list[int]] = {shape: [] for shape in shapes}  # behind each token of one text
-        self._sums: dict[int, list[tuple[int, int]]] = {shape: [] for shape in shapes}  # tokens, steps a text
-        self._depths: dict[int, list[int]] = {
-            shape: [0] * (LEVELS + 1) for shape in shapes
-        }  # steps by drafts
+        """Start without counts.
 
-    def note(self, offer: Candidates, true: Sequence[int]) -> None:
-        """Record how many drafts each shape would have accepted after one token. offer: the candidates. true:
-        the tokens after the root.
+        shapes: The number of drafts of each tree; negative for a chain.
         """
-        for shape, taken in self._taken.items():
-            taken.append(_accepted(offer, true, shape))
+        # By shape: how many drafts would have been accepted after each token of the current sequence.
+        self._accepted_after: dict[int, list[int]] = {shape: [] for shape in shapes}
+        # By shape: tokens and steps of each sequence that has ended.
+        self._totals: dict[int, list[tuple[int, int]]] = {shape: [] for shape in shapes}
+        # By shape: the number of steps in which each number of drafts was accepted.
+        self._depths: dict[int, list[int]] = {shape: [0] * (LEVELS + 1) for shape in shapes}
 
-    def end_text(self) -> None:
-        """Count the steps of each shape over the text that has ended."""
-        for shape, taken in self._taken.items():
-            place = steps = 0
-            while place < len(taken):
-                self._depths[shape][taken[place]] += 1
-                place = place + taken[place] + 1
+    def record(self, candidates: Candidates, next_tokens: Sequence[int]) -> None:
+        """Record how many drafts of each shape would have been accepted after one token.
+
+        candidates: The candidates of a tree after this token, [1, n].
+        next_tokens: The tokens that really follow the root.
+        """
+        for shape, accepted in self._accepted_after.items():
+            accepted.append(_accepted(candidates, next_tokens, shape))
+
+    def end_sequence(self) -> None:
+        """Count the steps of each shape over the current sequence, then start the next one. A sequence
+        without tokens is not counted. For example:
+
+            # accepted after each token [2 0 1 0] -> steps at tokens 0 and 3, 4 tokens in 2 steps
+        """
+        for shape, accepted in self._accepted_after.items():
+            position = steps = 0
+            while position < len(accepted):
+                self._depths[shape][accepted[position]] += 1
+                position = position + accepted[position] + 1
                 steps = steps + 1
             if steps:
-                self._sums[shape].append((place, steps))
-            taken.clear()
+                self._totals[shape].append((position, steps))
+            accepted.clear()
 
     def rows(self) -> Iterator[dict[str, object]]:
-        """Yield a row for each shape: tokens a step over all texts."""
-        for shape, sums in self._sums.items():
+        """Yield a row for each shape, with its tokens per step over all sequences. At least one sequence must
+        have been counted.
+        """
+        for shape, totals in self._totals.items():
             name = f"chain of {-shape}" if shape < 0 else f"tree of {shape}"
-            tokens, steps = (sum(each) for each in zip(*sums))
-            means = [here / count for here, count in sums]
-            weights = [count for _, count in sums]
+            tokens, steps = (sum(column) for column in zip(*totals))
+            means = [num_tokens / num_steps for num_tokens, num_steps in totals]
+            weights = [num_steps for _, num_steps in totals]
             row: dict[str, object] = {
                 "name": name,
-                "texts": len(sums),
+                "texts": len(totals),
                 "steps": steps,
                 "tokens a step": round(tokens / steps, 3),
             }
-            row |= {"95 %": [round(one, 2) for one in interval_of(means, weights)]}
+            row |= {"95 %": [round(bound, 2) for bound in interval_of(means, weights)]}
             reached = [sum(self._depths[shape][depth:]) for depth in range(LEVELS + 1)]
-            shares = [round(right / before, 3) for before, right in pairwise(reached) if before]
+            shares = [
+                round(deeper_count / shallower_count, 3)
+                for shallower_count, deeper_count in pairwise(reached)
+                if shallower_count
+            ]
             yield row | {"accepted where reached": shares}
 
 
-def _accepted(offer: Candidates, true: Sequence[int], shape: int) -> int:
-    """Return how many of the true tokens are drafts of this shape. offer: the candidates. true: the tokens
-    after the root. shape: number of nodes, negative for a chain.
+def _accepted(candidates: Candidates, next_tokens: Sequence[int], shape: int) -> int:
+    """Return how many of the next tokens are accepted drafts of a shape; 0 if the first one is not.
+
+    candidates: The candidates of a tree, [1, n].
+    next_tokens: The tokens that really follow the root.
+    shape: The number of drafts that the tree keeps, the likeliest ones; negative for a chain, which follows
+        the likeliest child at each level.
     """
-    tokens = offer.tokens[0]
-    parents = offer.parents[0]
-    scores = offer.scores[0]
+    tokens = candidates.tokens[0]
+    parents = candidates.parents[0]
+    scores = candidates.scores[0]
     best = np.argsort(-scores, kind="stable")
-    kept = set(range(len(tokens)) if shape < 0 else best[:shape].tolist())
-    above = count = 0
-    for token in true[: -shape if shape < 0 else None]:
-        own = [number for number in best.tolist() if parents[number] == above and number in kept]
-        found = [number for number in (own[:1] if shape < 0 else own) if tokens[number] == token]
-        if not found:
+    selected = set(range(len(tokens)) if shape < 0 else best[:shape].tolist())
+    parent = num_accepted = 0
+    for token in next_tokens[: -shape if shape < 0 else None]:
+        children = [number for number in best.tolist() if parents[number] == parent and number in selected]
+        matching = [number for number in (children[:1] if shape < 0 else children) if tokens[number] == token]
+        if not matching:
             break
-        above = found[0] + 1
-        count = count + 1
-    return count
+        parent = matching[0] + 1
+        num_accepted = num_accepted + 1
+    return num_accepted
 
 
-def _row(name: str, reached: int, right: Sequence[int]) -> dict[str, object]:
-    """Return one row. name: of the level. reached: how often. right: how often the guess of each rank was
-    right.
+def _row(name: str, reached: int, right_by_rank: Sequence[int]) -> dict[str, object]:
+    """Return one row.
+
+    name: Name of the level.
+    reached: How often the level was reached; 0 gives fractions of 0.
+    right_by_rank: How often the draft of each rank was right.
     """
-    shares = [round(one / max(reached, 1), 4) for one in right]
+    shares = [round(count / max(reached, 1), 4) for count in right_by_rank]
     return {"name": name, "reached": reached, "right by rank": shares, "right": round(sum(shares), 4)}
 
 
-def _guesses(offer: Candidates, true: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the guesses below the true path, level by level, best first, as far as the path was extended."""
-    tokens = offer.tokens[0].tolist()
-    parents = offer.parents[0].tolist()
-    above = 0
-    for token in true:
-        own = [number for number, parent in enumerate(parents) if parent == above]
-        if not own:
+def _drafts_on_path(candidates: Candidates, next_tokens: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the drafts after each of the next tokens, level by level, the best first. Stop at the first level
+    that has none, or that lacks the next token.
+
+    candidates: The candidates of a tree, [1, n].
+    next_tokens: The tokens that really follow the root.
+    """
+    tokens = candidates.tokens[0].tolist()
+    parents = candidates.parents[0].tolist()
+    parent = 0
+    for token in next_tokens:
+        children = [number for number, own_parent in enumerate(parents) if own_parent == parent]
+        if not children:
             return
-        guesses = [tokens[number] for number in own]
-        yield guesses
-        if token not in guesses:
+        drafts = [tokens[number] for number in children]
+        yield drafts
+        if token not in drafts:
             return
-        above = own[guesses.index(token)] + 1
+        parent = children[drafts.index(token)] + 1
 
 
 @torch.inference_mode()
-def record(
-    decoder: Decoder, head: DraftHead, rows: Sequence[Row], counts: Counts | ShapeSteps, step: int, most: int
+def record_trees(
+    decoder: Decoder,
+    head: DraftHead,
+    rows: Sequence[Row],
+    counts: Counts | ShapeSteps,
+    tree_interval: int,
+    max_tokens: int,
 ) -> None:
-    """Draft a tree after every `step`-th token that the base wrote, at most `most` tokens of each text, and
-    count the guesses.
+    """Grow trees over conversations, and count their drafts.
 
-    decoder: the base. head: drafts. rows: texts with learned tokens. counts: gets the trees.
+    decoder: The base model.
+    head: The head that drafts.
+    rows: The conversations, each with the tokens that the base model wrote.
+    counts: Gets the trees.
+    tree_interval: Tokens from one tree to the next.
+    max_tokens: Number of tokens, from the first answer on, that are read of each conversation.
     """
-    pages = LONGEST // PAGE + 4
+    pages = MAX_TOKENS // PAGE + 4
     stage = DecoderStage(decoder, pages, PAGE)
-    shape = TreeShape(LEVELS - 1, K, MOST)
+    shape = TreeShape(LEVELS - 1, TOP_K, MAX_NODES)
     for layer, weight in head.tap_slices().items():
         stage.tap(layer, weight)
     for number, row in enumerate(rows, 1):
-        tokens = row.tokens.tolist()[:LONGEST]
+        tokens = row.tokens.tolist()[:MAX_TOKENS]
         opening = Opening(number, len(tokens), decodes=False)
         chunk = PromptChunk(number, 0, tuple(tokens), True)
         features: Tensor | None = stage.run(Frame(1, number, (opening,), (chunk,))).fused
-        assert features is not None, "the head taps nothing"
-        written = row.learned.tolist()[: row.learned.tolist().index(True) + most]
-        _follow(propose_with(head, shape, pages, PAGE), tokens, written, features, counts, step)
+        assert features is not None, "the head reads no features"
+        written = row.learned.tolist()[: row.learned.tolist().index(True) + max_tokens]
+        _follow(propose_with(head, shape, pages, PAGE), tokens, written, features, counts, tree_interval)
         stage.run(Frame(1, number, (), (), (number,)))
         if isinstance(counts, ShapeSteps):
-            counts.end_text()
+            counts.end_sequence()
 
 
 def _follow(
@@ -196,42 +248,56 @@ def _follow(
     written: list[bool],
     features: Tensor,
     counts: Counts | ShapeSteps,
-    step: int,
+    tree_interval: int,
 ) -> None:
-    """Let a drafter read one conversation in steps, with a tree after each.
+    """Let a drafter read one conversation, and grow a tree after every `tree_interval`-th token. A tree
+    counts only if the base model wrote all LEVELS + 1 tokens after it.
 
-    tokens: token ids. written: which of them the base wrote. features: [num_tokens, width] of the base.
-        counts: gets the trees. step: tokens between two trees.
+    drafter: The drafter, which has not read anything.
+    tokens: Token ids of the conversation.
+    written: For each token, whether the base model wrote it.
+    features: Features of the base model, [num_tokens, width].
+    counts: Gets the trees.
+    tree_interval: Tokens from one tree to the next.
     """
-    text = DraftSequence(Opening(1, 1, limit=1 << 20))
-    done = 0
-    drafter.open(text)
-    for stop in range(written.index(True), min(len(tokens), len(written)) - LEVELS, step):
-        feature_batch = FeatureBatch(1, done, tuple(tokens[done:stop]), tokens[stop], 1)
-        text.observe(feature_batch)
-        drafter.observe(Features(1, 1, (), (feature_batch,), (), features[done:stop]))
-        offer = drafter.propose([text], LEVELS)
-        done = stop
-        if offer is not None and all(written[stop : stop + 1 + LEVELS]):
-            counts.note(offer, tokens[stop + 1 : stop + 1 + LEVELS])
+    sequence = DraftSequence(Opening(1, 1, limit=1 << 20))
+    num_read = 0
+    drafter.open(sequence)
+    for end in range(written.index(True), min(len(tokens), len(written)) - LEVELS, tree_interval):
+        feature_batch = FeatureBatch(1, num_read, tuple(tokens[num_read:end]), tokens[end], 1)
+        sequence.observe(feature_batch)
+        drafter.observe(Features(1, 1, (), (feature_batch,), (), features[num_read:end]))
+        candidates = drafter.propose([sequence], LEVELS)
+        num_read = end
+        if candidates is not None and all(written[end : end + 1 + LEVELS]):
+            counts.record(candidates, tokens[end + 1 : end + 1 + LEVELS])
 
 
 def measure(
-    models: Models, texts: Path, most: int, tokens: int, shapes: Sequence[int], output: Path | None
+    models: Models,
+    texts: Path,
+    max_conversations: int,
+    tokens: int,
+    shapes: Sequence[int],
+    output: Path | None,
 ) -> int:
-    """Measure guesses by rank, or tokens per step of shapes, and publish the table; return the exit status 0.
+    """Measure right drafts by rank, or tokens per step of shapes, and publish the table. Return the exit
+    status 0.
 
-    models: base and head. texts: file of conversations. most: conversations. tokens: of each answer at most.
-        shapes: nodes of a chain, then of trees; empty: guesses by rank. output: the JSON file; None: only
-        print.
+    models: Directories of the base model and of the head, which must exist.
+    texts: File of conversations.
+    max_conversations: Maximum number of conversations that are read.
+    tokens: Maximum number of tokens that are read, from the first answer of a conversation on.
+    shapes: Drafts of a chain, then of each tree; empty: drafts are counted by rank.
+    output: The JSON file; None: rows are only printed.
     """
     assert models.draft is not None
     decoder = Decoder.load(models.base, None, torch.float32, "cpu")
     head = load_head(models.draft, models.base, torch.float32, "cpu")
-    read = islice(rows_of(texts, Tokens(models.base), LONGEST, 0), most)
-    rows = [row for row in read if row.useful]
+    conversations = islice(rows_of(texts, Tokens(models.base), MAX_TOKENS, 0), max_conversations)
+    rows = [row for row in conversations if row.has_targets]
     counts = ShapeSteps([-shapes[0], *shapes[1:]]) if shapes else Counts()
-    record(decoder, head, rows, counts, 1 if shapes else STEP, tokens)
+    record_trees(decoder, head, rows, counts, 1 if shapes else TREE_INTERVAL, tokens)
     settings: dict[str, object] = {"texts": texts.name, "conversations": len(rows)}
     if isinstance(counts, Counts):
         settings["trees"] = counts.reached[0]

@@ -1,11 +1,11 @@
-"""Whole answers over a far ring, plan included, under a master: for `specsot bench ring --answer-tokens`."""
+"""Whole answers over a far ring, plan included, with a master: for `specsot bench ring --answer-tokens`."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from specsot.errors import SpecsotError
 from specsot.events import Finished, Statistics
@@ -15,22 +15,28 @@ from specsot_bench.core.tables import figure, markdown, text
 from specsot_bench.results import Row
 from specsot_lab.bench.ring_fleet import Answer
 
+# Options of the requests of each way.
 WAYS: Mapping[str, dict[str, Any]] = {
     "plain": {"mode": "direct", "drafter": "none"},
     "eagle": {"mode": "direct", "drafter": "eagle"},
     "sot": {"mode": "sot", "drafter": "none"},
     "both": {"mode": "sot", "drafter": "eagle"},
 }
-DIRECT_SHARE = 4  # direct answers, whose speed does not change on the way, have so many times fewer tokens
+# Direct answers, whose speed does not change while they are written, have so many times fewer tokens.
+DIRECT_SHARE: Final = 4
 
 
 class AnswersDiffer(SpecsotError):
-    """Drafts changed what was written."""
+    """An answer with drafts differs from the answer without drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRuns:
-    """Answers by way, the runs of each in order. line: its columns, `stages`, `rtt_ms`, `mbit`."""
+    """The statistics of answers, by way.
+
+    line: The columns that all rows share: `stages`, `rtt_ms`, `mbit`.
+    runs: The statistics of each way in WAYS, round by round.
+    """
 
     line: Row
     runs: Mapping[str, Sequence[Statistics]]
@@ -40,64 +46,93 @@ class AnswerRuns:
         return [self._row(way) for way in WAYS]
 
     def _row(self, way: str) -> Row:
-        """Return the row of one way, relative to plain answers of the same rounds."""
-        ours = self.runs[way]
-        plain = self.runs["plain"]
-        planned = WAYS[way]["mode"] == "sot"
-        whole = statistics.median(_speed(one) / _speed(other) for one, other in zip(ours, plain))
-        phase = statistics.median(_branch_speed(one) / _speed(other) for one, other in zip(ours, plain))
+        """Return the row of one way, relative to direct answers without drafts of the same rounds.
+
+        way: One of WAYS.
+        """
+        answers = self.runs[way]
+        baseline_answers = self.runs["plain"]
+        is_planned = WAYS[way]["mode"] == "sot"
+        speed_up = statistics.median(
+            _speed(answer) / _speed(baseline) for answer, baseline in zip(answers, baseline_answers)
+        )
+        branch_speed_up = statistics.median(
+            _branch_speed(answer) / _speed(baseline) for answer, baseline in zip(answers, baseline_answers)
+        )
         return {
             **self.line,
             "way": way,
-            "tokens": ours[0].completion_tokens,
-            "branches": ours[0].branches,
-            "tau": round(statistics.median(one.mean_accepted for one in ours), 2),
-            "seconds": round(statistics.median(one.seconds for one in ours), 2),
-            "tokens_per_second": round(statistics.median(map(_speed, ours)), 2),
-            "of_plain": round(whole, 2),
-            "branch_phase_of_plain": round(phase, 2) if planned else None,
+            "tokens": answers[0].completion_tokens,
+            "branches": answers[0].branches,
+            "tau": round(statistics.median(answer.mean_accepted for answer in answers), 2),
+            "seconds": round(statistics.median(answer.seconds for answer in answers), 2),
+            "tokens_per_second": round(statistics.median(map(_speed, answers)), 2),
+            "of_plain": round(speed_up, 2),
+            "branch_phase_of_plain": round(branch_speed_up, 2) if is_planned else None,
         }
 
 
-def _speed(one: Statistics) -> float:
-    """Return the tokens a second of a request."""
-    return one.completion_tokens / one.seconds
+def _speed(answer: Statistics) -> float:
+    """Return the tokens per second of an answer.
+
+    answer: The answer's statistics.
+    """
+    return answer.completion_tokens / answer.seconds
 
 
-def _branch_speed(one: Statistics) -> float:
-    """Return the tokens a second from the plan's end to the answer's; 0 without branches."""
-    seconds = one.phases.get("branches", 0.0)
-    return (one.completion_tokens - one.plan_tokens) / seconds if seconds else 0.0
+def _branch_speed(answer: Statistics) -> float:
+    """Return the tokens per second from the end of the plan to that of the answer; 0 without branches.
+
+    answer: The answer's statistics.
+    """
+    seconds = answer.phases.get("branches", 0.0)
+    return (answer.completion_tokens - answer.plan_tokens) / seconds if seconds else 0.0
 
 
 async def ask_all(
-    answer: Answer, line: Row, question: str, tokens: int, rounds: int, step: Callable[[], None]
+    answer: Answer, line: Row, question: str, tokens: int, rounds: int, advance: Callable[[], None]
 ) -> AnswerRuns:
-    """Return all answers: every way once unmeasured, then round by round in turns.
+    """Return the answers of all ways: every way once unmeasured, then round by round, forwards and backwards
+    in turns.
 
-    answer: asks the fleet. line: columns of the table's rows. question: plain text. tokens: of a planned
-        answer at most. rounds: measured ones. step: called after each answer.
-    Raises AnswersDiffer, and what ends requests.
+    answer: Sends a request to the fleet.
+    line: The columns that all rows share.
+    question: What the user asks.
+    tokens: Maximum number of tokens of a planned answer.
+    rounds: Number of measured rounds.
+    advance: Called after each answer.
+
+    Raises AnswersDiffer if drafts change an answer, and whatever error ends a request.
     """
     runs: dict[str, list[Finished]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
         for way in order(tuple(WAYS), number + 1):
-            runs[way].append(await answer(_ask(question, way, tokens)))
-            step()
+            runs[way].append(await answer(_request(question, way, tokens)))
+            advance()
     for drafted, undrafted in (("eagle", "plain"), ("both", "sot")):
-        if len({one.text for one in (*runs[drafted], *runs[undrafted])}) > 1:
+        if len({finished.text for finished in (*runs[drafted], *runs[undrafted])}) > 1:
             raise AnswersDiffer(f"{drafted} wrote another answer than {undrafted}")
-    return AnswerRuns(line, {way: [one.statistics for one in ones[1:]] for way, ones in runs.items()})
+    return AnswerRuns(
+        line, {way: [finished.statistics for finished in answers[1:]] for way, answers in runs.items()}
+    )
 
 
-def _ask(question: str, way: str, tokens: int) -> Ask:
-    """Return the request of one way."""
+def _request(question: str, way: str, tokens: int) -> Ask:
+    """Return the request of one way. A direct answer gets DIRECT_SHARE times fewer tokens than a planned one.
+
+    question: What the user asks.
+    way: One of WAYS.
+    tokens: Maximum number of tokens of a planned answer.
+    """
     limit = tokens // DIRECT_SHARE if WAYS[way]["mode"] == "direct" else tokens
     return Ask(messages=(Message("user", question),), limits=Limits(max_new_tokens=limit), **WAYS[way])
 
 
 def table_of_answers(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown."""
+    """Return the table in Markdown. Without rows, the table has only its heading.
+
+    rows: The rows of all ways.
+    """
     columns = (
         text("way", "way"),
         figure("stages", "stages", 0),

@@ -1,7 +1,7 @@
-"""A ring whose members live in this process and meet over TCP, every hop through a proxy that delays.
+"""A ring whose members run in this process and are connected over TCP, every hop through a proxy that delays.
 
-Asked for branches (tokens in, tokens out) or, under a master of its own, for whole answers. Master and
-stage 0 share a host, so do the last stage and the drafter; everything else that is said travels.
+It writes branches (tokens in, tokens out) or, with a master of its own, whole answers. Master and stage 0
+share a host, and so do the last stage and the drafter; all other messages pass a proxy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from specsot.checkpoint.config import read_config
 from specsot.checkpoint.fingerprint import fingerprint
@@ -43,10 +43,12 @@ from specsot_worker.stage_provider import StageRunner
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One frame's way through the ring.
+    """The times of one frame on its way through the ring.
 
-    rows: tokens of the frame. elapsed: seconds from stage 0 and back to it. seconds: of each stage's
-        computation. alone: no other frame was in flight meanwhile.
+    rows: Number of rows of the frame.
+    elapsed: Seconds from stage 0 until the result is back at stage 0.
+    seconds: Seconds of computation of each stage.
+    alone: True if no other frame was in flight meanwhile.
     """
 
     rows: int
@@ -58,58 +60,89 @@ class StepTimes:
 class StepProbe(WorkerObserver):
     """Observes one worker: its steps, and how long frames waited for it.
 
-    stage: number of the worker's stage, once that is known. flying: when each frame left stage 0, by number.
-        queued: seconds that frames waited here. changed: called for every step that is back.
+    stage: Number of the worker's stage; 0 until the ring is formed.
+    steps: The steps whose results have returned; only stage 0 has any.
+    queued: Seconds that frames waited at this worker, in total.
+    opened: Number of sequences that were opened.
+    closed: Number of sequences that were closed.
+    departures: Time at which each frame in flight left stage 0, in seconds, by its number.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        """Start without steps.
+
+        on_step: Called for every step whose result has returned.
+        """
+        self._on_step = on_step
         self.stage = 0
         self.steps: list[StepTimes] = []
         self.queued = 0.0
         self.opened = self.closed = 0
-        self.flying: dict[int, float] = {}
-        self._met = set[int]()  # those that flew beside others
+        self.departures: dict[int, float] = {}
+        # Numbers of frames that were in flight together with others.
+        self._not_alone = set[int]()
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
-        """Record the number of the worker's stage. configuration: of the ring. stage: not used."""
+        """Record the number of the worker's stage.
+
+        configuration: The ring's configuration.
+        stage: The worker's stage; not used.
+        """
         self.stage = stage_index(configuration)
 
     def launched(self, frame: Frame, now: float) -> Frame:
-        """Record that stage 0 sends a frame, and return the frame unchanged. now: the time in seconds."""
-        self.flying[frame.number] = now
-        self._met.update(self.flying if len(self.flying) > 1 else ())
+        """Record that stage 0 sends a frame, and return the frame unchanged.
+
+        frame: The frame.
+        now: The time, in seconds.
+        """
+        self.departures[frame.number] = now
+        self._not_alone.update(self.departures if len(self.departures) > 1 else ())
         self.opened += len(frame.openings)
         self.closed += len(frame.closings)
         return frame
 
     def dequeued(self, frame: Frame, seconds: float) -> None:
-        """Add the seconds that a frame waited here."""
+        """Add the time that a frame waited at this worker.
+
+        frame: The frame; not used.
+        seconds: How long it waited.
+        """
         self.queued += seconds
 
     def returned(self, result: Result, now: float) -> None:
-        """Record the step of a result that came back, and call `changed`. now: the time in seconds."""
-        if (began := self.flying.pop(result.number, None)) is not None:
-            alone = result.number not in self._met
-            self.steps.append(StepTimes(result.rows, now - began, result.seconds, alone))
-            self._met.discard(result.number)
-        self._changed()
+        """Record the step of a result that has returned, and call `on_step`. A result whose frame is unknown
+        is not recorded.
+
+        result: The result.
+        now: The time, in seconds.
+        """
+        if (departure := self.departures.pop(result.number, None)) is not None:
+            alone = result.number not in self._not_alone
+            self.steps.append(StepTimes(result.rows, now - departure, result.seconds, alone))
+            self._not_alone.discard(result.number)
+        self._on_step()
 
 
+# Makes a worker from its name, its dialer, the executor of its stage, and its observer.
 WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], RingMember]
+# Makes a drafter from its name, its dialer, and the executor of its engine.
 DrafterMaker = Callable[[str, Dialer, Executor], RingMember]
-# Tokens that a sequence might write; it is closed long before.
-FAR = 4096  # tokens that a sequence might write: it is closed long before
-# Seconds without news, after which the ring counts as broken. Untuned.
-SILENCE = 60.0  # seconds without news, after which there will be none
+# Tokens that a sequence could write. It is closed long before.
+MAX_LENGTH: Final = 4096
+# Seconds without news after which the ring counts as broken. Untuned.
+SILENCE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """A ring to be set up.
 
-    base: the model's directory. stages: number of workers. worker: makes a worker. drafter: makes the
-        drafter; None: no drafter. hop: data type in which hidden rows travel.
+    base: Directory of the base model.
+    stages: Number of workers.
+    worker: Makes a worker.
+    drafter: Makes the drafter; None: there is no drafter.
+    hop: The type in which hidden rows travel.
     """
 
     base: Path
@@ -121,8 +154,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What lies between two hosts. delay: seconds of each direction. rate: bytes a second of each direction;
-    None: no limit.
+    """The line between two hosts.
+
+    delay: Seconds in each direction.
+    rate: Bytes per second in each direction; None: no limit.
     """
 
     delay: float = 0.0
@@ -131,10 +166,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class BranchJob:
-    """Branches of one prefix, written side by side.
+    """Branches of one prefix that are written at the same time.
 
-    prefix: token ids that all share. suffixes: token ids of each branch after the prefix. tokens: that each
-        branch writes after its first one. drafted: branches may be drafted for.
+    prefix: Token ids that all branches share.
+    suffixes: Token ids of each branch after the prefix.
+    tokens: Number of tokens that each branch writes after its first one.
+    drafted: False if no drafter may propose tokens.
     """
 
     prefix: Sequence[int]
@@ -145,14 +182,19 @@ class BranchJob:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of a job, from the moment when all branches have begun until the last has enough tokens.
+    """What a job wrote, measured from the moment at which all branches have one token until the last branch
+    has enough.
 
-    texts: tokens of every branch, the first one included. tokens: of all, within `seconds`. draft_rounds:
-        trees of each branch. steps: frames within them. queued: seconds that frames waited at each stage.
-        carried: bytes over all hops.
+    token_ids: Token ids of every branch, the first one included.
+    tokens: Number of tokens of all branches within `seconds`.
+    seconds: Duration of the measurement.
+    draft_rounds: Number of trees of each branch within `seconds`.
+    steps: The steps within `seconds`.
+    queued: Seconds that frames waited at each stage.
+    carried: Bytes over all hops together.
     """
 
-    texts: tuple[tuple[int, ...], ...]
+    token_ids: tuple[tuple[int, ...], ...]
     tokens: int
     seconds: float
     draft_rounds: tuple[int, ...]
@@ -163,7 +205,11 @@ class Written:
 
 @dataclass(slots=True)
 class _BranchProgress:
-    """What one sequence has written so far: its tokens, and how many draft rounds that took."""
+    """What one sequence has written so far.
+
+    tokens: Its token ids.
+    draft_rounds: The number of its trees.
+    """
 
     tokens: list[int] = field(default_factory=list[int])
     draft_rounds: int = 0
@@ -171,7 +217,15 @@ class _BranchProgress:
 
 @dataclass(slots=True)
 class Hosts:
-    """Where members are: what leads them, and what lies between them. proxies, probes: of the workers."""
+    """The members' surroundings: who registers them, and what connects them.
+
+    membership: Where members register.
+    line: The line before each worker.
+    wake: Called when a member has registered.
+    on_end: Called with a member's name and its task, when the member has ended.
+    proxies: The proxy before each worker.
+    probes: The observer of each worker, in the order in which they started.
+    """
 
     membership: Membership
     line: Line
@@ -182,27 +236,30 @@ class Hosts:
 
 
 class RingFleet:
-    """A ring that is asked for branches, made by `ring_of`. site: what its members are. line: what lies
-    between them. clock: returns seconds.
+    """A ring that writes branches, made by `ring_of`.
+
+    site: What its members are.
+    line: The line between the members.
+    clock: Returns the time in seconds.
     """
 
     def __init__(self, site: Site, line: Line, clock: Clock = now) -> None:
-        wishes = RingConfig(
+        config = RingConfig(
             workers=site.stages,
             drafter="none" if site.drafter is None else "eagle",
             fingerprint=fingerprint(site.base),
             model_layers=read_config(site.base).layers,
             hop_dtype=site.hop,
         )
-        self.fleet = Fleet(wishes, self.wake)
+        self.fleet = Fleet(config, self.wake)
         self.fleet.user = self
-        self.hosts = Hosts(self.fleet, line, self.wake, self.over)
+        self.hosts = Hosts(self.fleet, line, self.wake, self.on_exit)
         self._clock = clock
         self._numbers = itertools.count(1)
-        self._texts: dict[int, _BranchProgress] = {}
-        self._news = asyncio.Event()
+        self._progress: dict[int, _BranchProgress] = {}
+        self._changed = asyncio.Event()
         self._broken: str | None = None
-        self._now = 0.0
+        self._result_time = 0.0
 
     @property
     def at_work(self) -> int:
@@ -210,151 +267,196 @@ class RingFleet:
         return 0
 
     def fitting(self, ring: RingState) -> int:
-        """Return how many of the known requests would fit a ring like this one: always 0, since there are no
-        requests of a master.
+        """Return how many of the known requests would fit a ring: always 0, since there is no master with
+        requests.
+
+        ring: The sizes and limits of a ring that need not run; not used.
         """
         return self.at_work
 
     def final_rows(self) -> dict[int, int]:
-        """Return, by sequence id, for how many leading tokens the KV on every stage is final: always nothing,
-        since no KV is handed over.
+        """Return, by sequence id, how many of its first tokens have final KV on every stage: always {}, since
+        no KV is migrated.
         """
         return {}
 
     @property
     def stages(self) -> list[StepProbe]:
-        """Return the probe of each stage in the ring's order, which is not the one in which the workers
-        joined.
+        """Return the probe of each stage in the ring's order, which may differ from the order in which the
+        workers registered.
         """
         return sorted(self.hosts.probes, key=lambda probe: probe.stage)
 
     async def complete(self, drafts: bool) -> None:
-        """Wait until the ring is complete. drafts: also wait for a drafter. Raises Unavailable if the ring
-        cannot be formed.
+        """Wait until the ring is complete.
+
+        drafts: True: also wait for a drafter.
+
+        Raises Unavailable if the ring cannot be formed.
         """
         while not self.fleet.ready or (drafts and self.fleet.ring and self.fleet.ring.drafter is None):
             if self.fleet.complaint:
                 raise Unavailable(self.fleet.complaint)
-            await self.hear()
+            await self.wait_for_news()
 
     async def write(self, job: BranchJob) -> Written:
-        """Write the branches of a job, and return what came of it. Raises Unavailable if the ring breaks."""
+        """Write the branches of a job, and return what they wrote. Then wait until the ring is quiet.
+
+        job: The branches.
+
+        Raises Unavailable if the ring breaks.
+        """
         prefix = await self._open(job.prefix, None, decodes=False)
         fork = Fork(prefix, len(job.prefix))
         ids = [await self._open(suffix, fork, drafted=job.drafted, ordinal=n, family=prefix)
                for n, suffix in enumerate(job.suffixes)]  # fmt: skip
-        await self._reach(ids, 1)
-        began = self._now
-        marks = self._marks(ids)
-        await self._reach(ids, 1 + job.tokens)
-        written = self._written(ids, self._now - began, marks)
+        await self._wait_for_tokens(ids, 1)
+        start_time = self._result_time
+        counters = self._counters(ids)
+        await self._wait_for_tokens(ids, 1 + job.tokens)
+        written = self._written(ids, self._result_time - start_time, counters)
         for sequence in (*ids, prefix):
             await self.fleet.order(Close(sequence))
-        await self._rest()
+        await self._wait_until_quiet()
         return written
 
     async def _open(self, tokens: Sequence[int], fork: Fork | None, **fields: Any) -> int:
-        """Open a sequence and return its id. tokens: after the fork. fork: the prefix, or None. fields:
-        further ones of the opening.
+        """Open a sequence, and return its id.
+
+        tokens: Token ids after those of the fork.
+        fork: The prefix that the sequence forks, or None.
+        fields: Further fields of the opening.
         """
         number = next(self._numbers)
         length = len(tokens) + (fork.length if fork else 0)
-        self._texts[number] = _BranchProgress()
-        opening = Opening(number, length, fork=fork, limit=FAR, **fields)
-        await self.fleet.order(Open(opening, tuple(tokens), lease=length + FAR))
+        self._progress[number] = _BranchProgress()
+        opening = Opening(number, length, fork=fork, limit=MAX_LENGTH, **fields)
+        await self.fleet.order(Open(opening, tuple(tokens), lease=length + MAX_LENGTH))
         return number
 
-    async def _reach(self, ids: Sequence[int], tokens: int) -> None:
-        """Wait until every sequence has at least `tokens` tokens. ids: of the sequences."""
-        while min(len(self._texts[sequence].tokens) for sequence in ids) < tokens:
-            await self.hear()
+    async def _wait_for_tokens(self, ids: Sequence[int], tokens: int) -> None:
+        """Wait until every sequence has at least `tokens` tokens.
 
-    async def _rest(self) -> None:
-        """Wait until no frame is in flight and no sequence is open, so that the next job begins with a quiet
+        ids: Ids of the sequences, at least one.
+        tokens: Number of tokens.
+
+        Raises Unavailable if the ring breaks.
+        """
+        while min(len(self._progress[sequence].tokens) for sequence in ids) < tokens:
+            await self.wait_for_news()
+
+    async def _wait_until_quiet(self) -> None:
+        """Wait until no frame is in flight and no sequence is open, so that the next job starts with a quiet
         ring.
         """
-        first = self.stages[0]
-        while first.flying or first.closed < first.opened:
-            await self.hear()
-        self._texts.clear()
+        first_stage = self.stages[0]
+        while first_stage.departures or first_stage.closed < first_stage.opened:
+            await self.wait_for_news()
+        self._progress.clear()
 
-    async def hear(self) -> None:
-        """Wait for news of the ring. Raises Unavailable if the ring breaks, or SILENCE seconds pass without
-        news.
+    async def wait_for_news(self) -> None:
+        """Wait for the next event of the ring.
+
+        Raises Unavailable if the ring has broken, or if nothing happens for SILENCE_SECONDS.
         """
         if self._broken:
             raise Unavailable(self._broken)
-        self._news.clear()
+        self._changed.clear()
         try:
-            await asyncio.wait_for(self._news.wait(), SILENCE)
+            await asyncio.wait_for(self._changed.wait(), SILENCE_SECONDS)
         except TimeoutError:
-            raise Unavailable(f"the ring said nothing for {SILENCE:g} s") from None
+            raise Unavailable(f"nothing was received from the ring for {SILENCE_SECONDS:g} s") from None
 
-    def _marks(self, ids: Sequence[int]) -> _Marks:
-        """Return the counters at this moment. ids: sequences whose tokens are counted."""
-        return _Marks(
-            tokens=sum(len(self._texts[sequence].tokens) for sequence in ids),
-            draft_rounds=tuple(self._texts[sequence].draft_rounds for sequence in ids),
+    def _counters(self, ids: Sequence[int]) -> _Counters:
+        """Return the ring's counters at this moment.
+
+        ids: Sequences whose tokens and trees are counted.
+        """
+        return _Counters(
+            tokens=sum(len(self._progress[sequence].tokens) for sequence in ids),
+            draft_rounds=tuple(self._progress[sequence].draft_rounds for sequence in ids),
             steps=len(self.stages[0].steps),
             queued=tuple(probe.queued for probe in self.stages),
             carried=sum(proxy.carried for proxy in self.hosts.proxies),
         )
 
-    def _written(self, ids: Sequence[int], seconds: float, since: _Marks) -> Written:
-        """Return what was written between two moments. ids: of the sequences. seconds: between the moments.
-        since: counters at the first one.
+    def _written(self, ids: Sequence[int], seconds: float, before: _Counters) -> Written:
+        """Return what was written between two moments, the later one of which is now.
+
+        ids: Ids of the sequences.
+        seconds: Seconds between the moments.
+        before: The counters at the first moment.
         """
-        until = self._marks(ids)
+        after = self._counters(ids)
         return Written(
-            texts=tuple(tuple(self._texts[sequence].tokens) for sequence in ids),
-            tokens=until.tokens - since.tokens,
+            token_ids=tuple(tuple(self._progress[sequence].tokens) for sequence in ids),
+            tokens=after.tokens - before.tokens,
             seconds=seconds,
             draft_rounds=tuple(
-                after - before for before, after in zip(since.draft_rounds, until.draft_rounds)
+                later - earlier for earlier, later in zip(before.draft_rounds, after.draft_rounds)
             ),
-            steps=tuple(self.stages[0].steps[since.steps :]),
-            queued=tuple(after - before for before, after in zip(since.queued, until.queued)),
-            carried=until.carried - since.carried,
+            steps=tuple(self.stages[0].steps[before.steps :]),
+            queued=tuple(later - earlier for earlier, later in zip(before.queued, after.queued)),
+            carried=after.carried - before.carried,
         )
 
     def handle(self, event: RingEvent) -> None:
-        """Handle an event of the ring. While the ring is formed, `complete` looks for its complaint."""
+        """Handle an event of the ring. A lost ring is an error only while sequences are open; while the ring
+        is formed, `complete` looks for a complaint.
+
+        event: The event.
+        """
         if isinstance(event, Result):
-            self._read(event)
-        elif isinstance(event, RingLost) and self._texts:
+            self._record_result(event)
+        elif isinstance(event, RingLost) and self._progress:
             self._fail(event.reason)
         self.wake()
 
-    def _read(self, result: Result) -> None:
-        """Record the tokens and draft rounds of a result, and when it came."""
-        self._now = self._clock()
+    def _record_result(self, result: Result) -> None:
+        """Record the tokens and trees of a result, and when it arrived. Sequences that are unknown are
+        ignored.
+
+        result: The result.
+        """
+        self._result_time = self._clock()
         for outcome in result.outcomes:
-            if text := self._texts.get(outcome.sequence):
-                text.tokens += outcome.tokens
-                text.draft_rounds += outcome.draft_round > 0
+            if progress := self._progress.get(outcome.sequence):
+                progress.tokens += outcome.tokens
+                progress.draft_rounds += outcome.draft_round > 0
 
     def wake(self) -> None:
-        """Wake whoever waits in `hear`."""
-        self._news.set()
+        """Wake the task that waits in `wait_for_news`."""
+        self._changed.set()
 
-    def over(self, name: str, member: asyncio.Task[None]) -> None:
-        """Record that a member has ended, whether or not it failed. name: of the member. member: its task,
-        which is done.
+    def on_exit(self, name: str, member: asyncio.Task[None]) -> None:
+        """Record that a member has ended, whether or not it failed, so that `wait_for_news` raises an error.
+
+        name: Name of the member.
+        member: Its task, which is done.
         """
         failure = None if member.cancelled() else member.exception()
-        self._fail(f"{name} ended: {failure or 'it left'}")
+        self._fail(f"{name} ended: {failure or 'without an error'}")
         self.wake()
 
     def _fail(self, reason: str) -> None:
-        """Store why the ring broke; `hear` raises it, since nothing can be raised in a callback. The first
-        reason is kept.
+        """Store why the ring broke, unless it is broken already. `wait_for_news` raises the error, because
+        callbacks cannot.
+
+        reason: Why the ring broke.
         """
         self._broken = self._broken or f"the ring broke: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
-    """Counters of a ring at one moment, as `Written` has them."""
+class _Counters:
+    """Counters of a ring at one moment.
+
+    tokens: Tokens of all sequences together.
+    draft_rounds: Trees of each sequence.
+    steps: Steps whose results have returned.
+    queued: Seconds that frames waited at each stage.
+    carried: Bytes over all hops together.
+    """
 
     tokens: int
     draft_rounds: tuple[int, ...]
@@ -365,45 +467,64 @@ class _Marks:
 
 @asynccontextmanager
 async def ring_of(site: Site, line: Line) -> AsyncGenerator[RingFleet]:
-    """Yield a complete ring; its members leave when the context ends. site: what it is. line: what lies
-    between its members. Raises what loading raises.
+    """Yield a complete ring. Its members leave at the end of the context.
+
+    site: What its members are.
+    line: The line between its members.
+
+    Raises Unavailable if the ring cannot be formed, and whatever error loading a model raises.
     """
     ring = RingFleet(site, line)
-    async with _settled(site, ring.hosts):
+    async with _members_of(site, ring.hosts):
         await ring.complete(site.drafter is not None)
         yield ring
 
 
+# Sends a request to the fleet, and returns its last event.
 Answer = Callable[[Ask], Coroutine[Any, Any, Finished]]
 
 
 @asynccontextmanager
 async def answers_of(site: Site, line: Line) -> AsyncGenerator[Answer]:
-    """Yield a function that asks the same ring, under a master of its own, for whole answers,
-    plan included.
+    """Yield a function that sends requests to the same ring with a master of its own, for whole answers, plan
+    included.
+
+    site: What the ring's members are.
+    line: The line between its members.
     """
     drafter = "none" if site.drafter is None else "eagle"
     master = assemble(site.base, RingOptions(workers=site.stages, drafter=drafter, hop_dtype=site.hop))
 
     async def answer(ask: Ask) -> Finished:
-        """Return the last event of a request. Raises what ends the request."""
+        """Return the last event of a request.
+
+        ask: The request.
+
+        Raises whatever error ends the request.
+        """
         events = [numbered.event async for numbered in master.requests.generate(ask)]
         assert isinstance(events[-1], Finished)
         return events[-1]
 
-    async with _settled(site, Hosts(master.members, line, lambda: None, lambda name, member: None)):
+    async with _members_of(site, Hosts(master.members, line, lambda: None, lambda name, member: None)):
         await master.complete(with_drafter=site.drafter is not None)
         yield answer
 
 
 @asynccontextmanager
-async def _settled(site: Site, hosts: Hosts) -> AsyncGenerator[None]:
-    """Run all members of a site until the context ends. hosts: where they are."""
+async def _members_of(site: Site, hosts: Hosts) -> AsyncGenerator[None]:
+    """Run all members of a site until the context ends. The context gets None.
+
+    site: Makes the members.
+    hosts: Where they register, and what connects them.
+    """
     leaving = asyncio.Event()
     async with AsyncExitStack() as stack:
-        members = [await _settle(hosts, f"worker-{n}", site, leaving, stack) for n in range(site.stages)]
+        members = [
+            await _start_member(hosts, f"worker-{n}", site, leaving, stack) for n in range(site.stages)
+        ]
         if site.drafter:
-            members.append(await _settle(hosts, "drafter", site, leaving, stack))
+            members.append(await _start_member(hosts, "drafter", site, leaving, stack))
         try:
             yield
         finally:
@@ -411,31 +532,41 @@ async def _settled(site: Site, hosts: Hosts) -> AsyncGenerator[None]:
             await asyncio.gather(*members, return_exceptions=True)
 
 
-async def _settle(
+async def _start_member(
     hosts: Hosts, name: str, site: Site, leaving: asyncio.Event, stack: AsyncExitStack
 ) -> asyncio.Task[None]:
-    """Return the task of a member with an endpoint, a thread and, unless it drafts, a proxy of its own.
+    """Start a member with an endpoint and a thread and, if it is a worker, a proxy of its own. Return its
+    task, which returns None when the member has left.
 
-    hosts: where it is. name: of the member. site: makes it. leaving: set when it has to end. stack: closes
-        what it opened.
+    hosts: Where the member registers, and what connects it.
+    name: Name of the member; "drafter" for the drafter.
+    site: Makes the member.
+    leaving: Set when the member has to end.
+    stack: Closes what was opened for the member.
     """
     inbox, compute = Inbox(), ComputeThread(name)
     stack.callback(compute.shutdown)
     endpoint = await open_server("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
     stack.push_async_callback(endpoint.close, 0)
-    make = site.drafter
+    make_member = site.drafter
     address = f"127.0.0.1:{endpoint.port}"
     if name != "drafter":
         address = await _open_proxy(hosts, endpoint.port, stack)
-        make = partial(_with_watch, site.worker, hosts.probes[-1])
-    assert make is not None
+        make_member = partial(_observed_worker, site.worker, hosts.probes[-1])
+    assert make_member is not None
     dialer = GrpcDialer(name, inbox)
-    ring_member = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
+    ring_member = await asyncio.get_running_loop().run_in_executor(
+        compute, make_member, name, dialer, compute
+    )
 
     async def connect(registration: Registration) -> Link:
-        """Register the member at the address of its proxy, and return its link to the master."""
+        """Register the member at the address of its proxy, and return its link to the master.
+
+        registration: What the member registers with.
+        """
         await hosts.membership.join(replace(registration, address=address), LocalLink("master", inbox))
-        hosts.wake()  # there may be a complaint
+        # Registering may have led to a complaint, for which `RingFleet.complete` looks.
+        hosts.wake()
         return MemberUplink(hosts.membership, name)
 
     member = asyncio.create_task(run_membership(ring_member, inbox, connect, leaving))
@@ -444,8 +575,11 @@ async def _settle(
 
 
 async def _open_proxy(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
-    """Return the address of a proxy before the worker at this port, through which all others reach the
-    worker. stack: closes the proxy.
+    """Open a proxy before a worker, and return its address, at which all other members reach the worker.
+
+    hosts: Gets the proxy and an observer of the worker.
+    port: Port at which the worker listens.
+    stack: Closes the proxy.
     """
     proxy = DelayProxy(port, hosts.line.delay, hosts.line.rate)
     await proxy.open()
@@ -455,8 +589,15 @@ async def _open_proxy(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
     return proxy.address
 
 
-def _with_watch(
-    make: WorkerMaker, observer: WorkerObserver, name: str, dialer: Dialer, compute: Executor
+def _observed_worker(
+    make_worker: WorkerMaker, observer: WorkerObserver, name: str, dialer: Dialer, compute: Executor
 ) -> RingMember:
-    """Make a worker with an observer. make: makes it. The others are the worker's name, dialer and thread."""
-    return make(name, dialer, compute, observer)
+    """Return a worker with an observer.
+
+    make_worker: Makes the worker.
+    observer: Observes the worker.
+    name: Name of the worker.
+    dialer: Connects the worker to others.
+    compute: The executor of its stage.
+    """
+    return make_worker(name, dialer, compute, observer)

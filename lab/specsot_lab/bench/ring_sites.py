@@ -1,4 +1,4 @@
-"""The rings that `specsot bench ring` sets up, and what each is asked to write."""
+"""The rings that `specsot bench ring` sets up, and what each of them writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from specsot.core.skeleton import PlanRules, Point
 from specsot.members import Curve, TreeShape
@@ -18,18 +19,31 @@ from specsot_lab.bench.ring_fleet import BranchJob, Site
 from specsot_lab.simulator import Simulator
 from specsot_worker.observer import WorkerObserver
 
-LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
+# Seconds of one layer of the mock by rows: flat up to a knee, as on GPUs.
+LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))
+# Seconds of growing one level of the mock's trees, by rows.
 GROWTH: Curve = ((1, 0.0010), (64, 0.0012))
 # Probability that a draft of the mock is right.
-SKILL = 0.8
-SHAPE = TreeShape(depth=5, top_k=1, nodes=7)
-# fp32 numbers of a row: as many bytes as 4,096 in bf16
-HIDDEN = 2048
-FUSED = 2048
-TITLES = ("What it is", "Where it comes from", "How it works", "What it is good for", "Limits", "Outlook")
+SKILL: Final = 0.8
+# The trees of the mock.
+SHAPE: Final = TreeShape(depth=5, top_k=1, nodes=7)
+# fp32 numbers of a hidden row of the mock: as many bytes as 4,096 numbers in bf16.
+HIDDEN: Final = 2048
+# fp32 numbers of a feature row of the mock, likewise.
+FUSED: Final = 2048
+# Titles of the branches, in turns.
+TITLES: Final = (
+    "What it is",
+    "Where it comes from",
+    "How it works",
+    "What it is good for",
+    "Limits",
+    "Outlook",
+)
 
 
-MOCK = {
+# The constants of the mock, as the results report them.
+MOCK: Final = {
     "layers": 8,
     "layer_seconds_by_rows": LAYER,
     "level_seconds_by_rows": GROWTH,
@@ -40,40 +54,52 @@ MOCK = {
 
 
 def small_weights() -> DraftModelOptions:
-    """Return options of the bundled small pair in fp32."""
+    """Return options that name the bundled small pair, in fp32."""
     return DraftModelOptions(small_pair() / "base", dtype="fp32", draft_model=small_pair() / "eagle3")
 
 
 @dataclass(frozen=True, slots=True)
 class RingTask:
-    """What is written. tokens: of every branch behind its first, in steps that bring one; drafted: in others.
+    """What a ring writes.
 
-    expected: what branch n begins with, where that is known beforehand.
+    prefix: Token ids that all branches share.
+    suffixes: Token ids of each branch after the prefix.
+    tokens: Number of tokens of every branch after its first one, for ways without drafts.
+    drafted_tokens: The same for ways with drafts.
+    expected: Returns the first tokens of a branch from its number and their count; None: they are not known
+        in advance.
     """
 
     prefix: Sequence[int]
     suffixes: Sequence[Sequence[int]]
     tokens: int
-    drafted: int
+    drafted_tokens: int
     expected: Callable[[int, int], Sequence[int]] | None = None
 
     def job(self, way: str) -> BranchJob:
-        """Return what is to be written. way: "plain", "eagle", "sot" or "both": with drafts, with branches,
-        or with both.
+        """Return what is written in one way.
+
+        way: "plain", "eagle", "sot" or "both": the first branch alone, the first branch with drafts, all
+            branches, or all branches with drafts.
         """
-        drafts = way in ("eagle", "both")
-        branches = way in ("sot", "both")
-        suffixes = self.suffixes if branches else self.suffixes[:1]
-        return BranchJob(self.prefix, suffixes, self.drafted if drafts else self.tokens, drafts)
+        uses_drafts = way in ("eagle", "both")
+        uses_branches = way in ("sot", "both")
+        suffixes = self.suffixes if uses_branches else self.suffixes[:1]
+        return BranchJob(
+            self.prefix, suffixes, self.drafted_tokens if uses_drafts else self.tokens, uses_drafts
+        )
 
 
 def set_up(
     name: str, stages: int, branches: int, tokens: int, weights: DraftModelOptions
 ) -> tuple[Site, RingTask]:
-    """Return a ring by its name, and what it is asked to write.
+    """Return a ring, and what it writes.
 
-    name: "mock" or "model". stages: their number. branches: their number. tokens: of every branch, in steps
-        that bring one. weights: of "model".
+    name: "mock" or "model".
+    stages: Number of stages.
+    branches: Number of branches.
+    tokens: Tokens of every branch, for ways without drafts.
+    weights: Models of the ring "model"; not used for "mock".
     """
     if name == "model":
         return model_ring(stages, branches, tokens, weights)
@@ -84,43 +110,78 @@ def set_up(
 
 
 def mock_ring(stages: int, branches: int, tokens: int, mock: Simulator) -> tuple[Site, RingTask]:
-    """Return a ring of stages of known cost, and its task, whose text is known beforehand. mock: the
-    simulator. The others are those of `set_up`.
+    """Return a ring of stages of known cost, and its task, whose tokens are known in advance.
+
+    stages: Number of stages.
+    branches: Number of branches.
+    tokens: Tokens of every branch, for ways without drafts; twice as many are written with drafts.
+    mock: The simulator that makes the members.
     """
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> RingMember:
-        """Make a worker. watch: observes it."""
-        return mock.worker(name, name, dialer, compute, watch)
+    def worker(name: str, dialer: Dialer, compute: Executor, observer: WorkerObserver) -> RingMember:
+        """Return a worker.
+
+        name: Name of the worker, which is also its address.
+        dialer: Connects it to other members.
+        compute: The executor of its stage.
+        observer: Observes it.
+        """
+        return mock.worker(name, name, dialer, compute, observer)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-        """Make the drafter."""
+        """Return the drafter.
+
+        name: Name of the drafter, which is also its address.
+        dialer: Connects it to other members.
+        compute: The executor of its engine.
+        """
         return mock.drafter(name, name, dialer, compute)
 
     prefix = tuple(range(400, 440))
     suffixes = tuple((500 + n, 600 + n, 700 + n) for n in range(branches))
 
     def expected(branch: int, tokens: int) -> Sequence[int]:
-        """Return the `tokens` tokens that this branch writes without speculation."""
-        return mock.voice.write((*prefix, *suffixes[branch]), tokens)
+        """Return the tokens that a branch writes without speculation.
+
+        branch: Number of the branch.
+        tokens: Number of tokens.
+        """
+        return mock.language_model.write((*prefix, *suffixes[branch]), tokens)
 
     task = RingTask(prefix, suffixes, tokens, 2 * tokens, expected)
     return Site(mock.model, stages, worker, drafter), task
 
 
 def model_ring(stages: int, branches: int, tokens: int, weights: DraftModelOptions) -> tuple[Site, RingTask]:
-    """Return a ring of a model with its head, and its task: the branches of a plan. The arguments are those
-    of `set_up`.
+    """Return a ring of a model with its head, and its task: the branches of a plan, whose tokens are not
+    known in advance.
+
+    stages: Number of stages.
+    branches: Number of branches.
+    tokens: Tokens of every branch, for ways without drafts; twice as many are written with drafts.
+    weights: The model, its head and their precision.
     """
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> RingMember:
-        """Make a worker, which loads its layers. watch: observes it."""
+    def worker(name: str, dialer: Dialer, compute: Executor, observer: WorkerObserver) -> RingMember:
+        """Return a worker, which loads its layers.
+
+        name: Name of the worker.
+        dialer: Connects it to other members.
+        compute: The executor of its stage.
+        observer: Observes it.
+        """
         from specsot_worker.loader import StageLoader
         from specsot_worker.worker import Worker
 
-        return Worker(StageLoader(weights, name), dialer, compute, observer=watch)
+        return Worker(StageLoader(weights, name), dialer, compute, observer=observer)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> RingMember:
-        """Make the drafter, which loads its head."""
+        """Return the drafter, which loads its head.
+
+        name: Name of the drafter.
+        dialer: Connects it to other members.
+        compute: The executor of its engine.
+        """
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
 
@@ -131,9 +192,11 @@ def model_ring(stages: int, branches: int, tokens: int, weights: DraftModelOptio
     return Site(weights.base, stages, worker, drafter), task
 
 
-def question(base: Path) -> str:
-    """Return a question that the model plans; the small pair was taught on topics of its own. base: the
-    model's directory.
+def plan_question(base: Path) -> str:
+    """Return a question that the model plans. The small pair was trained on topics of its own, and gets the
+    first of these.
+
+    base: Directory of the base model.
     """
     if not is_small(base):
         return "What are the benefits of regular exercise?"
@@ -141,13 +204,15 @@ def question(base: Path) -> str:
 
 
 def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Return the token ids of the prefix that all branches share, and those of each branch after it. base:
-    the model's directory. branches: their number.
+    """Return the token ids of the prefix that all branches share, and those of each branch after it.
+
+    base: Directory of the base model.
+    branches: Number of branches.
     """
     from specsot_master.prompts import Prompts
     from specsot_master.text import Text
 
-    conversation = Prompts(base, Text(base)).plan((Message("user", question(base)),), PlanRules())
+    conversation = Prompts(base, Text(base)).plan((Message("user", plan_question(base)),), PlanRules())
     points = [Point(n + 1, 64, TITLES[n % len(TITLES)]) for n in range(branches)]
     turns = [conversation.branch(point, points, (), point.length) for point in points]
     shared = min(turn.shared for turn in turns)

@@ -1,10 +1,12 @@
-"""Stages with one optimisation switched off, for rows of `specsot bench ablation` that no option has.
+"""Stages with one optimisation switched off, for rows of `specsot bench ablation` that no option can produce.
 
-The product always moves accepted KV rows together and always captures what its device can capture. Here both
+The product always moves accepted KV rows together, and always captures what its device can capture. Here both
 can be switched off, in a loop of sequencer, stage, verifier and drafter in one thread.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from specsot.core.frames import Frame
 from specsot.params import Message
@@ -20,7 +22,8 @@ from specsot_model.core.kv_plan import KvPlan
 from specsot_model.kv import Moves
 from specsot_worker.stage import DecoderStage
 
-TREES = EagleConfig(topk=4, num_steps=5, num_draft_tokens=24)
+# The trees that are drafted.
+TREES: Final = EagleConfig(topk=4, num_steps=5, num_draft_tokens=24)
 
 
 class RowByRowStage(DecoderStage):
@@ -31,41 +34,51 @@ class RowByRowStage(DecoderStage):
     """
 
     def _prepare_pages(self, frame: Frame, plan: KvPlan) -> Moves:
-        """Move the KV rows of accepted nodes one by one, and return no further moves."""
+        """Move the KV rows of accepted nodes one by one, and return (): no moves are left.
+
+        frame: The frame.
+        plan: Its copies and moves of KV rows.
+        """
         for move in super()._prepare_pages(frame, plan):
             self._kv.move((move,))
         return ()
 
 
 class UncapturedStage(DecoderStage):
-    """Runs kernel by kernel where the device could run a captured graph."""
+    """A stage that runs kernel by kernel even if the device could run a captured graph."""
 
     def capture(self) -> None:
         """Capture nothing."""
 
 
 class SingleThread:
-    """Writes greedy answers with EAGLE trees in one thread, with any kind of stage. models: base, head and
-    precision.
+    """Writes greedy answers with EAGLE trees in one thread, with any kind of stage.
+
+    models: Base model, head and precision. Without a head, nothing is drafted.
     """
 
     def __init__(self, models: ModelSet) -> None:
         decoder = load_decoder(models)
-        given = models.base, decoder.dtype, decoder.device
+        placement = models.base, decoder.dtype, decoder.device
         head = (
-            load_head(models.head, *given, quantization=models.drafter_quantization) if models.head else None
+            load_head(models.head, *placement, quantization=models.drafter_quantization)
+            if models.head
+            else None
         )
         self._models = TargetAndDraft(decoder, head)
         self._text = Text(models.base)
         self._prompts = Prompts(models.base, self._text)
 
     def write(self, question: str, tokens: int, make_stage: StageMaker) -> tuple[str, int, float]:
-        """Return the answer of exactly `tokens` tokens, its number of tokens, and the seconds that it took.
-        make_stage: makes the stage.
+        """Return an answer, its number of tokens, and the seconds that it took.
+
+        question: What the user asks.
+        tokens: Number of tokens that are written; ends of the answer are ignored.
+        make_stage: Makes the stage.
         """
         prompt = self._prompts.chat((Message("user", question),))
-        wanted = GenerationLimits(tokens, seed=0)
-        generation = Generation(self._models, TREES, [tuple(prompt)], wanted, make_stage=make_stage)
+        limits = GenerationLimits(tokens, seed=0)
+        generation = Generation(self._models, TREES, [tuple(prompt)], limits, make_stage=make_stage)
         for _ in generation.pieces():
             pass
         (written,) = generation.tokens

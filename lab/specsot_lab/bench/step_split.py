@@ -1,10 +1,17 @@
-"""`specsot bench steps`: where the time of a step goes, on a CPU, for a model of one's own.
+"""`specsot bench steps`: how the time of a step is divided, on a CPU, for any model.
 
-Sequencer, stage, verifier and drafter are called one after the other in this thread, each timed by the wall.
-Then as many steps run under torch's profiler, which says what kind of work the time inside torch was.
+Sequencer, stage, verifier and drafter are called one after the other in this thread, each timed by the wall
+clock. Then as many steps run under torch's profiler, which divides the time inside torch by kind of work.
 
-compose: the sequencer. layers: embedding and layers. lm_head: logits, target tokens, acceptance. learn: the
-drafter reads accepted features. draft: it grows trees.
+compose: The sequencer.
+
+layers: Embedding and layers.
+
+lm_head: Logits, target tokens, acceptance.
+
+learn: The drafter reads accepted features.
+
+draft: The drafter grows trees.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -39,16 +47,24 @@ from specsot_model.device_speed import copy_speed
 from specsot_model.memory_fit import WeightForm, weights_of
 from specsot_model.published import open_weights
 
-WARM = 3  # steps that do not count
-PHASES = ("compose", "layers", "lm_head", "learn", "draft")
-KINDS = ("products", "attention", "copies", "other ops", "outside torch")
+# Steps that are not counted. Untuned.
+WARM_STEPS: Final = 3
+# The phases of a step, see above.
+PHASES: Final = ("compose", "layers", "lm_head", "learn", "draft")
+# The kinds of work of a step.
+KINDS: Final = ("products", "attention", "copies", "other ops", "outside torch")
 
 
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
-    """steps: that count, of each way. branches: how many texts side by side, behind the same prompt, a way
-    for
-    each number. shape: of trees.
+    """What is measured.
+
+    model: Directory of the base model.
+    prompt: Token ids of the prompt.
+    steps: Measured steps of each way.
+    branches: Numbers of sequences that are written at the same time after one prompt, a way each. One
+        sequence is always measured.
+    shape: The trees.
     """
 
     model: Path
@@ -59,13 +75,18 @@ class SplitOptions:
 
 
 def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int) -> StepLoop:
-    """Return a loop of one sequence, or of several that fork a prefix and begin with another token each.
-    Prompts are computed, and some steps more have passed.
+    """Return a loop of one sequence, or of several that fork the prompt and begin with another token each.
+    All prompts have been computed, and WARM_STEPS more steps have passed.
+
+    decoder: The base model.
+    head: The head; None: without drafts.
+    options: Prompt, trees and number of steps.
+    sequences: Number of sequences.
     """
     prompt = options.prompt
     shape = options.shape
     drafted = head is not None
-    limit = (options.steps * 2 + 2 * WARM + 4) * (shape.depth + 1)
+    limit = (options.steps * 2 + 2 * WARM_STEPS + 4) * (shape.depth + 1)
     lease = len(prompt) + limit
     if sequences == 1:
         orders = [Open(Opening(1, len(prompt), limit=limit, drafted=drafted), prompt, lease)]
@@ -73,49 +94,63 @@ def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, seq
         orders = [Open(Opening(1, len(prompt), decodes=False, drafted=drafted), prompt, lease)]
         for number in range(sequences):
             fork = Fork(1, len(prompt))
-            first = prompt[number % len(prompt)]
+            first_token = prompt[number % len(prompt)]
             opening = Opening(2 + number, len(prompt) + 1, fork, limit=limit, drafted=drafted)
-            orders.append(Open(opening, (first,), lease))
+            orders.append(Open(opening, (first_token,), lease))
     loop = open_loop(TargetAndDraft(decoder, head), shape, orders)
     while not _is_decoding(loop.turn().frame):
         pass
-    for _ in range(WARM):
+    for _ in range(WARM_STEPS):
         loop.turn()
     return loop
 
 
 def _is_decoding(frame: Frame) -> bool:
-    """Return whether a frame has trees alone, and at least one."""
-    return bool(frame.segments) and all(isinstance(one, TreeSegment) for one in frame.segments)
+    """Return whether a frame has at least one tree, and no prompt rows.
+
+    frame: The frame.
+    """
+    return bool(frame.segments) and all(isinstance(segment, TreeSegment) for segment in frame.segments)
 
 
 def measure_models(
     models: ModelSet, question: str, steps: int, branches: Sequence[int], output: Path | None
 ) -> int:
-    """Measure model directories, after a question as the model is asked it; return the exit status. Raises
-    ModelError, HeadMismatch.
+    """Measure model directories, and return the exit status 0.
+
+    models: Base model, head and precision; without a head, drafts are not measured.
+    question: What the user asks; the prompt is rendered by the model's chat template.
+    steps: Measured steps of each way.
+    branches: Numbers of sequences that are written at the same time.
+    output: The JSON file; None: the tables are only printed.
+
+    Raises ModelError and HeadMismatch if a model cannot be loaded.
     """
     decoder = load_decoder(models)
-    given = (models.base, decoder.dtype, decoder.device)
-    rounded = models.drafter_quantization
-    head = load_head(models.head, *given, quantization=rounded) if models.head else None
+    placement = (models.base, decoder.dtype, decoder.device)
+    head_quantization = models.drafter_quantization
+    head = load_head(models.head, *placement, quantization=head_quantization) if models.head else None
     prompt = Prompts(models.base, Text(models.base)).chat((Message("user", question),))
     return measure(decoder, head, SplitOptions(models.base, tuple(prompt), steps, branches), output)
 
 
 @torch.inference_mode()
 def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, output: Path | None) -> int:
-    """Measure phases and kinds of work, publish the tables and return the exit status 0. head: None: without
-    drafts. output: the JSON file; None: only print.
+    """Measure phases and kinds of work, and publish the tables. Return the exit status 0.
+
+    decoder: The base model.
+    head: The head; None: drafts are not measured.
+    options: Prompt, trees and number of steps.
+    output: The JSON file; None: the tables are only printed.
     """
-    ways = [(f"{drafts}{f', {count} branches' if count > 1 else ''}", used, count)
-            for drafts, used in (("plain", None), ("eagle", head)) if drafts == "plain" or head
+    ways = [(f"{drafts}{f', {count} branches' if count > 1 else ''}", way_head, count)
+            for drafts, way_head in (("plain", None), ("eagle", head)) if drafts == "plain" or head
             for count in dict.fromkeys((1, *options.branches))]  # fmt: skip
     floor = floor_of(options.model, decoder)
     rows = list[Row]()
     with counting_bar(sys.stderr, "ways", len(ways)) as count:
-        for name, used, sequences in ways:
-            rows.append({"name": name, **split(decoder, used, options, sequences, floor)})
+        for name, way_head, sequences in ways:
+            rows.append({"name": name, **figures_of_way(decoder, way_head, options, sequences, floor)})
             count()
     settings = {"model": str(options.model), "steps": options.steps, "branches": options.branches}
     settings |= {"prompt_tokens": len(options.prompt), "threads": torch.get_num_threads()}
@@ -126,27 +161,38 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
 
 
 def _draw(rows: Sequence[Row], stem: Path) -> None:
-    """Draw phases and kinds of work. stem: path without suffix."""
-    for what in ("phases", "kinds"):
-        parts = {str(row["name"]): row[what] for row in rows}
-        shares(parts, f"A step by {what}, % of its time", stem.with_name(f"{stem.name}-{what}.png"))
+    """Draw phases and kinds of work.
+
+    rows: The measured rows.
+    stem: Path of the pictures without their suffixes.
+    """
+    for division in ("phases", "kinds"):
+        parts = {str(row["name"]): row[division] for row in rows}
+        draw_shares(
+            parts, f"A step by {division}, % of its time", stem.with_name(f"{stem.name}-{division}.png")
+        )
 
 
-def split(
+def figures_of_way(
     decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int, floor: float
 ) -> Row:
-    """Return the figures of one way: steps as they are, then as many under the profiler. floor: seconds of a
-    step at least.
+    """Return the figures of one way: of steps as they are, then of as many under the profiler.
+
+    decoder: The base model.
+    head: The head; None: without drafts.
+    options: Prompt, trees and number of steps.
+    sequences: Number of sequences.
+    floor: The shortest possible seconds of a step, see `floor_of`.
     """
     loop = loop_of(decoder, head, options, sequences)
     clock = StepClock()
     for _ in range(options.steps):
-        clock.turn(loop)
+        clock.time_step(loop)
     return {
-        "step_ms": round(1e3 * clock.whole / clock.steps, 3),
-        "rows_per_step": round(sum(clock.rows) / clock.steps, 1),
+        "step_ms": round(1e3 * clock.total_seconds / clock.steps, 3),
+        "rows_per_step": round(sum(clock.step_rows) / clock.steps, 1),
         "tokens_per_step": round(clock.tokens / clock.steps, 2),
-        "tokens_per_second": round(clock.tokens / clock.whole, 1),
+        "tokens_per_second": round(clock.tokens / clock.total_seconds, 1),
         "weights_floor_ms": round(1e3 * floor, 3),
         "phases": {phase: round(1e3 * clock.seconds.get(phase, 0.0) / clock.steps, 4) for phase in PHASES},
         "kinds": kinds_of(loop, options.steps),
@@ -154,28 +200,36 @@ def split(
 
 
 def kinds_of(loop: StepLoop, steps: int) -> dict[str, float]:
-    """Return the milliseconds of a step by kind of work. The profiler adds to every operation, so that
-    fractions tell more.
+    """Return the milliseconds of a step by kind of work. The profiler makes every operation slower, so that
+    only the proportions are meaningful.
+
+    loop: The loop, which must be able to run `steps` more steps, and one before.
+    steps: Measured steps.
     """
     with profile(activities=[ProfilerActivity.CPU]):
-        loop.turn()  # the profiler's own beginning takes seconds
+        # Starting the profiler takes seconds, which are not counted.
+        loop.turn()
     clock = StepClock()
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(steps):
-            clock.turn(loop)
-    spent: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-    for one in seen.key_averages():
-        spent[kind_of(one.key)] += one.self_cpu_time_total / 1e6
-    spent["outside torch"] = max(clock.whole - sum(spent.values()), 0.0)
-    return {kind: round(1e3 * spent[kind] / steps, 4) for kind in KINDS}
+            clock.time_step(loop)
+    seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    for operation in profiled.key_averages():
+        seconds[kind_of(operation.key)] += operation.self_cpu_time_total / 1e6
+    seconds["outside torch"] = max(clock.total_seconds - sum(seconds.values()), 0.0)
+    return {kind: round(1e3 * seconds[kind] / steps, 4) for kind in KINDS}
 
 
 def kind_of(operation: str) -> str:
-    """Return what kind of work an operation of torch is, by its name."""
+    """Return the kind of work of an operation of torch: one of KINDS, "other ops" if its name contains no
+    known word.
+
+    operation: Name of the operation, such as "aten::mm".
+    """
     name = operation.removeprefix("aten::")
     if any(word in name for word in ("attention", "softmax", "flash")):
         return "attention"
-    if name.endswith(("mm", "mv", "matmul")) or "linear" in name:  # mkldnn::_linear_pointwise too
+    if name.endswith(("mm", "mv", "matmul")) or "linear" in name:
         return "products"
     if any(word in name for word in ("copy", "index", "cat", "gather", "scatter", "clone", "fill")):
         return "copies"
@@ -183,31 +237,48 @@ def kind_of(operation: str) -> str:
 
 
 def floor_of(model: Path, decoder: Decoder) -> float:
-    """Return the seconds in which a step's weights are read once, at the speed at which this machine copies
-    memory.
+    """Return the seconds in which the weights of a step are read once, at the speed at which this machine
+    copies memory.
+
+    model: Directory of the base model.
+    decoder: The loaded base model.
     """
-    whole = Range(0, decoder.config.layers)
-    size = weights_of(open_weights(model), decoder.config, whole, WeightForm(decoder.dtype.itemsize))
+    all_layers = Range(0, decoder.config.layers)
+    size = weights_of(open_weights(model), decoder.config, all_layers, WeightForm(decoder.dtype.itemsize))
     return size / copy_speed("cpu")
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Return tables of whole steps, then of phases and kinds of work in per cent."""
+    """Return three tables in Markdown: of whole steps, of phases and of kinds of work in per cent. Without
+    rows, the tables have only their headings.
+
+    rows: The measured rows.
+    """
     parts = _percents("phases", PHASES), _percents("kinds", KINDS)
     return "\n\n".join(markdown(columns, rows) for columns in (COLUMNS, *parts))
 
 
-def _percents(what: str, parts: Sequence[str]) -> list[Column]:
-    """Return columns of the fractions of a step. what: "phases" or "kinds". parts: their names."""
+def _percents(division: str, parts: Sequence[str]) -> list[Column]:
+    """Return columns of the fractions of a step.
+
+    division: "phases" or "kinds".
+    parts: Names of the phases or kinds.
+    """
 
     def share(part: str) -> Column:
-        """Return the column of one part."""
-        return Column(part, lambda row: f"{100 * row[what][part] / (sum(row[what].values()) or 1):.1f}")
+        """Return the column of one part, in per cent; 0 if the step took no time.
 
-    return [text(f"% of a step by {what}", "name"), *map(share, parts)]
+        part: Name of the phase or kind.
+        """
+        return Column(
+            part, lambda row: f"{100 * row[division][part] / (sum(row[division].values()) or 1):.1f}"
+        )
+
+    return [text(f"% of a step by {division}", "name"), *map(share, parts)]
 
 
-COLUMNS = (
+# The columns of the table of whole steps.
+COLUMNS: Final = (
     text("way", "name"),
     figure("ms a step", "step_ms", 3),
     figure("rows", "rows_per_step", 1),
@@ -217,18 +288,21 @@ COLUMNS = (
 )
 
 
-def shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path) -> None:
-    """Draw a bar of 100 % for each row, cut into its parts, which are the same in all. rows: values by part.
-    file: the PNG.
+def draw_shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path) -> None:
+    """Draw a bar of 100 % for each row, cut into its parts.
+
+    rows: By the name of each row, its values by part. A part that a row lacks counts as 0.
+    title: Title of the picture.
+    file: The PNG file.
     """
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     with picture(file, title, (9, 0.5 * len(rows) + 1.8)) as (panel,):
-        wholes = [(row, 100 / (sum(row.values()) or 1)) for row in rows.values()]
-        left = [0.0] * len(rows)
+        scaled_rows = [(row, 100 / (sum(row.values()) or 1)) for row in rows.values()]
+        starts = [0.0] * len(rows)
         for part in parts:
-            values = [row.get(part, 0.0) * percent for row, percent in wholes]
-            panel.barh(range(len(left)), values, left=left, height=0.6, label=part)
-            left = [before + value for before, value in zip(left, values)]
+            values = [row.get(part, 0.0) * percent for row, percent in scaled_rows]
+            panel.barh(range(len(starts)), values, left=starts, height=0.6, label=part)
+            starts = [start + value for start, value in zip(starts, values)]
         panel.set_yticks(range(len(rows)), list(rows))
         panel.invert_yaxis()
         panel.set_xlabel("%")

@@ -1,4 +1,4 @@
-"""Models with made-up weights: published shapes in memory, and model directories of them.
+"""Models with made-up weights: published shapes in memory, and model directories of such shapes.
 
 `python -m specsot_lab.bench.synthetic_models Pythia-2.8B models/pythia-2.8b` writes a directory.
 """
@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import torch
 from safetensors.torch import save_file
@@ -24,16 +24,20 @@ from specsot.service.option_table import Option, option
 from specsot_app.fleet.demo import small_pair
 from specsot_model.weights import Weights
 
-# Standard deviation of the weights, as most models begin.
-SPREAD = 0.02  # of the weights, as most models begin
-FAINT = 1e-4  # of their usual size: what layers add, so that a token says which one follows
+# Standard deviation of the weights, as most models are initialized.
+SPREAD: Final = 0.02
+# Factor on the weights of what layers add to the hidden states: so small that the token alone determines
+# which one follows.
+RESIDUAL_SCALE: Final = 1e-4
 
+# The scaling of rotary frequencies of Llama-3.1, without its factor.
 _LLAMA_ROPE: Json = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+# The configuration of Llama-3.1-8B.
 _LLAMA_8B: Json = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -49,6 +53,7 @@ _LLAMA_8B: Json = {
     "rope_scaling": {**_LLAMA_ROPE, "factor": 8.0},
     "tie_word_embeddings": False,
 }
+# The configuration of Llama-3.1-70B.
 _LLAMA_70B: Json = {
     **_LLAMA_8B,
     "hidden_size": 8192,
@@ -57,6 +62,7 @@ _LLAMA_70B: Json = {
     "intermediate_size": 28672,
 }
 
+# Published configurations, by name.
 SHAPES: Mapping[str, Json] = {
     "Llama-3.1-8B": _LLAMA_8B,
     "Llama-3.1-70B": _LLAMA_70B,
@@ -78,51 +84,76 @@ SHAPES: Mapping[str, Json] = {
 
 
 def config_of(name: str) -> ModelConfig:
-    """Return the config of one of SHAPES. Raises InvalidRequest for another name."""
+    """Return the configuration of a shape.
+
+    name: One of SHAPES.
+
+    Raises InvalidRequest for another name.
+    """
     if name not in SHAPES:
         raise InvalidRequest(f"no shape is called {name!r}, only {', '.join(SHAPES)}", field="models")
     return make_config(SHAPES[name], {}, Path(name))
 
 
 class MadeUp(Weights):
-    """Weights that have every tensor that is asked for, in the shape that is asked for."""
+    """Weights that have every tensor that is requested, in the shape that is requested."""
 
     def names(self) -> tuple[str, ...]:
-        """Return no names, since tensors are made up when they are asked for."""
+        """Return (), since tensors are made up when they are requested."""
         return ()
 
     def where(self, name: str) -> str:
-        """Return where a tensor comes from: "made up"."""
+        """Return where a tensor comes from: "made up".
+
+        name: The tensor's name; not used.
+        """
         return "made up"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raise KeyError, since no tensor has a shape before it is asked for."""
+        """Raise KeyError, since no tensor has a shape before it is requested.
+
+        name: The tensor's name.
+        """
         raise KeyError(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Raise KeyError, since no tensor has a shape before it is asked for."""
+        """Raise KeyError, since no tensor has a shape before it is requested. `expect` makes tensors.
+
+        name: The tensor's name.
+        dtype: The type of its numbers; not used.
+        device: Where the tensor would be made; not used.
+        """
         raise KeyError(name)
 
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
-        """Return a new tensor: ones for norms, else normally distributed with the standard
-        deviation SPREAD.
+        """Return a new tensor: ones for norms, else normally distributed numbers with standard deviation
+        SPREAD.
+
+        name: The tensor's name.
+        shape: The tensor's shape.
+        dtype: The type of its numbers.
+        device: Where the tensor is made.
         """
         if "norm" in name:
             return torch.ones(shape, dtype=dtype, device=device)
         return torch.empty(shape, dtype=dtype, device=device).normal_(0, SPREAD)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a tensor exists: all but biases and norms of heads."""
+        """Return whether a tensor exists: every tensor except biases and the norms of attention heads.
+
+        name: The tensor's name.
+        """
         return not name.endswith((".bias", "_norm.weight"))
 
 
-class Telling(MadeUp):
-    """Weights of the right sizes with which every token says the next: its number and one more.
+class NextTokenWeights(MadeUp):
+    """Weights with which the model predicts the next higher token id after every token: 8 after 7, and 0
+    after the last.
 
-    What layers add is small, and lm_head is the embedding moved by one row. Where both are one matrix
-    nothing is told.
+    What layers add to the hidden states is small, and the lm_head is the embedding moved by one row. If both
+    are one tied matrix, the prediction is meaningless.
     """
 
     def __init__(self) -> None:
@@ -131,22 +162,31 @@ class Telling(MadeUp):
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
-        """Return a new tensor: faint where layers add to the hidden states, and the moved embedding as
+        """Return a new tensor: small weights for what layers add to the hidden states, the moved embedding as
+        the lm_head, and for other names what `MadeUp` returns. The embedding must be requested before the
         lm_head.
+
+        name: The tensor's name.
+        shape: The tensor's shape.
+        dtype: The type of its numbers.
+        device: Where the tensor is made.
         """
-        made = super().expect(name, shape, dtype, device)
+        tensor = super().expect(name, shape, dtype, device)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            made *= FAINT
+            tensor *= RESIDUAL_SCALE
         if name.endswith("embed_tokens.weight"):
-            self._table = made
-        if name.endswith("lm_head.weight") and self._table is not None and self._table.shape == made.shape:
-            made.copy_(self._table.roll(1, 0))
-        return made
+            self._table = tensor
+        if name.endswith("lm_head.weight") and self._table is not None and self._table.shape == tensor.shape:
+            tensor.copy_(self._table.roll(1, 0))
+        return tensor
 
 
 def bytes_of_a_token(config: ModelConfig, itemsize: int) -> int:
-    """Return the bytes of weights that one decoded token must read: all but the embedding's other rows.
-    itemsize: bytes of a number.
+    """Return the bytes of weights that are read to decode one token: all weights, but only one row of the
+    embedding.
+
+    config: The model.
+    itemsize: Bytes of a number.
     """
     q = config.heads * config.head_dim
     kv = config.kv_heads * config.head_dim
@@ -155,21 +195,35 @@ def bytes_of_a_token(config: ModelConfig, itemsize: int) -> int:
 
 
 def bytes_of_kv(config: ModelConfig, rows: int, itemsize: int) -> int:
-    """Return the bytes of KV of so many rows in all layers. itemsize: bytes of a number."""
+    """Return the bytes of KV in all layers; 0 for no rows.
+
+    config: The model.
+    rows: Number of KV rows.
+    itemsize: Bytes of a number.
+    """
     return 2 * config.layers * config.kv_heads * config.head_dim * rows * itemsize
 
 
-SEED = 0
-FAINT_BLOCKS = 1e-5  # of what layers add, far below what tells the next token
-LOGIT = 14.0  # of the next token; all others have about 0, so among 50,000 it has 96 %
+# Seed of the made-up directories.
+SEED: Final = 0
+# Standard deviation of the weights of what layers add to the hidden states, far below what determines the
+# next token.
+RESIDUAL_SPREAD: Final = 1e-5
+# Logit of the next token. The others are about 0, so that among 50,000 tokens the next one has a probability
+# of 96 %.
+NEXT_TOKEN_LOGIT: Final = 14.0
+# The sizes of a GPT-NeoX configuration, by field.
 NeoX = dict[str, int]
 
+# Sizes of the models that can be written as directories, by name.
 DIRECTORY_SHAPES: dict[str, NeoX] = {
     "Pythia-2.8B": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32},
     "Pythia-70M": {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8},
 }
-VOCAB = 50304
-COMMON = {
+# Token ids of GPT-NeoX models.
+VOCAB: Final = 50304
+# Fields of every configuration that is written.
+NEOX_FIELDS: Final = {
     "architectures": ["GPTNeoXForCausalLM"],
     "model_type": "gpt_neox",
     "vocab_size": VOCAB,
@@ -186,75 +240,99 @@ COMMON = {
 }
 
 
-def followers(vocab: int, words: int, share: float) -> Tensor:
-    """Return int64 [vocab]: which token follows each; tokens from `words` on follow none of those below.
+def next_token_table(vocab_size: int, num_words: int, unchanged_share: float) -> Tensor:
+    """Return which token follows each token, int64 [vocab_size]. The first `num_words` tokens follow each
+    other in one cycle. Each later token is its own next token.
 
-    share: fraction of the tokens below `words` that have the follower they have with share 1.
+    vocab_size: Number of token ids.
+    num_words: Number of tokens that the tokenizer has; the others are padding.
+    unchanged_share: Fraction, 0..1, of the first `num_words` tokens whose next token is the one they have
+        with 1.0. The others exchange their next tokens.
     """
-    dice = torch.Generator().manual_seed(SEED)
-    circle = torch.randperm(words, generator=dice)
-    after = torch.arange(vocab)
-    after[circle] = circle.roll(-1)
-    others = circle[torch.rand(words, generator=dice) >= share]
-    after[others] = after[others].roll(1)
-    return after
+    generator = torch.Generator().manual_seed(SEED)
+    cycle = torch.randperm(num_words, generator=generator)
+    next_tokens = torch.arange(vocab_size)
+    next_tokens[cycle] = cycle.roll(-1)
+    rerouted = cycle[torch.rand(num_words, generator=generator) >= unchanged_share]
+    next_tokens[rerouted] = next_tokens[rerouted].roll(1)
+    return next_tokens
 
 
-def tensors_of(shape: NeoX, after: Tensor, device: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of a GPT-NeoX model, by its name, in bf16. shape: sizes. after: [vocab] which token
-    follows each. device: a torch device.
+def tensors_of(shape: NeoX, next_tokens: Tensor, device: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of every tensor of a GPT-NeoX model, and the tensor, in bf16.
+
+    shape: The model's sizes.
+    next_tokens: Which token follows each token, [vocab], see `next_token_table`.
+    device: A torch device, where tensors are made.
     """
     hidden = shape["hidden_size"]
     torch.manual_seed(SEED)
 
-    def drawn(spread: float, *size: int) -> Tensor:
-        """Return a tensor of this size, normally distributed with this standard deviation."""
-        return torch.empty(size, dtype=torch.bfloat16, device=device).normal_(0, spread)
+    def normal(deviation: float, *size: int) -> Tensor:
+        """Return a tensor of normally distributed numbers.
 
-    embedding = drawn(1.0, len(after), hidden)
+        deviation: Their standard deviation; 0 gives zeros.
+        size: The tensor's shape.
+        """
+        return torch.empty(size, dtype=torch.bfloat16, device=device).normal_(0, deviation)
+
+    embedding = normal(1.0, len(next_tokens), hidden)
     yield "gpt_neox.embed_in.weight", embedding
     yield (
         "embed_out.weight",
-        torch.zeros_like(embedding).index_copy_(0, after.to(device), embedding * (LOGIT / hidden)),
+        torch.zeros_like(embedding).index_copy_(
+            0, next_tokens.to(device), embedding * (NEXT_TOKEN_LOGIT / hidden)
+        ),
     )
     norms = ["gpt_neox.final_layer_norm"]
     for number in range(shape["num_hidden_layers"]):
         layer = f"gpt_neox.layers.{number}"
         norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
-        for name, out, size, spread in (
+        for name, out, size, deviation in (
             ("attention.query_key_value", 3 * hidden, hidden, SPREAD),
-            ("attention.dense", hidden, hidden, FAINT_BLOCKS),
+            ("attention.dense", hidden, hidden, RESIDUAL_SPREAD),
             ("mlp.dense_h_to_4h", 4 * hidden, hidden, SPREAD),
-            ("mlp.dense_4h_to_h", hidden, 4 * hidden, FAINT_BLOCKS),
+            ("mlp.dense_4h_to_h", hidden, 4 * hidden, RESIDUAL_SPREAD),
         ):
-            yield f"{layer}.{name}.weight", drawn(spread, out, size)
-            yield f"{layer}.{name}.bias", drawn(0.0, out)
+            yield f"{layer}.{name}.weight", normal(deviation, out, size)
+            yield f"{layer}.{name}.bias", normal(0.0, out)
     for name in norms:
-        yield f"{name}.weight", drawn(0.0, hidden) + 1
-        yield f"{name}.bias", drawn(0.0, hidden)
+        yield f"{name}.weight", normal(0.0, hidden) + 1
+        yield f"{name}.bias", normal(0.0, hidden)
 
 
 def write_directory(
-    shape: NeoX, folder: Path, tokenizer: Path, share: float = 1.0, device: str = "cpu"
+    shape: NeoX, folder: Path, tokenizer: Path, unchanged_share: float = 1.0, device: str = "cpu"
 ) -> None:
-    """Write a model directory as Transformers would leave it, with the tokenizer of another model.
+    """Write a model directory as Transformers would write it, with the tokenizer of another model.
 
-    shape: sizes. folder: created if missing. tokenizer: directory that has it. share: see `followers`.
-        device: on which tensors are made.
+    shape: The model's sizes.
+    folder: The directory, which is created if it is missing.
+    tokenizer: Directory of the model whose tokenizer is copied.
+    unchanged_share: See `next_token_table`: the fraction of tokens whose next token is that of a model
+        written with 1.0.
+    device: A torch device, where tensors are made.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in tokenizer.glob("token*.json"):
         shutil.copy(file, folder)
-    words = len(json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
-    config = {**COMMON, **shape, "intermediate_size": 4 * shape["hidden_size"]}
+    num_words = len(json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
+    config = {**NEOX_FIELDS, **shape, "intermediate_size": 4 * shape["hidden_size"]}
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    tensors = dict(tensors_of(shape, followers(VOCAB, words, share), device))
+    tensors = dict(tensors_of(shape, next_token_table(VOCAB, num_words, unchanged_share), device))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticOptions:
-    """Options of this script."""
+    """Options of this script.
+
+    name: The model to write, one of DIRECTORY_SHAPES.
+    folder: The directory of the model.
+    share: Fraction of tokens whose next token is that of a model written with 1.0.
+    tokenizer: Directory of the model whose tokenizer is copied; None: that of the demo model.
+    device: A torch device, where tensors are made.
+    """
 
     name: Annotated[str, Option(f"One of {', '.join(DIRECTORY_SHAPES)}.", positional=True)]
     folder: Annotated[Path, Option("Directory for the model.", positional=True)]
@@ -265,12 +343,18 @@ class SyntheticOptions:
     device: str = option("cpu", "Torch device.")
 
 
-def main(given: SyntheticOptions) -> None:
-    if given.name not in DIRECTORY_SHAPES:
+def main(options: SyntheticOptions) -> None:
+    """Write a model directory with made-up weights.
+
+    options: What is written.
+
+    Raises InvalidRequest for an unknown model.
+    """
+    if options.name not in DIRECTORY_SHAPES:
         known = ", ".join(DIRECTORY_SHAPES)
-        raise InvalidRequest(f"no shape is called {given.name!r}, only {known}", "name")
-    tokenizer = given.tokenizer or small_pair() / "base"
-    write_directory(DIRECTORY_SHAPES[given.name], given.folder, tokenizer, given.share, given.device)
+        raise InvalidRequest(f"no shape is called {options.name!r}, only {known}", "name")
+    tokenizer = options.tokenizer or small_pair() / "base"
+    write_directory(DIRECTORY_SHAPES[options.name], options.folder, tokenizer, options.share, options.device)
 
 
 if __name__ == "__main__":

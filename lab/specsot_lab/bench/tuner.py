@@ -1,8 +1,9 @@
-"""`specsot bench tuner`: the draft policy beside fixed settings, on questions.
+"""`specsot bench tuner`: the draft policy compared with fixed settings, on questions.
 
-Every setting has a fleet in this process that shares the base's weights; all of them answer a question in
-turns of reversed order. Seconds of this process's own CPU time stand beside those by the clock, which
-neighbours change more. Each setting is compared with plain decoding of the same question.
+Every setting has a fleet in this process, and all fleets share the base model's weights. All settings answer
+each question in turns of reversed order. Seconds of this process's own CPU time are reported in addition to
+wall-clock seconds, which other processes change more. Each setting is compared with decoding without
+speculation of the same question.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ from specsot_bench.runners import ModelSet, Runners
 
 
 def _chain(tokens: int) -> DraftOptions:
-    """Return options of chains of so many drafts, in every step."""
+    """Return options of chains that are drafted in every step.
+
+    tokens: Number of drafts of a chain.
+    """
     return DraftOptions(mode="linear", depth=tokens, tuner="fixed")
 
 
 def _tree(tokens: int, nodes: int) -> DraftOptions:
-    """Return options of trees of so many levels and nodes, in every step."""
+    """Return options of trees that are drafted in every step.
+
+    tokens: Levels of a tree.
+    nodes: Nodes of a tree, root included.
+    """
     return DraftOptions(mode="tree", depth=tokens, nodes=nodes, tuner="fixed")
 
 
@@ -51,10 +59,12 @@ METHODS = (
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one answer took.
+    """The cost of one answer.
 
-    cpu: seconds of this process's processor time. wall: seconds by the clock. tokens: of the answer. steps:
-        forward passes of the base.
+    cpu: Seconds of this process's processor time.
+    wall: Wall-clock seconds.
+    tokens: Number of tokens of the answer.
+    steps: Forward passes of the base model.
     """
 
     cpu: float
@@ -64,15 +74,25 @@ class Cost:
 
 
 async def ask(runners: Runners, method: Method, question: str, tokens: int) -> Cost:
-    """Return what one answer took. runners: write it. method: how. tokens: of the answer."""
+    """Return the cost of one answer.
+
+    runners: Writes the answer.
+    method: The setting in which it is written.
+    question: What the user asks.
+    tokens: Number of tokens of the answer.
+    """
     cpu = time.process_time()
     record = await runners.write(method, question, tokens)
-    return Cost(time.process_time() - cpu, record.seconds, tokens, record.moments[-1].steps)
+    return Cost(time.process_time() - cpu, record.seconds, tokens, record.samples[-1].steps)
 
 
 async def _costs(models: ModelSet, questions: Sequence[str], tokens: int) -> dict[str, list[Cost]]:
-    """Return, by setting, what the answer to each question took; one more answer before all is
-    not counted.
+    """Return, by setting, the cost of the answer to each question. One more answer in each setting comes
+    first and is not counted.
+
+    models: The base model, the head, and their precision.
+    questions: The questions, at least one.
+    tokens: Number of tokens of an answer.
     """
     costs: dict[str, list[Cost]] = {method.name: [] for method in METHODS}
     async with Runners(models) as runners:
@@ -86,8 +106,10 @@ async def _costs(models: ModelSet, questions: Sequence[str], tokens: int) -> dic
 
 
 def rows_of(costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
-    """Return a row for each setting: median and least of the ratios to decoding without speculation of the
-    same question.
+    """Return a row for each setting: median and minimum of the ratios to decoding without speculation of the
+    same question, for CPU time and wall-clock time.
+
+    costs: The costs of all answers, by setting, question by question; PLAIN is among the settings.
     """
     plain = costs[PLAIN]
     rows = list[Row]()
@@ -108,7 +130,11 @@ def rows_of(costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
 
 
 def _sum(costs: Sequence[Cost], name: str) -> float:
-    """Return the sum of one figure of all answers. name: of the figure, such as "cpu"."""
+    """Return the sum of one figure over all answers; 0 without answers.
+
+    costs: The costs of the answers.
+    name: The figure, a field of `Cost` such as "cpu".
+    """
     return sum(getattr(one, name) for one in costs)
 
 
@@ -128,8 +154,14 @@ COLUMNS = (
 async def _together(
     models: ModelSet, questions: Sequence[str], tokens: int, clients: Sequence[int]
 ) -> dict[int, dict[str, float]]:
-    """Return tokens per second, by number of clients and by setting: every setting answers as many questions
-    at once as there are clients. 16 tokens of each come first and are not counted.
+    """Return tokens per second, by number of clients and by setting. Every setting answers as many questions
+    at once as there are clients. An answer of 16 tokens to each of these questions comes first and is not
+    counted.
+
+    models: The base model, the head, and their precision.
+    questions: The questions, from the first on again if there are more clients.
+    tokens: Number of tokens of an answer.
+    clients: Numbers of simultaneous questions, at least one.
     """
     rates: dict[int, dict[str, float]] = {count: {} for count in clients}
     longest = PROMPT_ROWS + tokens
@@ -145,8 +177,10 @@ async def _together(
 
 
 def rows_together(rates: Mapping[int, Mapping[str, float]]) -> list[Row]:
-    """Return a row for each number of clients and setting: tokens per second, relative to the baseline, and
-    to the best fixed setting, the baseline included.
+    """Return a row for each number of clients and setting: tokens per second, relative to decoding without
+    speculation, and to the best fixed setting, which may be that without speculation.
+
+    rates: Tokens per second, by number of clients and by setting; PLAIN is among the settings.
     """
     rows = list[Row]()
     for count, found in rates.items():
@@ -175,9 +209,14 @@ def measure_together(
     settings: Row,
     output: Path | None,
 ) -> int:
-    """Measure with so many clients at once, publish the ratios, and return the exit status 0.
+    """Measure with several clients at once, and publish the ratios. Return the exit status 0.
 
-    clients: their numbers. settings: how the questions were chosen. output: the JSON file; None: only print.
+    models: The base model, the head, and their precision.
+    questions: The questions, from the first on again if there are more clients.
+    tokens: Number of tokens of an answer.
+    clients: Numbers of simultaneous questions, at least one.
+    settings: How the questions were chosen, for the results.
+    output: The JSON file; None: the table is only printed.
     """
     quiet_logs()
     rows = rows_together(asyncio.run(_together(models, questions, tokens, clients)))
@@ -190,8 +229,13 @@ def measure_together(
 def measure(
     models: ModelSet, questions: Sequence[str], tokens: int, settings: Row, output: Path | None
 ) -> int:
-    """Measure question by question, publish the table, and return the exit status 0. settings: how the
-    questions were chosen. output: the JSON file; None: only print.
+    """Measure question by question, and publish the table. Return the exit status 0.
+
+    models: The base model, the head, and their precision.
+    questions: The questions, at least one.
+    tokens: Number of tokens of an answer.
+    settings: How the questions were chosen, for the results.
+    output: The JSON file; None: the table is only printed.
     """
     quiet_logs()
     rows = rows_of(asyncio.run(_costs(models, questions, tokens)))

@@ -1,1 +1,1 @@
-"""The lab's words of the `specsot` command, found by their entry points in lab/pyproject.toml."""
+"""The lab's commands of `specsot`, which are found by their entry points in lab/pyproject.toml."""

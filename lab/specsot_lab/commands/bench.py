@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from specsot.errors import InvalidRequest
 from specsot.members import HopDtype, Transport
@@ -20,16 +20,28 @@ if TYPE_CHECKING:
     from specsot_lab.bench.pairs import Contrast
     from specsot_lab.bench.policies import ReadingOptions
 
-PRECISION = ("dtype", "quantization", "kv_cache_dtype")
+# Options of the base model's precision.
+PRECISION: Final = ("dtype", "quantization", "kv_cache_dtype")
 
 
-OF_RING = ("model", "draft_model", "dtype", "quantization", "draft_dtype", "draft_quantization")
-OF_PAIRED = ("model", "draft_model", *PRECISION, "draft_dtype", "draft_quantization", "device")
+# Options of a fleet that `bench ring` offers.
+OF_RING: Final = ("model", "draft_model", "dtype", "quantization", "draft_dtype", "draft_quantization")
+# Options of a fleet that `bench demo` offers.
+OF_PAIRED: Final = ("model", "draft_model", *PRECISION, "draft_dtype", "draft_quantization", "device")
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """Options of `specsot bench demo`."""
+    """Options of `specsot bench demo`. Each field is an option of the command line, described by its help
+    text.
+
+    runs: Paired runs of each comparison.
+    max_new_tokens: Numbers of tokens of a direct answer; each comparison is measured with each of them.
+    only: Beginnings of the names of the comparisons to measure, separated by commas; None: all.
+    prompts: File of questions, one in each line; None: those of the benchmark.
+    fleet: The models and their precision.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -45,7 +57,7 @@ class DemoOptions:
 
 @command(DemoOptions, table="bench-demo", examples=[Example("specsot bench demo --runs 5", "A quick look")])
 def demo(options: DemoOptions) -> int:
-    """Measure plain, drafted and planned answers side by side, of the demo model or your own."""
+    """Compare answers without speculation, with drafts and with plans, of the demo model or another one."""
     from specsot_lab.bench.pairs import DEMO
 
     return _pairs("demo", DEMO, options, options.runs)
@@ -54,38 +66,56 @@ def demo(options: DemoOptions) -> int:
 def _pairs(
     table: str, contrasts: Sequence[Contrast], options: DemoOptions | AblationBenchOptions, samples: int
 ) -> int:
-    """Measure these comparisons, publish the table and return the exit status.
+    """Measure comparisons, and publish the table. Return the exit status 0.
 
-    table: name of the benchmark. contrasts: all comparisons that it has. options: of the command, which may
-        choose some of them. samples: paired runs of each.
-    Raises InvalidRequest for a name of no comparison.
+    table: Name of the benchmark.
+    contrasts: All comparisons of the benchmark.
+    options: Options of the command, which may choose some of the comparisons.
+    samples: Paired runs of each comparison.
+
+    Raises InvalidRequest for a name with which no comparison begins.
     """
     output = options.output.place
     from specsot_app.fleet.demo import is_small, questions_of
     from specsot_bench.rounds import QUESTIONS, models_of
-    from specsot_lab.bench import pairs as room
+    from specsot_lab.bench import pairs as pairs_module
 
     models = models_of(options.fleet, None)
-    names = tuple(part.strip() for part in options.only.split(",")) if options.only else ()
-    known = [contrast.name for contrast in contrasts]
-    if unknown := [name for name in names if not any(contrast.startswith(name) for contrast in known)]:
-        raise InvalidRequest(f"only must be of {', '.join(known)}, got {unknown[0]!r}", field="only")
+    name_prefixes = tuple(part.strip() for part in options.only.split(",")) if options.only else ()
+    known_names = [contrast.name for contrast in contrasts]
+    if unknown := [
+        name for name in name_prefixes if not any(contrast.startswith(name) for contrast in known_names)
+    ]:
+        raise InvalidRequest(f"only must be of {', '.join(known_names)}, got {unknown[0]!r}", field="only")
     questions = questions_of(options.prompts, is_small(models.base), QUESTIONS)
-    chosen = [contrast for contrast in contrasts if not names or contrast.name.startswith(names)]
-    pair_options = room.PairOptions(
+    chosen = [
+        contrast for contrast in contrasts if not name_prefixes or contrast.name.startswith(name_prefixes)
+    ]
+    pair_options = pairs_module.PairOptions(
         table, options.fleet, models, questions, chosen, samples, options.max_new_tokens
     )
-    return room.measure(pair_options, output)
+    return pairs_module.measure(pair_options, output)
 
 
-OF_LOADED = Offer(
+# Options of a fleet that `bench load` offers.
+OF_LOADED: Final = Offer(
     only=("model", "draft_model", "dtype", "quantization", "drafter", "stages", "master", "client")
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBenchOptions:
-    """Options of `specsot bench load`."""
+    """Options of `specsot bench load`. Each field is an option of the command line, described by its help
+    text.
+
+    clients: Numbers of simultaneous clients, one level after another.
+    requests: Requests of each level.
+    tokens: Numbers of tokens of an answer; all levels are measured with each of them.
+    mode: How answers are planned.
+    memory: True: the memory of the processes is measured instead.
+    fleet: The fleet that is started, or the running master that is asked.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -106,7 +136,8 @@ class LoadBenchOptions:
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
-LOAD = (
+# Examples at the end of the help of `bench load`.
+LOAD: Final = (
     Example("specsot bench load --clients 1,8 --requests 32", "Two levels"),
     Example("specsot bench load --master 10.0.0.1:50050", "A fleet that runs already"),
 )
@@ -114,7 +145,7 @@ LOAD = (
 
 @command(LoadBenchOptions, table="bench-load", examples=LOAD)
 def load(options: LoadBenchOptions) -> int:
-    """Measure requests per second and waits of 1 to 64 clients at once, of a fleet of processes."""
+    """Measure requests per second and waits of 1 to 64 simultaneous clients, of a fleet of processes."""
     output = options.output.place
     from specsot_lab.bench import load as load_module
 
@@ -130,7 +161,16 @@ def load(options: LoadBenchOptions) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
-    """Options of `specsot bench gpu`."""
+    """Options of `specsot bench gpu`. Each field is an option of the command line, described by its help
+    text.
+
+    models: Names of the shapes, separated by commas.
+    text: Numbers of tokens in the KV cache before what is measured.
+    only: Names of the parts to measure, separated by commas.
+    gpus: Number of GPUs; more than 1: layer ranges are measured instead.
+    transport: What connects the processes of several GPUs; None: all stages run in one process.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -155,21 +195,35 @@ class GpuOptions:
     GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only steps", "Decoding alone")]
 )
 def gpu(options: GpuOptions) -> int:
-    """Measure decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
+    """Measure decoding, verification and drafting of real shapes on one GPU, compared with its bandwidth."""
     output = options.output.place
-    from specsot_lab.bench import gpu as room
-    from specsot_lab.bench import gpu_ranges as other_room
+    from specsot_lab.bench import gpu as gpu_module
+    from specsot_lab.bench import gpu_ranges as ranges_module
 
     if options.gpus > 1:
-        return other_room.measure(options.gpus, options.text[0], options.transport, output)
+        return ranges_module.measure(options.gpus, options.text[0], options.transport, output)
     models = tuple(options.models.split(","))
     only = tuple(options.only.split(","))
-    return room.measure(room.GpuRun(models, options.text, only=only), output)
+    return gpu_module.measure(gpu_module.GpuRun(models, options.text, only=only), output)
 
 
 @dataclass(frozen=True, slots=True)
 class RingBenchOptions:
-    """Options of `specsot bench ring`."""
+    """Options of `specsot bench ring`. Each field is an option of the command line, described by its help
+    text.
+
+    rtt: Round trips between neighbours, in milliseconds; (): the default ones.
+    stages: Numbers of stages; (): the default ones.
+    rounds: Measured rounds of all ways; None: the default.
+    max_new_tokens: Numbers of tokens of every branch; (): the default.
+    only: Name of the only ring, "mock" or "model"; None: both.
+    mbit: Megabits per second of every hop, one measurement each; (): no limit.
+    hop_dtype: The type in which hidden rows of the model's ring travel.
+    answer_tokens: Maximum number of tokens of whole answers; 0: whole answers are not measured.
+    quick: True: the defaults are those of a quick look.
+    fleet: The model, its head and their precision.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -183,7 +237,7 @@ class RingBenchOptions:
     mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", least=1, unset="no limit")
     hop_dtype: HopDtype = option("auto", "What hidden rows of the model's ring travel in.")
     answer_tokens: int = option(
-        0, "Whole answers of so many tokens, too, asked of a master; 0: branches alone.", least=0
+        0, "Whole answers of so many tokens, too, with a master; 0: branches alone.", least=0
     )
     quick: bool = option(False, "A quick look: two distances, two stages, one pair.")
     fleet: Annotated[FleetOptions, Offer(only=OF_RING, defaults={"dtype": "fp32"})] = field(
@@ -196,23 +250,34 @@ class RingBenchOptions:
     RingBenchOptions, table="bench-ring", examples=[Example("specsot bench ring --rtt 10 --stages 3", "One")]
 )
 def ring(options: RingBenchOptions) -> int:
-    """Measure tokens per step of plain, drafted and branched writing, on stages far from each other."""
+    """Measure tokens per step without drafts, with drafts and with branches, on stages far from each
+    other.
+    """
     output = options.output.place
-    from specsot_lab.bench import ring as room
+    from specsot_lab.bench import ring as ring_module
 
     rtt = list(options.rtt) or None
     stages = list(options.stages) or None
     tokens = options.max_new_tokens
     weights = resolved(options.fleet, models_of(options.fleet))
-    what = room.wanted(options.quick, rtt, stages, options.rounds, options.only, tokens, options.mbit)
-    return room.measure(
-        replace(what, weights=weights, answer_tokens=options.answer_tokens, hop=options.hop_dtype), output
+    measurement = ring_module.measurement_of(
+        options.quick, rtt, stages, options.rounds, options.only, tokens, options.mbit
+    )
+    return ring_module.measure(
+        replace(measurement, weights=weights, answer_tokens=options.answer_tokens, hop=options.hop_dtype),
+        output,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """Options of texts whose perplexity is measured."""
+    """Options of the text whose perplexity is measured. Each field is an option of the command line,
+    described by its help text.
+
+    text: File of the text; None: the one that comes with the lab.
+    length: Numbers of tokens of each piece; all is measured with each of them.
+    pieces: Maximum number of pieces that are read, from the beginning.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -225,17 +290,26 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """Options of `specsot bench policies`."""
+    """Options of `specsot bench policies`. Each field is an option of the command line, described by its help
+    text.
+
+    reading: The text, and the length of its pieces.
+    windows: Numbers of tokens that attention sees, sinks included, a row each.
+    find_heads: True: the windows of heads are determined instead, and written into the model's directory.
+    gathering: Recent tokens that heads keep which attend everywhere; None: all tokens.
+    fleet: The model, its precision and its device.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
     reading: TextOptions = field(default_factory=TextOptions)
     windows: tuple[int, ...] = option(
-        (256, 512, 1024), shared(WINDOWS, "windows", "Tokens that are seen, sinks included.")
+        (256, 512, 1024), shared(WINDOWS, "windows", "Tokens that attention sees, sinks included.")
     )
     find_heads: bool = option(False, "Instead: write what each head should keep into the model's directory.")
     gathering: int | None = option(
-        None, "Recent tokens that heads keep which look everywhere.", least=1, unset="all"
+        None, "Recent tokens that heads keep which attend everywhere.", least=1, unset="all"
     )
     fleet: Annotated[
         FleetOptions, Offer(only=("model", *PRECISION, "device"), defaults={"dtype": "fp32"})
@@ -247,17 +321,24 @@ class PolicyOptions:
 def policies(options: PolicyOptions) -> int:
     """Measure the perplexity of texts under each KV policy."""
     output = options.output.place
-    from specsot_lab.bench import policies as room
+    from specsot_lab.bench import policies as policies_module
 
     readings = _readings(options.fleet, options.reading)
     if options.find_heads:
-        return room.find_heads(readings[0], options.gathering)
-    return room.measure(readings, output, options.windows)
+        return policies_module.find_heads(readings[0], options.gathering)
+    return policies_module.measure(readings, output, options.windows)
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionOptions:
-    """Options of `specsot bench precision`."""
+    """Options of `specsot bench precision`. Each field is an option of the command line, described by its
+    help text.
+
+    reading: The text, and the length of its pieces.
+    tokens: Number of tokens that are written with the head after each question.
+    fleet: The model, its head, the data type and the device.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -280,17 +361,21 @@ class PrecisionOptions:
 def precision(options: PrecisionOptions) -> int:
     """Measure memory, perplexity and tokens per step of a base and its head in every precision."""
     output = options.output.place
-    from specsot_lab.bench import precision as room
+    from specsot_lab.bench import precision as precision_module
 
     models = models_of(options.fleet)
     readings = _readings(options.fleet, options.reading)
-    writing = room.writing_of(models.base, models.draft, options.tokens, of_demo=options.fleet.model is None)
-    return room.measure(readings, writing, output)
+    trial = precision_module.head_trial_of(
+        models.base, models.draft, options.tokens, of_demo=options.fleet.model is None
+    )
+    return precision_module.measure(readings, trial, output)
 
 
 def _readings(fleet: FleetOptions, text_options: TextOptions) -> list[ReadingOptions]:
-    """Return what is read, once for each length. fleet: has the model and its precision. text_options: text,
-    lengths and number of pieces.
+    """Return the text and the model, once for each length of pieces.
+
+    fleet: The model, its precision and its device.
+    text_options: The text, the lengths, and the number of pieces.
     """
     from specsot_lab.bench.policies import ReadingOptions
 
@@ -303,7 +388,18 @@ def _readings(fleet: FleetOptions, text_options: TextOptions) -> list[ReadingOpt
 
 @dataclass(frozen=True, slots=True)
 class AblationBenchOptions:
-    """Options of `specsot bench ablation`."""
+    """Options of `specsot bench ablation`. Each field is an option of the command line, described by its help
+    text.
+
+    samples: Pairs of each row, with a question each.
+    max_new_tokens: Numbers of tokens of a direct answer; each comparison is measured with each of them.
+    k: Numbers of drafts of the chains that trees are compared with, a row each.
+    windows: Numbers of tokens that attention sees, sinks included, a row each.
+    only: Beginnings of the names of the comparisons to measure, separated by commas; None: all.
+    prompts: File of questions, one in each line; None: those of the benchmark.
+    fleet: The model, its head, the data type and the device.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -321,25 +417,39 @@ class AblationBenchOptions:
 
 @command(AblationBenchOptions, table="bench-ablation")
 def ablation(options: AblationBenchOptions) -> int:
-    """Measure what each optimisation brings by itself: on against off, on one page."""
+    """Measure the gain of each optimisation by itself: switched on, compared with switched off."""
     from specsot_lab.bench.pairs import ablation_of
 
     return _pairs("ablation", ablation_of(options.k, options.windows), options, options.samples)
 
 
-OF_STEPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})
+# Options of a fleet that `bench steps` offers.
+OF_STEPS: Final = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})
 
 
 @dataclass(frozen=True, slots=True)
 class StepsBenchOptions:
-    """Options of `specsot bench steps`."""
+    """Options of `specsot bench steps`. Each field is an option of the command line, described by its help
+    text.
+
+    steps: Measured steps of each way.
+    branches: Numbers of sequences that are written at the same time after one prompt.
+    rows: Nodes of trees whose steps are measured instead, without verification and drafting; (): they are
+        not.
+    prompts: File of questions, of which the first one is used; None: those of the benchmark.
+    fleet: The model, its head and their precision.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
     steps: int = option(30, shared(SAMPLES, "steps", "Steps of each way that count."))
-    branches: tuple[int, ...] = option((6,), "Texts side by side after one prompt, such as 2,6.", kind=COUNTS)
+    branches: tuple[int, ...] = option((6,), "Parallel sequences after one prompt, such as 2,6.", kind=COUNTS)
     rows: tuple[int, ...] = option(
-        (), "Instead: steps of trees of so many rows, without judging or drafting.", kind=COUNTS, unset="none"
+        (),
+        "Instead: steps of trees of so many rows, without verification or drafting.",
+        kind=COUNTS,
+        unset="none",
     )
     prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
     fleet: Annotated[FleetOptions, OF_STEPS] = field(default_factory=FleetOptions)
@@ -348,28 +458,33 @@ class StepsBenchOptions:
 
 @command(StepsBenchOptions, table="bench-steps")
 def steps(options: StepsBenchOptions) -> int:
-    """Measure where the time of a step goes on a CPU: by phase, and by kind of work."""
+    """Measure how the time of a step on a CPU is divided: by phase, and by kind of work."""
     output = options.output.place
     from specsot_app.fleet.demo import is_small, questions_of
     from specsot_bench.rounds import QUESTIONS, models_of
     from specsot_lab.bench import step_rows
-    from specsot_lab.bench import step_split as room
+    from specsot_lab.bench import step_split as split_module
 
     models = models_of(options.fleet, None)
     if options.rows:
         return step_rows.measure(models, options.rows, options.steps, output)
     question = questions_of(options.prompts, is_small(models.base), QUESTIONS)[0]
-    return room.measure_models(models, question, options.steps, options.branches, output)
+    return split_module.measure_models(models, question, options.steps, options.branches, output)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelsBenchOptions:
-    """Options of `specsot bench kernels`."""
+    """Options of `specsot bench kernels`. Each field is an option of the command line, described by its help
+    text.
+
+    text: Numbers of shared KV rows before the trees of attention.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
     text: tuple[int, ...] = option(
-        (1024, 8192), "Rows of text in front of the trees, of attention.", kind=COUNTS
+        (1024, 8192), "Rows in the KV cache before the trees, of attention.", kind=COUNTS
     )
     output: OutputOptions = field(default_factory=OutputOptions)
 
@@ -379,19 +494,29 @@ def kernels(options: KernelsBenchOptions) -> int:
     """Measure the kernels of trees and attention on a GPU, called and replayed."""
     output = options.output.place
     try:
-        from specsot_lab.bench import kernels as room
+        from specsot_lab.bench import kernels as kernels_module
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "triton":
             raise
         needs = "bench kernels needs a GPU, and Triton: pip install 'specsot[gpu]'"
         raise InvalidRequest(needs) from None
 
-    return room.measure(options.text, output)
+    return kernels_module.measure(options.text, output)
 
 
 @dataclass(frozen=True, slots=True)
 class RanksBenchOptions:
-    """Options of `specsot bench ranks`."""
+    """Options of `specsot bench ranks`. Each field is an option of the command line, described by its help
+    text.
+
+    texts: File of conversations, as JSON lines.
+    most: Maximum number of conversations that are read, from the first.
+    tokens: Maximum number of tokens that are read, from the first answer of a conversation on.
+    shapes: Drafts of a chain, then of each tree, whose tokens per step are measured instead; (): they are
+        not.
+    fleet: The base model and the head.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -409,19 +534,32 @@ class RanksBenchOptions:
 
 @command(RanksBenchOptions, table="bench-ranks")
 def ranks(options: RanksBenchOptions) -> int:
-    """Measure how often a head's r-th guess is right, level by level, on answers its base wrote."""
+    """Measure how often a head's draft of each rank is right, level by level, on answers its base model
+    wrote.
+    """
     output = options.output.place
-    from specsot_lab.bench import ranks as room
+    from specsot_lab.bench import ranks as ranks_module
 
     models = models_of(options.fleet)
     if models.draft is None:
-        raise InvalidRequest("a head's guesses are measured: give --draft-model", "draft_model")
-    return room.measure(models, options.texts, options.most, options.tokens, options.shapes, output)
+        raise InvalidRequest("bench ranks measures a head's drafts: give --draft-model", "draft_model")
+    return ranks_module.measure(models, options.texts, options.most, options.tokens, options.shapes, output)
 
 
 @dataclass(frozen=True, slots=True)
 class TunerBenchOptions:
-    """Options of `specsot bench tuner`."""
+    """Options of `specsot bench tuner`. Each field is an option of the command line, described by its help
+    text.
+
+    task: Name of the task whose questions are asked.
+    every: Every how many-th question of the task is taken.
+    first: Number of these questions that are skipped.
+    samples: Number of questions, each answered in every setting.
+    max_new_tokens: Maximum number of tokens of an answer.
+    clients: Numbers of questions that are asked at once; (): they are asked one by one.
+    fleet: The model, its head, their precision and the device.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -441,28 +579,46 @@ class TunerBenchOptions:
 
 @command(TunerBenchOptions, table="bench-tuner")
 def tuner(options: TunerBenchOptions) -> int:
-    """Measure the draft policy beside fixed chains and trees, question by question or --clients at once."""
+    """Compare the draft policy with fixed chains and trees, question by question or --clients at once."""
     output = options.output.place
     from specsot_bench.rounds import models_of
-    from specsot_lab.bench import tuner as room
+    from specsot_lab.bench import tuner as tuner_module
     from specsot_lab.eval.tasks import read_task
 
     models = models_of(options.fleet, None)
     if models.head is None:
-        raise InvalidRequest("a head's drafts are measured: give --draft-model", "draft_model")
-    left = [prompt.turns[0] for prompt in read_task(options.task)[:: options.every]]
-    questions = left[options.first : options.first + options.samples]
-    asked = {"task": options.task, "every": options.every, "first": options.first, "samples": options.samples}
+        raise InvalidRequest("bench tuner measures a head's drafts: give --draft-model", "draft_model")
+    candidates = [prompt.turns[0] for prompt in read_task(options.task)[:: options.every]]
+    questions = candidates[options.first : options.first + options.samples]
+    selection = {
+        "task": options.task,
+        "every": options.every,
+        "first": options.first,
+        "samples": options.samples,
+    }
     if options.clients:
-        return room.measure_together(
-            models, questions, options.max_new_tokens, options.clients, asked, output
+        return tuner_module.measure_together(
+            models, questions, options.max_new_tokens, options.clients, selection, output
         )
-    return room.measure(models, questions, options.max_new_tokens, asked, output)
+    return tuner_module.measure(models, questions, options.max_new_tokens, selection, output)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerBenchOptions:
-    """Options of `specsot bench llamacpp`."""
+    """Options of `specsot bench llamacpp`. Each field is an option of the command line, described by its help
+    text.
+
+    peer: Python executable of the environment that has xllamacpp.
+    gguf: Model file that llama.cpp reads.
+    kinds: Precisions of SpecSoT that are measured.
+    ways: Ways of SpecSoT that are measured in each precision.
+    threads: Threads of each side.
+    tokens: Number of tokens of a direct answer; a plan gets four times as many.
+    rounds: Maximum number of rounds, with a question each.
+    minutes: No round starts that would probably end later than so many minutes after the beginning.
+    fleet: The same model, as SpecSoT reads it, and its head.
+    output: Where results are written.
+    """
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -490,10 +646,17 @@ class PeerBenchOptions:
 
 @command(PeerBenchOptions, table="bench-llamacpp")
 def llamacpp(options: PeerBenchOptions) -> int:
-    """Measure SpecSoT beside llama.cpp, in turns, on the same model."""
+    """Compare SpecSoT with llama.cpp, in turns, on the same model."""
     output = options.output.place
-    from specsot_lab.bench import llamacpp as room
+    from specsot_lab.bench import llamacpp as peer_module
 
-    asked = options.kinds, options.ways, options.threads, options.tokens, options.rounds, 60 * options.minutes
-    what = room.PeerTask(options.peer, options.gguf, options.fleet, *asked)
-    return room.measure(what, output)
+    quantities = (
+        options.kinds,
+        options.ways,
+        options.threads,
+        options.tokens,
+        options.rounds,
+        60 * options.minutes,
+    )
+    task = peer_module.PeerTask(options.peer, options.gguf, options.fleet, *quantities)
+    return peer_module.measure(task, output)

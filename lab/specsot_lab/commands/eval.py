@@ -1,6 +1,6 @@
-"""`specsot eval`: quality and speed of planned answers against direct ones.
+"""`specsot eval`: quality and speed of planned answers, compared with direct ones.
 
-`specsot_lab.eval` is imported only when asked for.
+`specsot_lab.eval` is imported only when the command runs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
@@ -17,7 +17,8 @@ from specsot_app.core.ask import RequestOptions, SamplingOptions, asked
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import run_until_signal
 
-OF_EVALUATED = Offer(
+# Options of a fleet that an evaluation does not offer.
+OF_EVALUATED: Final = Offer(
     without=(
         *("demo", "model_format", "kv_memory", "draft_format", "overrides", "drafting"),
         *("hop_dtype", "plan_style"),
@@ -25,15 +26,36 @@ OF_EVALUATED = Offer(
 )
 
 
-# Of every request; the rest is what an evaluation varies.
-ASKED = ("max_parallel", "constraint", "ignore_eos")
-SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-OUTPUT = "eval"
+# Options of every request that an evaluation offers; the others are what it varies.
+ASKED: Final = ("max_parallel", "constraint", "ignore_eos")
+# Options of sampling that an evaluation offers.
+SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+# Folder of records, unless another one is given.
+OUTPUT: Final = "eval"
 
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """Options of `specsot eval`."""
+    """Options of `specsot eval`. Each field is an option of the command line, described by its help text.
+
+    tasks: Names of the tasks, separated by commas.
+    prompts: File of prompts for one task; None: the task's own prompts.
+    num_samples: Prompts of each task, from the first; None: all.
+    output: Folder of records; None: "eval", or a new folder if its records have other settings.
+    fresh: True: the records of the folder are deleted first.
+    max_new_tokens: Maximum number of tokens of an answer.
+    aspects: Number of sampled direct answers from which aspects are collected; None: aspects are not
+        measured.
+    draft_shapes: Shapes of drafts whose tokens per step are measured; None: they are not.
+    router: True: the threshold of the router is measured instead.
+    plans: True: the forms of words of plans are measured instead.
+    write: True: the best form of words is written into the model's specsot.json; only with `plans`.
+    at_once: Number of answers that are written at the same time.
+    enable_parallel: False: only direct answers are measured.
+    request: Options of every request.
+    sampling: Options of sampling of every request.
+    fleet: The fleet that answers.
+    """
 
     HEADING: ClassVar[str] = "Evaluation"
 
@@ -63,7 +85,7 @@ class EvalOptions:
         metavar="SHAPES",
     )
     router: bool = option(
-        False, "Measure instead the score from which mode auto plans, and store it beside the model."
+        False, "Measure instead the score from which mode auto plans, and store it with the model."
     )
     plans: bool = option(
         False, "Measure instead in which form of words the model writes the points of plans best."
@@ -85,11 +107,12 @@ class EvalOptions:
     fleet: Annotated[FleetOptions, OF_EVALUATED] = field(default_factory=FleetOptions)
 
 
-EXAMPLES = (
+# Examples at the end of the help.
+EXAMPLES: Final = (
     Example("specsot eval --tasks planning --num-samples 10", "Ten questions, asked both ways"),
     Example("specsot eval --tasks vicuna --aspects 5 --at-once 16", "Quality without a judge"),
     Example("specsot eval --tasks routing --at-once 16", "How often mode auto plans"),
-    Example("specsot eval --tasks mt_bench --draft-shapes chain:5,tree:24", "What drafts bring"),
+    Example("specsot eval --tasks mt_bench --draft-shapes chain:5,tree:24", "Tokens per step of drafts"),
     Example("specsot eval --router --model models/llama --at-once 8", "The threshold of the router's score"),
     Example("specsot eval --plans --write --model models/llama --at-once 8", "How its points are asked for"),
     Example("specsot eval --master 10.0.0.1:50050 --tasks gsm8k", "A fleet that runs already"),
@@ -98,7 +121,7 @@ EXAMPLES = (
 
 @command(EvalOptions, examples=EXAMPLES)
 def eval(options: EvalOptions) -> int:
-    """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
+    """Ask a task's prompts directly and with a plan; show quality, speed and where planning is profitable."""
     from specsot_app.terminal.show import open_with_progress
     from specsot_lab.eval import other_measures, threshold, wording
     from specsot_lab.eval.records import Folder, first_matching_folder
@@ -111,14 +134,14 @@ def eval(options: EvalOptions) -> int:
             threshold.evaluate(options.fleet, options.prompts, options.at_once, *output_arguments)
         )
     if options.plans:
-        asked_for = (
+        wording_arguments = (
             options.fleet,
             options.prompts,
             options.output or Path(OUTPUT),
             options.write,
             options.at_once,
         )
-        return run_until_signal(wording.evaluate(*asked_for, *output_arguments))
+        return run_until_signal(wording.evaluate(*wording_arguments, *output_arguments))
     if options.write:
         raise InvalidRequest("--write is for what --plans measures", "write")
     names = list(dict.fromkeys(name.strip() for name in options.tasks.split(",")))
@@ -134,8 +157,8 @@ def eval(options: EvalOptions) -> int:
         ]
     if not prompts:
         raise InvalidRequest("there are no prompts to ask", field="prompts")
-    wanted = asked(options.request, options.sampling)
-    request = {name: value for name, value in wanted.items() if name in (*ASKED, *SAMPLED)}
+    keywords = asked(options.request, options.sampling)
+    request = {name: value for name, value in keywords.items() if name in (*ASKED, *SAMPLED)}
     folder = Folder(options.output or Path(OUTPUT))
     run_options = Run(
         prompts, options.fleet, options.max_new_tokens, folder, *output_arguments, options.at_once, request
@@ -145,7 +168,8 @@ def eval(options: EvalOptions) -> int:
         sys.stderr.write(f"records: {run_options.folder.path}\n")
     shapes = None if options.draft_shapes is None else other_measures.shapes_of(options.draft_shapes)
     if options.fresh:
-        run_options.check()  # a run that cannot begin forgets nothing
+        # A run that cannot start must not delete records.
+        run_options.check()
         run_options.folder.forget()
     if names == [other_measures.ROUTING]:
         run = other_measures.routing(run_options)

@@ -1,13 +1,15 @@
-"""`specsot train`: an EAGLE-3 head for a base, from text."""
+"""`specsot train`: trains an EAGLE-3 head for a base model, from text."""
 
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from specsot.service.command import Example, command
 from specsot_lab.train.settings import TrainOptions
 
-EXAMPLES = (
+# Examples at the end of the help.
+EXAMPLES: Final = (
     Example(
         "specsot train --model models/llama --output models/llama-eagle3 --questions questions.txt", "New"
     ),

@@ -1,4 +1,6 @@
-"""What the records of a run come to: quality and speed per category, where a plan pays, and its table."""
+"""Sums of the records of a run: quality and speed per category, whether a plan is worth it there, and the
+table.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,35 @@ from typing import Any, Literal
 
 from specsot_bench.core.tables import Column, figure, markdown, text
 
-# Speedup. Less than this counts as none. Untuned.
-SLOWER = 1.1
-# Score. A quality that is lower by more than this is a loss. Untuned.
-WORSE = 0.02
+# Ratio of tokens per second. A planned answer must be this much faster, so that sending the category to a
+# plan is worth it. Untuned.
+MIN_SPEEDUP = 1.1
+# Score. The quality may be lower by this much before planning counts as a loss. Untuned.
+MAX_QUALITY_LOSS = 0.02
 
+# The mode that suits a category: "sot", "direct", or "unclear" if the quality is unknown.
 Verdict = Literal["sot", "direct", "unclear"]
+# One line of records.jsonl, see `specsot_lab.eval.records.answer_to`.
 Record = dict[str, Any]
-Pair = tuple[Record, Record]  # direct, and with a plan
+# The records (direct, planned) of one prompt.
+Pair = tuple[Record, Record]
 
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """One category, by the questions that were answered both ways, and the turns that both answers have.
+    """The figures of one category. They are means over the questions that were answered both ways, and the
+    turns that both answers have.
 
-    task, category: their names. questions: their number. direct_quality, sot_quality: means of the task's own
-        score; None if the task has none. direct_seconds, sot_seconds: mean seconds of a question.
-        direct_speed, sot_speed: tokens per second. planned: fraction of the turns in mode sot that had a plan
-        of two points or more.
+    task: Name of the task.
+    category: Name of the category.
+    questions: Number of questions.
+    direct_quality: Mean score of the direct answers by the task's own measure; None if the task has none.
+    sot_quality: Mean score of the planned answers; None if the task has none.
+    direct_seconds: Mean seconds of a question's direct answer.
+    sot_seconds: Mean seconds of a question's planned answer.
+    direct_speed: Tokens per second of the direct answers.
+    sot_speed: Tokens per second of the planned answers.
+    planned: Fraction of the turns in mode "sot" that had a plan of two points or more.
     """
 
     task: str
@@ -42,20 +55,20 @@ class CategoryRow:
 
     @property
     def row(self) -> dict[str, Any]:
-        """Return the row as a dict, with speedup and verdict."""
+        """Return all fields by name, with "speedup" and "verdict"."""
         return asdict(self) | {"speedup": self.speedup, "verdict": self.verdict}
 
     @property
     def speedup(self) -> float:
-        """Return the tokens per second with a plan divided by those without, since the answers differ in
-        length; 0 if nothing was written directly.
+        """Return the tokens per second with a plan divided by those without, because the answers differ in
+        length. Return 0.0 if the direct speed is 0.
         """
         return self.sot_speed / self.direct_speed if self.direct_speed else 0.0
 
     @property
     def gain(self) -> float | None:
-        """Return the quality with a plan minus that without; None where both score 0, so that nothing is
-        known.
+        """Return the quality with a plan minus the quality without. Return None if both are missing or 0,
+        because then nothing is known.
         """
         direct = self.direct_quality or 0.0
         sot = self.sot_quality or 0.0
@@ -63,17 +76,21 @@ class CategoryRow:
 
     @property
     def verdict(self) -> Verdict:
-        """Return whether a router should send such questions to a plan ("sot"); never decided by speed alone.
-        "unclear" if the quality is unknown.
+        """Return "sot" if a router should plan such questions: if planning is faster by MIN_SPEEDUP and the
+        quality is not lower by more than MAX_QUALITY_LOSS. Return "direct" if not, and "unclear" if the
+        quality is unknown, since speed alone never decides.
         """
         if self.gain is None:
             return "unclear"
-        return "sot" if self.speedup >= SLOWER and self.gain >= -WORSE else "direct"
+        return "sot" if self.speedup >= MIN_SPEEDUP and self.gain >= -MAX_QUALITY_LOSS else "direct"
 
 
 def pairs_of(records: Sequence[Record]) -> list[Pair]:
-    """Return (direct, planned) records of every prompt that was answered both ways; if one answer has more
-    turns, only those that both have.
+    """Return the (direct, planned) records of every prompt that was answered both ways, in the order of the
+    records. If one answer has more turns, only the turns that both have are kept. A prompt is left out if one
+    of its answers has no turn.
+
+    records: The records of a run, in any modes.
     """
     records_by_mode: dict[tuple[str, str], dict[str, Record]] = {}
     for record in records:
@@ -87,7 +104,11 @@ def pairs_of(records: Sequence[Record]) -> list[Pair]:
 
 
 def rows_by_category(pairs: Sequence[Pair]) -> list[CategoryRow]:
-    """Return a row for each task and category, in the order in which they first occur."""
+    """Return a row for each task and category, in the order in which they first occur; an empty list without
+    pairs.
+
+    pairs: The (direct, planned) records of all prompts.
+    """
     pairs_of_category: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
         pairs_of_category.setdefault((pair[0]["task"], pair[0]["category"]), []).append(pair)
@@ -98,8 +119,10 @@ def rows_by_category(pairs: Sequence[Pair]) -> list[CategoryRow]:
 
 
 def direct_lines(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return questions, quality and speed by task and category, of records that were all answered without a
-    plan; records without turns are left out.
+    """Return a row with the questions, quality and speed of each task and category; records without turns are
+    left out.
+
+    records: The records of a run whose prompts were all answered without a plan.
     """
     records_of_category: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -118,60 +141,89 @@ def direct_lines(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def _with_equal_turns(direct: Record, sot: Record) -> Pair:
-    """Return both records, cut to the number of turns that both have."""
-    turns = min(len(direct["turns"]), len(sot["turns"]))
-    return direct | {"turns": direct["turns"][:turns]}, sot | {"turns": sot["turns"][:turns]}
+def _with_equal_turns(direct_record: Record, planned_record: Record) -> Pair:
+    """Return both records, cut to the number of turns that both have.
+
+    direct_record: The record of the direct answer.
+    planned_record: The record of the planned answer to the same prompt.
+    """
+    num_turns = min(len(direct_record["turns"]), len(planned_record["turns"]))
+    return direct_record | {"turns": direct_record["turns"][:num_turns]}, planned_record | {
+        "turns": planned_record["turns"][:num_turns]
+    }
 
 
 def _category_row(task: str, category: str, pairs: Sequence[Pair]) -> CategoryRow:
-    """Return the row of one category. pairs: (direct, planned) records, at least one."""
-    direct, sot = zip(*pairs)
+    """Return the row of one category.
+
+    task: Name of the task.
+    category: Name of the category.
+    pairs: The (direct, planned) records of the category, at least one.
+    """
+    direct_records, planned_records = zip(*pairs)
     return CategoryRow(
         task,
         category,
         len(pairs),
-        _quality(direct),
-        _quality(sot),
-        _sum(direct, "seconds") / len(pairs),
-        _sum(sot, "seconds") / len(pairs),
-        _speed(direct),
-        _speed(sot),
-        fmean(turn["branches"] >= 2 for record in sot for turn in record["turns"]),
+        _quality(direct_records),
+        _quality(planned_records),
+        _sum(direct_records, "seconds") / len(pairs),
+        _sum(planned_records, "seconds") / len(pairs),
+        _speed(direct_records),
+        _speed(planned_records),
+        fmean(turn["branches"] >= 2 for record in planned_records for turn in record["turns"]),
     )
 
 
 def _quality(records: Sequence[Record]) -> float | None:
-    """Return the mean of the first score of the records that have one; None if none has."""
+    """Return the mean of the first score of those records that have a score; None if no record has one.
+
+    records: The records of one category in one mode.
+    """
     scores = [next(iter(record["scores"].values())) for record in records if record["scores"]]
     return fmean(scores) if scores else None
 
 
 def _speed(records: Sequence[Record]) -> float:
-    """Return the tokens per second over all turns of the records; 0 if they took no time."""
+    """Return the tokens per second over all turns of the records; 0.0 if they took no time.
+
+    records: The records of one category in one mode.
+    """
     seconds = _sum(records, "seconds")
     return _sum(records, "tokens") / seconds if seconds else 0.0
 
 
 def _sum(records: Sequence[Record], key: str) -> float:
-    """Return the sum of one figure over all turns of the records. key: such as "seconds"."""
+    """Return the sum of one figure over all turns of the records.
+
+    records: The records of one category in one mode.
+    key: Name of the figure in a turn, such as "seconds".
+    """
     return sum(turn[key] for record in records for turn in record["turns"])
 
 
-UNCLEAR = "unclear: no verdict on quality (no score, or 0 both ways)"
+# Line below the table that explains the verdict "unclear".
+UNCLEAR_NOTE = "unclear: no verdict on quality (no score, or 0 both ways)"
 
 
-def page_of(lines: Sequence[CategoryRow]) -> str:
-    """Return the table of categories in Markdown, with a note if a verdict is unclear."""
-    page = markdown(COLUMNS, [line.row for line in lines])
-    return f"{page}\n{UNCLEAR}" if any(line.verdict == "unclear" for line in lines) else page
+def page_of(category_rows: Sequence[CategoryRow]) -> str:
+    """Return the table of categories in Markdown. A note follows if a verdict is unclear.
+
+    category_rows: The rows of `rows_by_category`.
+    """
+    page = markdown(COLUMNS, [line.row for line in category_rows])
+    return f"{page}\n{UNCLEAR_NOTE}" if any(line.verdict == "unclear" for line in category_rows) else page
 
 
-def direct_page(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the table of direct answers in Markdown. lines: as `direct_lines` returns them."""
-    return markdown(DIRECT_COLUMNS, lines)
+def direct_page(direct_rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of direct answers in Markdown.
+
+    direct_rows: The rows of `direct_lines`.
+    """
+    return markdown(DIRECT_COLUMNS, direct_rows)
 
 
+# Columns of the table of direct answers.
 DIRECT_COLUMNS = (
     text("task", "task"),
     text("category", "category"),
@@ -180,6 +232,7 @@ DIRECT_COLUMNS = (
     figure("seconds", "direct_seconds", 1),
     figure("tok/s", "direct_speed", 1),
 )
+# Columns of the table of categories. "pays" says which mode suits the category.
 COLUMNS = (
     text("task", "task"),
     text("category", "category"),

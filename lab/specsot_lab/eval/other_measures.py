@@ -1,6 +1,7 @@
-"""What `specsot eval` measures beside quality and speed: aspects, routing, shapes of drafts.
+"""What `specsot eval` measures in addition to quality and speed: aspects, routing, and shapes of drafts.
 
-Each asks first turns alone, and tells a table that its JSON holds, too.
+Each measurement asks only the first question of every prompt, prints a table, and writes the same figures as
+JSON.
 """
 
 from __future__ import annotations
@@ -24,25 +25,34 @@ from specsot_lab.eval.core.aspect_table import (
     plans_of,
 )
 from specsot_lab.eval.records import Record
-from specsot_lab.eval.running import Asked, Run
+from specsot_lab.eval.running import PromptRequest, Run
 from specsot_lab.eval.tasks import Prompt, read_task
 from specsot_master.core.plans.wording import ENGLISH
 
-# Temperature of the sampled answers: they must differ, and still make sense. Untuned.
-SAMPLED = 0.7  # temperature of the sampled answers: they must differ, and still be sense
-# A sampled answer may have one in so many of the other answers' tokens, since what matters comes first.
-# Untuned.
-SHARE = 4  # a sampled answer may have one in so many of the others' tokens: what matters comes first
+# Temperature of the sampled answers. They must differ, and still make sense. Untuned.
+SAMPLING_TEMPERATURE = 0.7
+# A sampled answer has at most 1 / SAMPLE_TOKENS_DIVISOR of the tokens of the other answers, because the most
+# important aspects come first. Untuned.
+SAMPLE_TOKENS_DIVISOR = (
+    4  # a sampled answer may have one in so many of the others' tokens: what matters comes first
+)
 
 
 async def aspects(run: Run, samples: int) -> int:
-    """Measure quality without a judge, by what sampled direct answers agree on; return 1 if there is no
-    result, else 0.
+    """Measure quality without a judge, by the terms on which sampled direct answers agree. Return 1 if no
+    question has aspects, else 0.
 
-    run: what is asked. samples: sampled direct answers of each question.
+    run: The prompts, the fleet and the folder. The fleet's answers to each prompt are asked for, or read from
+        the folder.
+    samples: Number of sampled direct answers to each question.
+    Raises InvalidRequest or ModelError if the run cannot begin, see `Run.check`.
     """
     prompts = first_turns(run)
-    requests = [request for prompt in prompts for request in asked_of(prompt, samples, run.tokens // SHARE)]
+    requests = [
+        request
+        for prompt in prompts
+        for request in requests_of(prompt, samples, run.max_tokens // SAMPLE_TOKENS_DIVISOR)
+    ]
     records = await run.answers(requests)
     records_per_prompt = samples + 2
     grouped = [
@@ -55,37 +65,45 @@ async def aspects(run: Run, samples: int) -> int:
     ]
     rows = measure(questions)
     if rows:
-        our_words = [getattr(ENGLISH, field.name) for field in fields(ENGLISH)]  # no title is made of them
+        our_words = [getattr(ENGLISH, field.name) for field in fields(ENGLISH)]
         table = by_category(rows)
         plans = plans_of(questions, our_words)
-        run.say(*lines_of(table, plans))
+        run.write_lines(*lines_of(table, plans))
         run.write(
             "aspects",
             [*named(table, "category"), *named(rows, "id")],
             samples=samples,
-            temperature=SAMPLED,
+            temperature=SAMPLING_TEMPERATURE,
             plans=plans,
         )
-    if missing := len(prompts) - len(rows):
-        run.say(f"{missing} of {len(prompts)} questions have no aspects or answers")
-    run.complain(records)
+    if num_missing := len(prompts) - len(rows):
+        run.write_lines(f"{num_missing} of {len(prompts)} questions have no aspects or answers")
+    run.report_unanswered(records)
     return 0 if rows else 1
 
 
-def asked_of(prompt: Prompt, samples: int, tokens: int) -> list[Asked]:
-    """Return the requests of one prompt: direct, planned, then the sampled ones.
+def requests_of(prompt: Prompt, samples: int, max_tokens: int) -> list[PromptRequest]:
+    """Return the requests of one prompt: the direct answer, the planned answer, then the sampled direct
+    answers with the seeds 1, 2, ...
 
-    samples: their number. tokens: maximum tokens of a sampled answer.
+    prompt: The prompt.
+    samples: Number of sampled answers.
+    max_tokens: Maximum number of tokens of a sampled answer.
     """
-    limits = {"temperature": SAMPLED, "max_new_tokens": tokens}
+    limits = {"temperature": SAMPLING_TEMPERATURE, "max_new_tokens": max_tokens}
     sampled = [
-        Asked(prompt, "direct", f"sampled {seed}", limits | {"seed": seed}) for seed in range(1, samples + 1)
+        PromptRequest(prompt, "direct", f"sampled {seed}", limits | {"seed": seed})
+        for seed in range(1, samples + 1)
     ]
-    return [Asked(prompt, "direct"), Asked(prompt, "sot"), *sampled]
+    return [PromptRequest(prompt, "direct"), PromptRequest(prompt, "sot"), *sampled]
 
 
 def question_of(prompt: Prompt, records: Sequence[Record]) -> AskedQuestion:
-    """Return a question with its answers. records: in the order of `asked_of`."""
+    """Return a question with all of its answers.
+
+    prompt: The prompt.
+    records: The records of the prompt without errors, in the order of `requests_of`.
+    """
     direct, planned, *sampled_turns = [record["turns"][0] for record in records]
     headings, bodies = zip(*planned["points"]) if planned["points"] else ((), ())
     return AskedQuestion(
@@ -98,80 +116,103 @@ def question_of(prompt: Prompt, records: Sequence[Record]) -> AskedQuestion:
     )
 
 
+# Name of the task, and of the file of its results.
 ROUTING = "routing"
-PLANNED = "list"  # the category that is to be planned; no other one is
-# Prompts of every source.
-EACH = 20  # prompts of every source
-SHARES = (text("category", "category"), figure("n", "prompts", 0), figure("planned", "planned"))
+# The only category whose prompts should be planned.
+PLANNED_CATEGORY = "list"
+# Prompts. Number that is borrowed from each other task. Untuned.
+PROMPTS_PER_SOURCE = 20
+# Columns of the table of routing.
+ROUTING_COLUMNS = (text("category", "category"), figure("n", "prompts", 0), figure("planned", "planned"))
 
 
 def routing_prompts() -> list[Prompt]:
-    """Return 40 prompts whose answers are lists, and 20 each of chit-chat, maths and code."""
-    sources = (("vicuna", PLANNED), ("gsm8k", "maths"), ("humaneval", "code"))
+    """Return the prompts of the routing task, then PROMPTS_PER_SOURCE each of questions whose answers are
+    lists, of maths and of code. Their category says which of these they are.
+    """
+    sources = (("vicuna", PLANNED_CATEGORY), ("gsm8k", "maths"), ("humaneval", "code"))
     borrowed_prompts = [
         replace(prompt, task=ROUTING, id=f"{task} {prompt.id}", category=category, references=())
         for task, category in sources
-        for prompt in read_task(task)[:EACH]
+        for prompt in read_task(task)[:PROMPTS_PER_SOURCE]
     ]
     return [*read_task(ROUTING), *borrowed_prompts]
 
 
 async def routing(run: Run) -> int:
-    """Measure how often mode auto plans what has parts, and what has none; write what went the wrong way.
-    Return 1 if nothing was answered, else 0.
+    """Measure which fraction of each category the mode "auto" plans, and write a line for each prompt that
+    was routed wrongly. Return 1 if no prompt was answered, else 0.
+
+    run: The prompts, the fleet and the folder.
+    Raises InvalidRequest or ModelError if the run cannot begin, see `Run.check`.
     """
-    records = await run.answers([Asked(prompt, "auto") for prompt in first_turns(run)])
+    records = await run.answers([PromptRequest(prompt, "auto") for prompt in first_turns(run)])
     answered = [record for record in records if "error" not in record]
-    wrong = [one for one in answered if is_planned(one) != (one["category"] == PLANNED)]
+    misrouted = [
+        record for record in answered if is_planned(record) != (record["category"] == PLANNED_CATEGORY)
+    ]
     rows: list[Record] = []
-    for name in dict.fromkeys(one["category"] for one in answered):
-        planned_flags = [is_planned(one) for one in answered if one["category"] == name]
+    for name in dict.fromkeys(record["category"] for record in answered):
+        planned_flags = [is_planned(record) for record in answered if record["category"] == name]
         rows.append({"category": name, "prompts": len(planned_flags), "planned": fmean(planned_flags)})
-    run.say(f"{markdown(SHARES, rows)}\n")
-    for one in wrong:
-        question_text = " ".join(one["questions"][0].split())[:90]
-        run.say(f"{one['category']}, {one['turns'][0]['decision']}: {question_text}")
-    run.complain(records)
-    run.write(ROUTING, named(rows, "category"), wrong=[one["id"] for one in wrong])
+    run.write_lines(f"{markdown(ROUTING_COLUMNS, rows)}\n")
+    for record in misrouted:
+        question_text = " ".join(record["questions"][0].split())[:90]
+        run.write_lines(f"{record['category']}, {record['turns'][0]['decision']}: {question_text}")
+    run.report_unanswered(records)
+    run.write(ROUTING, named(rows, "category"), wrong=[record["id"] for record in misrouted])
     return 0 if answered else 1
 
 
 def is_planned(record: Record) -> bool:
-    """Return whether the answer of a record has at least two points."""
+    """Return True if the answer of a record has at least two points.
+
+    record: A record with at least one turn.
+    """
     return len(record["turns"][0]["points"]) >= 2
 
 
+# Temperatures at which shapes of drafts are measured: greedy and sampled.
 TEMPERATURES = (0.0, 0.7)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """A chain of `nodes` drafts, or a tree of so many nodes, its root left out."""
+    """The shape of a draft: a chain of tokens or a tree.
+
+    kind: "chain" or "tree".
+    nodes: Number of drafted tokens; the root of a tree does not count.
+    """
 
     kind: str
     nodes: int
 
     @property
     def name(self) -> str:
-        """Return the shape as it is written, such as "chain:5"."""
+        """Return the shape in the notation of the command line, such as "chain:5"."""
         return f"{self.kind}:{self.nodes}"
 
     @property
     def drafting(self) -> DraftOptions:
-        """Return options with which the whole shape is drafted in every step, whether or not it is
+        """Return options with which the whole shape is drafted in every step, whether or not that is
         profitable.
 
-        Of a tree of 8 levels, with 10 children of a node as EAGLE-2 has them, the likeliest nodes are kept.
+        A tree has up to 8 levels and 10 children of a node, as in EAGLE-2; of these, the likeliest nodes are
+        drafted.
         """
         if self.kind == "chain":
             return DraftOptions(mode="linear", depth=self.nodes, nodes=self.nodes, tuner="fixed")
         return DraftOptions(mode="tree", depth=8, breadth=10, nodes=self.nodes, tuner="fixed")
 
 
-def shapes_of(written: str) -> list[DraftShape]:
-    """Return the shapes of a text such as "chain:5,tree:24". Raises InvalidRequest for any other text."""
+def shapes_of(shape_list: str) -> list[DraftShape]:
+    """Return the shapes that a text such as "chain:5,tree:24" lists, in order.
+
+    shape_list: Shapes in the notation of the command line, separated by commas.
+    Raises InvalidRequest for any other text, also for an empty one and for a shape of 0 nodes.
+    """
     shapes: list[DraftShape] = []
-    for part in written.split(","):
+    for part in shape_list.split(","):
         kind, _, nodes = part.strip().partition(":")
         if kind not in ("chain", "tree") or not nodes.isdecimal() or not int(nodes):
             raise InvalidRequest(f"shapes are such as chain:5,tree:24, got {part!r}", field="draft_shapes")
@@ -180,40 +221,47 @@ def shapes_of(written: str) -> list[DraftShape]:
 
 
 async def draft_shapes(run: Run, shapes: Sequence[DraftShape]) -> int:
-    """Measure tokens per step of direct answers by shapes of drafts, greedy and sampled, with a fleet for
-    each shape; return 1 if there is no result, else 0.
+    """Measure tokens per step of direct answers for each shape of drafts, greedy and sampled, with a new
+    fleet for each shape. Return 1 if no answer had steps, else 0.
+
+    run: The prompts, the options of the fleets, and the folder.
+    shapes: The shapes to compare.
+    Raises InvalidRequest if the run uses a master that already runs, and InvalidRequest or ModelError if the
+    run cannot begin, see `Run.check`.
     """
-    if run.wanted.master is not None:
+    if run.fleet_options.master is not None:
         raise InvalidRequest(
-            "a fleet is opened for each shape, so there is no --master", field="draft_shapes"
+            "a fleet is opened for each shape of drafts, so --master cannot be used", field="draft_shapes"
         )
     prompts = first_turns(run)
     rows = list[Record]()
     all_records: list[Record] = []
     for shape in shapes:
         requests = [
-            Asked(
+            PromptRequest(
                 prompt, "direct", f"{shape.name} at {temperature:g}", {"temperature": temperature, "seed": 1}
             )
             for temperature in TEMPERATURES
             for prompt in prompts
         ]
-        records = await run.answers(requests, replace(run.wanted, drafting=shape.drafting))
+        records = await run.answers(requests, replace(run.fleet_options, drafting=shape.drafting))
         all_records += records
         for index, temperature in enumerate(TEMPERATURES):
             shape_records = records[index * len(prompts) : (index + 1) * len(prompts)]
             rows += [
                 row | {"drafts": shape.name, "temperature": temperature} for row in steps_of(shape_records)
             ]
-    run.say(markdown(STEPS, rows))
-    run.complain(all_records)
+    run.write_lines(markdown(SHAPE_COLUMNS, rows))
+    run.report_unanswered(all_records)
     run.write("shapes", named(rows, "task", "drafts", "temperature"))
     return 0 if rows else 1
 
 
 def steps_of(records: Sequence[Record]) -> list[Record]:
-    """Return a row for each task: tokens per step over all steps, and their bootstrap interval over
-    questions.
+    """Return a row for each task: tokens per step over all steps, with its bootstrap interval over questions.
+    Records without steps are left out; without any others the list is empty.
+
+    records: The records of one shape at one temperature.
     """
     answered = [record for record in records if record["turns"] and record["turns"][0]["steps"]]
     rows: list[Record] = []
@@ -233,7 +281,8 @@ def steps_of(records: Sequence[Record]) -> list[Record]:
     return rows
 
 
-STEPS = (
+# Columns of the table of shapes.
+SHAPE_COLUMNS = (
     text("set", "task"),
     text("drafts", "drafts"),
     figure("T", "temperature", 1),
@@ -245,8 +294,10 @@ STEPS = (
 
 
 def first_turns(run: Run) -> list[Prompt]:
-    """Return the prompts with their first turn alone. Raises InvalidRequest or ModelError if the run cannot
-    begin.
+    """Return the run's prompts, cut to their first question.
+
+    run: The run, whose folder is checked first.
+    Raises InvalidRequest or ModelError if the run cannot begin, see `Run.check`.
     """
     run.check()
     return [replace(prompt, turns=prompt.turns[:1]) for prompt in run.prompts]

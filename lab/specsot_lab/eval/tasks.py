@@ -1,4 +1,4 @@
-"""The tasks: their prompts, and how an answer to one is scored."""
+"""The tasks of the evaluation: their prompts, and how the answer to a prompt is scored."""
 
 from __future__ import annotations
 
@@ -12,20 +12,30 @@ import specsot_bench as bench
 from specsot.errors import InvalidRequest, ModelError
 from specsot_lab.eval import scoring
 
-DATA = Path(__file__).parent / "data"
-PASSAGES = Path(bench.__file__).parent / "data"  # the tables of the product read these, too
-KEPT_THERE = ("multi-doc-qa",)
-NUMBERS = ("retrieval", "gsm8k")  # are what is asked for
+# Folder of the prompts that ship with the lab.
+LAB_DATA = Path(__file__).parent / "data"
+# Folder of prompts that the benchmarks of the product read, too.
+BENCH_DATA = Path(bench.__file__).parent / "data"
+# Tasks whose prompts are in BENCH_DATA.
+BENCH_TASKS = ("multi-doc-qa",)
+# Tasks whose references must be numbers.
+NUMBER_TASKS = ("retrieval", "gsm8k")
+# Names of all tasks.
 TASKS = ("planning", "retrieval", "multi-doc-qa", "gsm8k", "mt_bench", "vicuna", "humaneval", "routing")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question, and those that follow it in the same conversation.
+    """One question, and the questions that follow it in the same conversation.
 
-    turns:      as they are asked, instructions of its own in front of the first.
-    references: right answers to the first.
-    dimensions: what a plan must speak of; drawn from the question where none are given.
+    task: Name of the task, one of TASKS.
+    id: Id of the prompt, unique in its task.
+    category: Category under which results are summed up; the name of the task if the file gives none.
+    turns: The questions in order, at least one. A system instruction precedes the first question in the same
+        text.
+    references: Right answers to the first question; empty if there are none.
+    dimensions: Phrases that a plan must mention. For planning prompts without any they are taken from the
+        question, see `scoring.dimensions_of`.
     """
 
     task: str
@@ -37,16 +47,20 @@ class Prompt:
 
 
 def read_task(name: str, file: Path | None = None) -> list[Prompt]:
-    """Return a task's own prompts, or those of a file in the same form.
+    """Return the prompts of a task in the order of the file; blank lines are skipped.
 
-    name: one of TASKS. file: JSON lines; None: the prompts that ship with the lab.
-    Raises InvalidRequest for an unknown task, ModelError for an unreadable file.
+    name: Name of the task, one of TASKS.
+    file: JSON lines of prompts for this task. None: the prompts that ship with the lab.
+    Raises InvalidRequest for an unknown task, ModelError for an unreadable file, an unusable line, or an id
+    that occurs twice.
     """
     if name not in TASKS:
         raise InvalidRequest(f"no task is called {name!r}; they are {', '.join(TASKS)}", field="tasks")
-    path = file or (PASSAGES if name in KEPT_THERE else DATA) / f"{name}.jsonl"
+    path = file or (BENCH_DATA if name in BENCH_TASKS else LAB_DATA) / f"{name}.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may have other ends of lines in it
+        lines = path.read_text(encoding="utf-8-sig").split(
+            "\n"
+        )  # splitlines() would also split at other line ends inside a string
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: no prompts of a task ({error})") from None
     prompts_by_id: dict[str, Prompt] = {}
@@ -54,14 +68,17 @@ def read_task(name: str, file: Path | None = None) -> list[Prompt]:
         if line.strip():
             prompt = _read(f"{path}, line {number}", name, line)
             if prompt.id in prompts_by_id:
-                raise ModelError(f"{path}, line {number}: a prompt before it has the id {prompt.id!r}, too")
+                raise ModelError(f"{path}, line {number}: an earlier prompt has the id {prompt.id!r}, too")
             prompts_by_id[prompt.id] = prompt
     return list(prompts_by_id.values())
 
 
 def score(prompt: Prompt, answer: str) -> dict[str, float]:
-    """Return the scores of an answer to the first turn, by name; the first one is the task's quality. Empty
-    if the task has none.
+    """Return the scores of an answer to a prompt's first question, 0 to 1, by name. The first one is the
+    task's quality. Return an empty dict if the task has no score, or the prompt has no references.
+
+    prompt: The prompt with its references.
+    answer: The text of the answer to the first question.
     """
     references = prompt.references
     if prompt.task == "planning":
@@ -81,28 +98,38 @@ def score(prompt: Prompt, answer: str) -> dict[str, float]:
     return {}
 
 
-def _read(place: str, task: str, line: str) -> Prompt:
-    """Return the prompt of a line. place: of the line, for the error. task: name. Raises ModelError."""
+def _read(line_location: str, task: str, line: str) -> Prompt:
+    """Return the prompt of one line.
+
+    line_location: File and line number, for the error.
+    task: Name of the task.
+    line: The line, a JSON object.
+    Raises ModelError if the line is not a prompt.
+    """
     try:
         row = json.loads(line)
         if not isinstance(row, dict):
             raise ValueError("not an object")
         return _prompt(task, cast("dict[str, Any]", row))
     except KeyError as error:
-        raise ModelError(f"{place}: no prompt of a task: it has no {error}") from None
+        raise ModelError(f"{line_location}: not a prompt of a task: it has no {error}") from None
     except ValueError as error:
-        raise ModelError(f"{place}: no prompt of a task: {error}") from None
+        raise ModelError(f"{line_location}: not a prompt of a task: {error}") from None
 
 
 def _prompt(task: str, row: Mapping[str, Any]) -> Prompt:
-    """Return the prompt of a JSON object. Raises KeyError for a missing field, ValueError for an impossible
-    one.
+    """Return the prompt of a JSON object.
+
+    task: Name of the task.
+    row: The object; "id" and "turns" are required, "system", "category", "reference" and "dimensions" are
+        optional.
+    Raises KeyError for a missing field, ValueError for a field that cannot be used.
     """
     turns = _texts("turns", row["turns"])
     references = _texts("reference", row.get("reference"))
     if not turns:
         raise ValueError("turns is empty")
-    if task in NUMBERS:
+    if task in NUMBER_TASKS:
         for reference in references:
             scoring.number_of(reference)
     (first, *more), given_dimensions = turns, row.get("dimensions")
@@ -118,10 +145,12 @@ def _prompt(task: str, row: Mapping[str, Any]) -> Prompt:
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
-    """Return a list's texts, numbers included; none for None. Raises ValueError for anything else: the
-    letters of a text would be taken for texts.
+    """Return the elements of a list as texts; an empty tuple for None.
 
-    name: of the field. value: as read.
+    name: Name of the field, for the error.
+    value: The field as it was read from JSON: None, or a list of texts and numbers.
+    Raises ValueError for anything else. A single text is refused, because its letters would be taken for
+    texts.
     """
     if value is not None and not isinstance(value, list):
         raise ValueError(f"{name} must be a list, got {value!r}")

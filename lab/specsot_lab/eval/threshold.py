@@ -1,4 +1,6 @@
-"""`specsot eval --router`: measures from which score on mode auto plans, and keeps that beside the model."""
+"""`specsot eval --router`: measures from which score the mode "auto" should plan, and stores it next to the
+model.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,21 @@ from specsot_master.core.plans.router import UNDECIDED, decide_question, score_o
 from specsot_master.prompts import ROUTER_FILE, Prompts
 from specsot_master.text import Text
 
-# Fraction of the prompts for one answer that may score as high as the threshold. Untuned.
-FALSE_PLANS = 0.02  # share of the prompts for one answer that may score as high as the threshold
-# Fraction of the prompts for several points that must score so high; fewer are not worth a step. Untuned.
-LEAST_FOUND = 0.1  # share of the prompts for several points that must; fewer are not worth a step
+# Fraction. So many of the prompts that ask for one answer may reach the threshold. Untuned.
+MAX_FALSE_PLANS = 0.02
+# Fraction. So many of the prompts that ask for several points must reach the threshold; for fewer, computing
+# the score is not worth a step. Untuned.
+MIN_FOUND = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """A labelled prompt.
+class ScoredPrompt:
+    """A labelled prompt with its score.
 
-    category: its name. planned: whether it asks for several points. rule: what the router's rules say; None
-        where none holds. score: the model's; None if the model gave none.
+    category: Name of the prompt's category.
+    planned: True if the prompt asks for several points, by its label.
+    rule: True or False if a rule of the router decides to plan or not to plan. None if no rule applies.
+    score: The model's score for planning. None if the model gave none.
     """
 
     category: str
@@ -43,17 +48,26 @@ class Scored:
     score: float | None
 
     def passes(self, threshold: float | None) -> bool:
-        """Return whether the score is at least the threshold; False without a score or a threshold."""
+        """Return True if the score is at least the threshold; False if there is no score or no threshold.
+
+        threshold: The lowest score that is planned. None: the score plans nothing.
+        """
         return threshold is not None and self.score is not None and self.score >= threshold
 
-    def decided(self, threshold: float | None) -> bool:
-        """Return whether the router plans this prompt: by the rules, then by the score."""
+    def is_planned(self, threshold: float | None) -> bool:
+        """Return True if the router plans this prompt: as the rule decides, or by the score if no rule
+        applies.
+
+        threshold: The lowest score that is planned. None: the score plans nothing.
+        """
         return self.passes(threshold) if self.rule is None else self.rule
 
 
-def auc(prompts: Sequence[Scored]) -> float:
-    """Return the probability that a prompt for several points scores higher than one for one answer; ties
-    count half. 0.5 if either kind is missing.
+def auc(prompts: Sequence[ScoredPrompt]) -> float:
+    """Return the probability that a prompt for several points scores higher than a prompt for one answer;
+    ties count half. Return 0.5 if there are no scores of one of the two kinds.
+
+    prompts: The scored prompts.
     """
     direct_scores = sorted(_scores(prompts, planned=False))
     planned_scores = _scores(prompts, planned=True)
@@ -66,15 +80,19 @@ def auc(prompts: Sequence[Scored]) -> float:
     return fmean(num_below) / len(direct_scores)
 
 
-def threshold_of(prompts: Sequence[Scored]) -> float | None:
-    """Return the lowest threshold that at most FALSE_PLANS of the prompts for one answer reach; None if it
-    would find fewer than LEAST_FOUND of the others.
+def threshold_of(prompts: Sequence[ScoredPrompt]) -> float | None:
+    """Return the lowest threshold that at most MAX_FALSE_PLANS of the prompts for one answer reach. Return
+    None if no threshold is useful: if it would find fewer than MIN_FOUND of the prompts for several points,
+    or one of the two kinds has no scores.
 
-    It lies halfway to the next prompt below, so that what was measured is not on the edge.
+    The threshold lies halfway between the lowest score that is planned and the next lower score, so that no
+    measured score is on the edge.
+
+    prompts: The scored prompts.
     """
     direct_scores = sorted(_scores(prompts, planned=False), reverse=True)
     planned_scores = _scores(prompts, planned=True)
-    allowed = int(FALSE_PLANS * len(direct_scores))
+    allowed = int(MAX_FALSE_PLANS * len(direct_scores))
     if not planned_scores or allowed >= len(direct_scores):
         return None
     first_refused = direct_scores[allowed]
@@ -83,14 +101,15 @@ def threshold_of(prompts: Sequence[Scored]) -> float | None:
         return None
     threshold = round((first_refused + min(scores_above)) / 2, 2)
     threshold = threshold if threshold > first_refused else min(scores_above)
-    return threshold if fmean(score >= threshold for score in planned_scores) >= LEAST_FOUND else None
+    return threshold if fmean(score >= threshold for score in planned_scores) >= MIN_FOUND else None
 
 
-def rows_of(prompts: Sequence[Scored], threshold: float | None) -> list[dict[str, object]]:
-    """Return by category the fraction of prompts that is planned by the rules alone, by the score alone, and
-    by both in turn.
+def rows_of(prompts: Sequence[ScoredPrompt], threshold: float | None) -> list[dict[str, object]]:
+    """Return a row for each category: the fractions of its prompts that are planned by the rules alone, by
+    the score alone, and by the rules and then the score.
 
-    prompts: scored. threshold: None plans nothing by the score.
+    prompts: The scored prompts.
+    threshold: The lowest score that is planned. None: the score plans nothing.
     """
     rows: list[dict[str, object]] = []
     for name in dict.fromkeys(prompt.category for prompt in prompts):
@@ -102,17 +121,22 @@ def rows_of(prompts: Sequence[Scored], threshold: float | None) -> list[dict[str
                 "rules": fmean(prompt.rule is True for prompt in category_prompts),
                 "undecided": fmean(prompt.rule is None for prompt in category_prompts),
                 "score": fmean(prompt.passes(threshold) for prompt in category_prompts),
-                "router": fmean(prompt.decided(threshold) for prompt in category_prompts),
+                "router": fmean(prompt.is_planned(threshold) for prompt in category_prompts),
             }
         )
     return rows
 
 
-def _scores(prompts: Sequence[Scored], planned: bool) -> list[float]:
-    """Return the scores of the prompts with this label that have one."""
+def _scores(prompts: Sequence[ScoredPrompt], planned: bool) -> list[float]:
+    """Return the scores of the prompts with one label; prompts without a score are left out.
+
+    prompts: The scored prompts.
+    planned: The label: True for prompts that ask for several points.
+    """
     return [prompt.score for prompt in prompts if prompt.planned is planned and prompt.score is not None]
 
 
+# Columns of the table of scored prompts by category.
 COLUMNS = (
     text("category", "category"),
     figure("n", "prompts", 0),
@@ -126,62 +150,82 @@ COLUMNS = (
 async def evaluate(
     options: FleetOptions, prompts: Path | None, at_once: int, opener: Opener, out: TextIO, err: TextIO
 ) -> int:
-    """Score all labelled prompts, write a table by category and router.json, and return the exit status 0.
+    """Score all labelled prompts, write a table by category to the output and the threshold to router.json
+    next to the model, and return the exit status 0.
 
-    options: of the fleet. prompts: file of labelled prompts; None: the bundled ones. at_once: prompts scored
-        at a time. opener: opens the fleet. out: gets the table. err: shows a bar.
-    Raises InvalidRequest for a model that needs no score, ModelError.
+    options: Options of the fleet.
+    prompts: File of labelled prompts. None: the bundled ones.
+    at_once: Number of prompts that are scored concurrently.
+    opener: Opens the fleet.
+    out: Gets the table.
+    err: Gets a progress bar.
+    Raises InvalidRequest if a running master is named, if the model was taught to plan and so needs no score,
+    if the words of the score are not single tokens, or if the prompts cannot be read. Raises ModelError if
+    the model cannot be read.
     """
     if options.master is not None:
-        raise InvalidRequest("the threshold is kept beside a model here, so there is no --master", "router")
+        raise InvalidRequest(
+            "the threshold is stored next to a local model, so --master cannot be used", "router"
+        )
     base = models_of(options).base
-    asker = Prompts(base, Text(base))
-    if not asker.listed:
-        raise InvalidRequest(f"{base} was taught to choose by itself, so no score is asked", "router")
-    if not all(asker.score_words):
-        raise InvalidRequest("the words of the score are no single tokens of this model", "router")
-    labelled = read_labelled(prompts)
+    prompt_builder = Prompts(base, Text(base))
+    if not prompt_builder.listed:
+        raise InvalidRequest(f"{base} was trained to choose by itself, so it needs no score", "router")
+    if not all(prompt_builder.score_words):
+        raise InvalidRequest("the words of the score are not single tokens of this model", "router")
+    labelled_prompts = read_labelled(prompts)
     fleet = await opener(options)
     slots = asyncio.Semaphore(at_once)
-    with counting_bar(err, "scores", len(labelled)) as advance:
+    with counting_bar(err, "scores", len(labelled_prompts)) as advance:
 
-        async def measured(category: str, planned: bool, question: str) -> Scored:
-            """Return one prompt with its score and what the rules say."""
+        async def scored_prompt(category: str, planned: bool, question: str) -> ScoredPrompt:
+            """Return one labelled prompt with its score and the decision of the rules, and advance the
+            progress bar.
+
+            category: Name of the prompt's category.
+            planned: The prompt's label.
+            question: The words of the prompt.
+            """
             async with slots:
-                score = await score_for(fleet, asker, question)
+                score = await score_for(fleet, prompt_builder, question)
             advance()
             decision = decide_question(question)
             rule = None if decision.reason == UNDECIDED else decision.mode == "sot"
-            return Scored(category, planned, rule, score)
+            return ScoredPrompt(category, planned, rule, score)
 
         try:
-            scored = await asyncio.gather(*(measured(*entry) for entry in labelled))
+            scored = await asyncio.gather(*(scored_prompt(*entry) for entry in labelled_prompts))
         finally:
             await fleet.close()
     write_result(scored, folder_of_model(base) / ROUTER_FILE, out)
     return 0
 
 
-def write_result(scored: Sequence[Scored], file: Path, out: TextIO) -> None:
-    """Write the table and what it comes to, and store the threshold in a file.
+def write_result(scored: Sequence[ScoredPrompt], file: Path, out: TextIO) -> None:
+    """Write the table and its conclusion to the output, and store the threshold in a file.
 
-    scored: all prompts. file: router.json. out: gets the table.
+    scored: All scored prompts.
+    file: The file, router.json of the model.
+    out: Gets the table.
     """
     threshold = threshold_of(scored)
     area = auc(scored)
     rows = rows_of(scored, threshold)
-    measured = {"prompts": len(scored), "auc": round(area, 3), "planned": {}}
-    measured["planned"] = {row["category"]: round(float(str(row["router"])), 3) for row in rows}
-    file.write_text(json.dumps({"threshold": threshold, "measured": measured}, indent=2) + "\n")
+    measured_figures = {"prompts": len(scored), "auc": round(area, 3), "planned": {}}
+    measured_figures["planned"] = {row["category"]: round(float(str(row["router"])), 3) for row in rows}
+    file.write_text(json.dumps({"threshold": threshold, "measured": measured_figures}, indent=2) + "\n")
     out.write(f"{markdown(COLUMNS, rows)}\n\n")
-    worth = f"threshold {threshold}" if threshold is not None else "no threshold: the rules alone do better"
-    out.write(f"the score separates with an AUC of {area:.3f}; {worth}; written to {file}\n")
+    conclusion = (
+        f"threshold {threshold}" if threshold is not None else "no threshold: the rules alone do better"
+    )
+    out.write(f"the score separates with an AUC of {area:.3f}; {conclusion}; written to {file}\n")
 
 
 def read_labelled(file: Path | None) -> list[tuple[str, bool, str]]:
-    """Return (category, whether it asks for several points, question) of each labelled prompt.
+    """Return (category, True if it asks for several points, question) of each labelled prompt.
 
-    file: JSON lines; None: the bundled ones. Raises InvalidRequest for an unreadable file.
+    file: JSON lines with "category", "planned" and "question". None: the bundled ones.
+    Raises InvalidRequest if the file cannot be read.
     """
     source = file or resources.files("specsot_lab.eval") / "data" / "router.jsonl"
     try:
@@ -191,11 +235,14 @@ def read_labelled(file: Path | None) -> list[tuple[str, bool, str]]:
         raise InvalidRequest(f"{source}: {type(error).__name__}: {error}", "prompts") from None
 
 
-async def score_for(fleet: FleetClient, asker: Prompts, question: str) -> float | None:
-    """Return the score of a question, asked for as the router does; None if the model gives none.
+async def score_for(fleet: FleetClient, prompt_builder: Prompts, question: str) -> float | None:
+    """Return the score of a question, computed as the router computes it. Return None if the model gives
+    none.
 
-    fleet: the client. asker: builds prompts. question: plain text.
+    fleet: Client of the open fleet.
+    prompt_builder: Builds the prompts of the model.
+    question: The words of the question.
     """
-    prompt = asker.score((Message("user", question),))
+    prompt = prompt_builder.score((Message("user", question),))
     view = await final_view(fleet, scoring(Ask(tokens=prompt.tokens, mode="direct")))
     return score_of(view.logprobs[0], prompt) if view.logprobs else None

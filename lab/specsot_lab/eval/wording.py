@@ -1,4 +1,4 @@
-"""`specsot eval --plans`: measures in which form of words a model writes the points of a plan best."""
+"""`specsot eval --plans`: measures with which form of words a model writes the points of a plan best."""
 
 from __future__ import annotations
 
@@ -27,83 +27,107 @@ from specsot_master.core.plans.wording import FORMS, Form
 from specsot_master.prompts import PARTS_FILE, ListConversation, Prompts
 from specsot_master.text import Text
 
-LEAST_QUESTIONS: Final = 30  # Questions. Fewer do not say which form a model needs. Untuned.
-POINTS: Final = 4  # Points of a plan at most. Untuned.
-WRITTEN: Final = 3  # Points of a plan that are written; shared openings show in three. Bounds the run.
+MIN_QUESTIONS: Final = 30  # Questions. Fewer do not say which form a model needs. Untuned.
+MAX_POINTS: Final = 4  # Points of a plan at most. Untuned.
+WRITTEN_POINTS: Final = 3  # Points of a plan that are written; shared openings show in three. Bounds the run.
 POINT_TOKENS: Final = 128  # Tokens of a branch; two or three sentences take about 60. A bound.
-ANSWERS: Final = "wordings.jsonl"  # In the output folder: every answer, from which a run is continued.
+ANSWERS_FILE: Final = "wordings.jsonl"  # In the output folder: every answer, from which a run is continued.
 
 
 @dataclass(frozen=True, slots=True)
 class PlanToWrite:
-    """A question with the points that the model planned for it."""
+    """A question with the points that the model planned for it.
+
+    question: The words of the question.
+    points: The points; empty if the model planned nothing.
+    """
 
     question: str
     points: tuple[Point, ...]
 
 
 class Answers:
-    """Answers that a fleet writes to prompts given in tokens, greedily; each is stored in a file at once.
+    """Plans and answers that a fleet writes greedily. Each is stored in a file as soon as it is complete, and
+    read from there by a later run.
 
-    fleet: the client. file: of earlier answers, which are not asked for again. at_once: answers that are
-        written at a time.
+    fleet: Client of the open fleet.
+    file: JSON lines of earlier answers, which are not asked for again. Its folder is created.
+    at_once: Number of answers that are written concurrently.
     """
 
     def __init__(self, fleet: FleetClient, file: Path, at_once: int) -> None:
         self._fleet = fleet
         self._file = file
-        self._places = asyncio.Semaphore(at_once)
+        self._slots = asyncio.Semaphore(at_once)
         file.parent.mkdir(parents=True, exist_ok=True)
         rows = read_rows(file)
-        self._known = {row["prompt"]: row["text"] for row in rows if row["prompt"]}
+        self._texts_by_prompt = {row["prompt"]: row["text"] for row in rows if row["prompt"]}
         self._plans: dict[str, list[str]] = {row["question"]: row["plan"] for row in rows if "plan" in row}
 
     async def plan(self, question: str) -> tuple[Point, ...]:
-        """Return the points of a planned answer, of which only the plan is written; none if the model planned
-        nothing.
+        """Return the points that the model plans for a question, at most MAX_POINTS; an empty tuple if it
+        planned nothing. The points themselves are not written.
+
+        question: The words of the question.
         """
         if question not in self._plans:
-            ask = Ask(prompt=question, mode="sot", limits=Limits(max_new_tokens=POINTS * LIST_POINT_TOKENS))
-            async with self._places:
+            ask = Ask(
+                prompt=question, mode="sot", limits=Limits(max_new_tokens=MAX_POINTS * LIST_POINT_TOKENS)
+            )
+            async with self._slots:
                 self._plans[question] = await self._first_plan(ask)
-            self._keep({"prompt": "", "question": question, "plan": self._plans[question]})
+            self._append_row({"prompt": "", "question": question, "plan": self._plans[question]})
         return tuple(Point(id, 1, title) for id, title in enumerate(self._plans[question], 1))
 
     async def _first_plan(self, ask: Ask) -> list[str]:
-        """Return the titles of a plan; leaving its events behind cancels the request."""
+        """Return the titles of the first plan of a request, which is then cancelled by closing its events.
+        Return an empty list if the request ends without a plan.
+
+        ask: The request.
+        """
         async with aclosing(cast("AsyncGenerator[Numbered]", self._fleet.generate(ask))) as events:
             async for numbered in events:
                 if isinstance(numbered.event, Planned):
                     return [point.title for point in numbered.event.points]
         return []
 
-    async def write(self, tokens: Sequence[int], limit: int, **about: Any) -> str:
-        """Return the answer to a prompt, from the file if it was answered before.
+    async def write(self, tokens: Sequence[int], max_tokens: int, **fields: Any) -> str:
+        """Return the answer to a prompt, from the file if it was answered before. Return an empty text if the
+        fleet did not finish the answer.
 
-        tokens: token ids. limit: tokens of the answer. about: what the file says of it.
+        tokens: Token ids of the prompt.
+        max_tokens: Maximum number of tokens of the answer.
+        fields: Further fields of the stored row, by name, for its reader.
         """
-        prompt = hashlib.sha256(json.dumps([list(tokens), limit]).encode()).hexdigest()[:16]
-        if prompt not in self._known:
+        prompt_key = hashlib.sha256(json.dumps([list(tokens), max_tokens]).encode()).hexdigest()[:16]
+        if prompt_key not in self._texts_by_prompt:
             ask = Ask(
                 tokens=tuple(tokens),
                 mode="direct",
                 sampling=Sampling(),
-                limits=Limits(max_new_tokens=limit),
+                limits=Limits(max_new_tokens=max_tokens),
             )
-            async with self._places:
+            async with self._slots:
                 view = await final_view(self._fleet, ask)
-            self._known[prompt] = view.finished.text if view.finished else ""
-            self._keep({"prompt": prompt, **about, "text": self._known[prompt]})
-        return self._known[prompt]
+            self._texts_by_prompt[prompt_key] = view.finished.text if view.finished else ""
+            self._append_row({"prompt": prompt_key, **fields, "text": self._texts_by_prompt[prompt_key]})
+        return self._texts_by_prompt[prompt_key]
 
-    def _keep(self, row: Mapping[str, Any]) -> None:
-        """Append a row to the file."""
+    def _append_row(self, row: Mapping[str, Any]) -> None:
+        """Append a row to the file.
+
+        row: The fields of one plan or answer.
+        """
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Return the answers in a file; a last line that was cut off is left out."""
+    """Return the rows of a file of plans and answers; an empty list if the file does not exist. A last line
+    that was cut off is left out.
+
+    file: The file of JSON lines.
+    """
     if not file.exists():
         return []
     complete_lines = file.read_text(encoding="utf-8").split("\n")[:-1]
@@ -111,23 +135,33 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 class Measurement:
-    """One run over a model: plans of all questions, then their points in every form.
+    """The measurement of one model: it plans all questions, and then writes their points in every form of
+    words.
 
-    prompts: has the model's wording. text: the tokenizer. answers: asks the fleet.
+    prompts: Builds the prompts, and has the model's wording.
+    text: The tokenizer.
+    answers: Asks the fleet.
     """
 
     def __init__(self, prompts: Prompts, text: Text, answers: Answers) -> None:
         self._wording = prompts.wording
         self._text = text
         self._answers = answers
-        self._rules = PlanRules(direct=False, max_points=POINTS, listed=True)
+        self._rules = PlanRules(direct=False, max_points=MAX_POINTS, listed=True)
 
     async def plan(self, question: str) -> PlanToWrite:
-        """Return the points that the product keeps of the model's list."""
+        """Return a question with the points that the product keeps of the list that the model wrote.
+
+        question: The words of the question.
+        """
         return PlanToWrite(question, await self._answers.plan(question))
 
     async def write(self, plan: PlanToWrite, form: Form) -> WrittenPlan:
-        """Return the plan with the texts that the model writes in this form."""
+        """Return a plan whose first WRITTEN_POINTS points the model wrote in one form of words.
+
+        plan: The question and its points.
+        form: The form of words in which the points are asked for.
+        """
         turns = self._turns(plan.question, form)
         texts = [
             self._answers.write(
@@ -137,15 +171,19 @@ class Measurement:
                 form=form,
                 title=point.title,
             )
-            for point in plan.points[:WRITTEN]
+            for point in plan.points[:WRITTEN_POINTS]
         ]
-        titles = tuple(point.title for point in plan.points[:WRITTEN])
+        titles = tuple(point.title for point in plan.points[:WRITTEN_POINTS])
         # A branch of an article may continue with the next heading, before which the product ends it.
         sections = (text.partition("\n#")[0].strip() for text in await asyncio.gather(*texts))
         return WrittenPlan(plan.question, titles, tuple(sections))
 
     def _turns(self, question: str, form: Form) -> ListConversation:
-        """Return the conversation that asks for the points of a question in this form."""
+        """Return the conversation that asks for the points of a question in one form of words.
+
+        question: The words of the question.
+        form: The form of words.
+        """
         wording = replace(self._wording, form=form)
         return ListConversation(self._text, (Message("user", question),), self._rules, wording)
 
@@ -160,28 +198,37 @@ async def evaluate(
     out: TextIO,
     err: TextIO,
 ) -> int:
-    """Print a table by form and the form that is best; return the exit status 0.
+    """Print a table by form of words and the form that is best. Return the exit status 0.
 
-    options: of the fleet. prompts: file of questions; None: the bundled ones. output: folder of the answers.
-        write: store the form in the model's specsot.json. at_once: answers written at a time. opener: opens
-        the fleet. out: gets the table. err: shows bars.
-    Raises InvalidRequest, ModelError.
+    options: Options of the fleet.
+    prompts: File of questions. None: the bundled ones.
+    output: Folder of the answers.
+    write: Store the best form in the model's specsot.json. False: only print what would be written.
+    at_once: Number of answers that are written concurrently.
+    opener: Opens the fleet.
+    out: Gets the table.
+    err: Gets progress bars.
+    Raises InvalidRequest if a running master is named, if the model was taught to plan, if the questions
+    cannot be read or are too few, or if the model wrote no plan. Raises ModelError if the model cannot be
+    read.
     """
     if options.master is not None:
-        raise InvalidRequest("the wording is kept beside a model here, so there is no --master", "plans")
+        raise InvalidRequest(
+            "the wording is stored next to a local model, so --master cannot be used", "plans"
+        )
     base = models_of(options).base
     text = Text(base)
-    asker = Prompts(base, text)
-    if not asker.listed:
-        raise InvalidRequest(f"{base} was taught to plan, so it is asked in no words of ours", "plans")
+    prompt_builder = Prompts(base, text)
+    if not prompt_builder.listed:
+        raise InvalidRequest(f"{base} was trained to plan, so no wording is needed", "plans")
     questions = read_questions(prompts)
     fleet = await opener(options)
     try:
-        run = Measurement(asker, text, Answers(fleet, output / ANSWERS, at_once))
-        faults_by_form = await _measure_forms(run, questions, err)
+        measurement = Measurement(prompt_builder, text, Answers(fleet, output / ANSWERS_FILE, at_once))
+        faults_by_form = await _measure_forms(measurement, questions, err)
     finally:
         await fleet.close()
-    best = show(faults_by_form, out)
+    best = print_best_form(faults_by_form, out)
     file = folder_of_model(base) / PARTS_FILE
     if write:
         store_form(file, best, faults_by_form)
@@ -192,29 +239,44 @@ async def evaluate(
     return 0
 
 
-async def _measure_forms(run: Measurement, questions: Sequence[str], err: TextIO) -> dict[Form, BranchFaults]:
-    """Return the faults of every form over all questions. run: asks the fleet. err: shows bars."""
+async def _measure_forms(
+    measurement: Measurement, questions: Sequence[str], err: TextIO
+) -> dict[Form, BranchFaults]:
+    """Return the faults of every form of words over all questions that the model planned.
+
+    measurement: Plans and writes.
+    questions: The words of all questions.
+    err: Gets progress bars.
+    """
     with counting_bar(err, "plans", len(questions)) as advance:
 
-        async def planned(question: str) -> PlanToWrite:
-            """Return the plan of a question, and advance the bar."""
-            plan = await run.plan(question)
+        async def plan_question(question: str) -> PlanToWrite:
+            """Return the plan of a question, and advance the progress bar.
+
+            question: The words of the question.
+            """
+            plan = await measurement.plan(question)
             advance()
             return plan
 
-        plans = [plan for plan in await asyncio.gather(*map(planned, questions)) if plan.points]
+        plans = [plan for plan in await asyncio.gather(*map(plan_question, questions)) if plan.points]
     with counting_bar(err, "plans written", len(plans) * len(FORMS)) as advance:
 
-        async def written(plan: PlanToWrite, form: Form) -> WrittenPlan:
-            """Return a plan written in a form, and advance the bar."""
-            written_plans = await run.write(plan, form)
+        async def write_plan(plan: PlanToWrite, form: Form) -> WrittenPlan:
+            """Return a plan written in one form, and advance the progress bar.
+
+            plan: The question and its points.
+            form: The form of words.
+            """
+            written_plans = await measurement.write(plan, form)
             advance()
             return written_plans
 
-        written_plans = await asyncio.gather(*(written(plan, form) for plan in plans for form in FORMS))
+        written_plans = await asyncio.gather(*(write_plan(plan, form) for plan in plans for form in FORMS))
     return {form: measure(written_plans[index :: len(FORMS)]) for index, form in enumerate(FORMS)}
 
 
+# Columns of the table of faults by form of words.
 COLUMNS = (
     text("form", "form"),
     figure("branches", "branches", 0),
@@ -231,8 +293,13 @@ COLUMNS = (
 )
 
 
-def show(faults_by_form: dict[Form, BranchFaults], out: TextIO) -> Form:
-    """Print the table, and return the best form. Raises InvalidRequest if the model wrote no plan."""
+def print_best_form(faults_by_form: dict[Form, BranchFaults], out: TextIO) -> Form:
+    """Print the table, and return the form with the fewest faults.
+
+    faults_by_form: The faults of each form.
+    out: Gets the table.
+    Raises InvalidRequest if the model wrote no plan at all.
+    """
     if not any(faults.branches for faults in faults_by_form.values()):
         raise InvalidRequest("the model wrote no plan of two points to any question", "plans")
     rows = [{"form": form, **asdict(faults)} for form, faults in faults_by_form.items()]
@@ -242,7 +309,13 @@ def show(faults_by_form: dict[Form, BranchFaults], out: TextIO) -> Form:
 
 
 def store_form(file: Path, form: Form, faults_by_form: dict[Form, BranchFaults]) -> None:
-    """Put the form and what was measured into a model's specsot.json; its other keys stay as they are."""
+    """Store the best form and all figures in a model's specsot.json. Other keys of the file stay as they are;
+    an absent file is created.
+
+    file: The model's specsot.json.
+    form: The form to use.
+    faults_by_form: The faults of each form.
+    """
     stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     figures = {name: _rounded(asdict(faults)) for name, faults in faults_by_form.items()}
     wording = {**stored.get("wording", {}), "form": form, "measured": figures}
@@ -252,13 +325,18 @@ def store_form(file: Path, form: Form, faults_by_form: dict[Form, BranchFaults])
 
 
 def _rounded(figures: dict[str, float]) -> dict[str, float]:
-    """Return the figures, rounded to three digits."""
+    """Return the figures, rounded to three decimal places.
+
+    figures: The figures by name.
+    """
     return {name: round(value, 3) for name, value in figures.items()}
 
 
 def read_questions(file: Path | None) -> tuple[str, ...]:
-    """Return the questions of a file of JSON lines, or the bundled ones. Raises InvalidRequest, also for
-    fewer questions than say which form is best.
+    """Return the distinct questions of a file, in order.
+
+    file: JSON lines with "question". None: the bundled questions.
+    Raises InvalidRequest if the file cannot be read, or has fewer than MIN_QUESTIONS questions.
     """
     source = file or resources.files("specsot_lab.eval") / "data" / "plans.jsonl"
     try:
@@ -266,8 +344,8 @@ def read_questions(file: Path | None) -> tuple[str, ...]:
         questions = tuple(dict.fromkeys(str(row["question"]) for row in rows))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"{source}: {type(error).__name__}: {error}", "prompts") from None
-    if len(questions) < LEAST_QUESTIONS:
+    if len(questions) < MIN_QUESTIONS:
         raise InvalidRequest(
-            f"{source} has {len(questions)} questions; at least {LEAST_QUESTIONS} are needed", "prompts"
+            f"{source} has {len(questions)} questions; at least {MIN_QUESTIONS} are needed", "prompts"
         )
     return questions

@@ -1,4 +1,5 @@
-"""Training an EAGLE-3 or DFlash head for a base: text in, a head in the published layout out.
+"""Training of an EAGLE-3 or DFlash head for a base model: from files of text to a head in its published
+layout.
 
-Refuses to know services and requests.
+The room imports nothing of services and requests.
 """

@@ -1,4 +1,4 @@
-"""Answers that the base writes to the questions, in the prompts it has in service; many side by side."""
+"""Answers that the base model writes to questions, in the prompts that the master uses, many at a time."""
 
 from __future__ import annotations
 
@@ -21,62 +21,73 @@ from specsot_master.text import Text
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
 
+# Token ids of a prompt.
 Tokens = Sequence[int]
-# Rules for plans of a base that was not taught to plan.
-LISTS = PlanRules(
-    direct=False, max_points=MAX_LIST_POINTS, listed=True
-)  # of a base that was not taught to plan
-MAX_PREFILL_TOKENS = 131_072  # Tokens of prompts in one forward, padding included; bounds memory. Untuned.
-# Steps. How often it is checked whether all sequences have ended. Untuned.
-STEPS_PER_END_CHECK = 16  # steps between two looks at whether all texts have ended
+# Rules for the plans of a base model that was not trained to plan.
+LIST_RULES = PlanRules(direct=False, max_points=MAX_LIST_POINTS, listed=True)
+# Tokens of prompts in one forward pass, padding included. Bounds the memory. Untuned.
+MAX_PREFILL_TOKENS = 131_072
+# Steps between two checks whether all sequences have ended. A check waits for the device. Untuned.
+STEPS_PER_END_CHECK = 16
 
 
 class Writer:
-    """Writes greedily until one of the base's end tokens, or a limit; many sequences side by side."""
+    """Writes answers greedily, many sequences at a time. A sequence ends with one of the base model's end
+    tokens, or at a limit.
+    """
 
     def __init__(self, decoder: Decoder, ends: Sequence[int], batch_size: int) -> None:
-        """Prepare to write.
+        """Prepare to write; nothing is allocated yet.
 
-        decoder: the whole base model. ends: token ids that end an answer. batch_size: sequences that are
-            written side by side.
+        decoder: The base model with all of its layers.
+        ends: Token ids that end an answer.
+        batch_size: Maximum number of sequences that are written at a time.
         """
         self._decoder = decoder
-        self._together = batch_size
+        self._batch_size = batch_size
         self._ends = torch.tensor(sorted(ends), device=decoder.device)
 
     def write(
         self, prompts: Sequence[Tokens], max_tokens: int, on_written: Callable[[int], object] = lambda _: None
     ) -> list[list[int]]:
-        """Return the answer to each prompt, its end token included, at most `max_tokens` tokens, in the order
-        of the prompts.
+        """Return the answer to each prompt, in the order of the prompts. An answer includes its end token,
+        unless it reached the limit first.
 
-        A prompt that leaves no room for `max_tokens` tokens is answered with nothing.
+        A prompt that leaves no room for `max_tokens` tokens in the model's context is answered with an empty
+        list.
 
-        prompts: token ids. on_written: called with the number of prompts that have just been answered.
+        prompts: Token ids of each prompt.
+        max_tokens: Maximum number of tokens of an answer.
+        on_written: Called after each batch with the number of prompts that were answered in it, and last with
+            the number of prompts that were too long.
         """
         max_prompt_tokens = self._decoder.config.max_positions - max_tokens
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
         fitting = [number for number in order if len(prompts[number]) <= max_prompt_tokens]
         written: list[list[int]] = [[] for _ in prompts]
-        for first in range(0, len(fitting), self._together):
-            numbers = fitting[first : first + self._together]
-            for number, text in zip(
+        for first in range(0, len(fitting), self._batch_size):
+            numbers = fitting[first : first + self._batch_size]
+            for number, answer in zip(
                 numbers, self._write([prompts[number] for number in numbers], max_tokens)
             ):
-                written[number] = text
+                written[number] = answer
             on_written(len(numbers))
         on_written(len(order) - len(fitting))
         return written
 
     @torch.inference_mode()
     def _write(self, prompts: Sequence[Tokens], max_tokens: int) -> list[list[int]]:
-        """Return the answers to prompts that are written side by side; the arguments are those of `write`."""
+        """Return the answers to prompts that are written as one batch, in their order.
+
+        prompts: Token ids of each prompt, at least one.
+        max_tokens: Maximum number of tokens of an answer.
+        """
         decoder = self._decoder
         device = self._decoder.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         page = int(lengths.max()) + max_tokens
         kv = decoder.make_kv(len(prompts), page)
-        token = self._begin(prompts, lengths, kv)
+        token = self._prefill_all(prompts, lengths, kv)
         pages = torch.arange(len(prompts), device=device) * page
         written = [token]
         ended = torch.isin(token, self._ends)
@@ -93,13 +104,15 @@ class Writer:
             ended |= torch.isin(token, self._ends)
         return self._until_ends(torch.stack(written, 1))
 
-    def _begin(self, prompts: Sequence[Tokens], lengths: Tensor, kv: KVPages) -> Tensor:
-        """Write the prompts' KV and return the first token after each prompt, [num_prompts].
+    def _prefill_all(self, prompts: Sequence[Tokens], lengths: Tensor, kv: KVPages) -> Tensor:
+        """Write the KV of all prompts, and return the first token after each prompt, [num_prompts].
 
-        KV of padding is overwritten by later tokens. Prompts are read in parts of MAX_PREFILL_TOKENS.
+        Prompts are read in parts of at most MAX_PREFILL_TOKENS, or one by one if they are longer. The KV of
+        padding is overwritten by later tokens.
 
-        prompts: token ids; prompt i fills page i. lengths: [num_prompts] their lengths. kv: pages for all
-            prompts.
+        prompts: Token ids of each prompt; prompt i fills page i.
+        lengths: [num_prompts] number of tokens of each prompt.
+        kv: KV cache with a page for each prompt.
         """
         width = int(lengths.max())
         tokens = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -109,42 +122,57 @@ class Writer:
         pages = range(0, len(prompts), len(parts[0]))
         return torch.cat([self._prefill(part, first, lengths, kv) for part, first in zip(parts, pages)])
 
-    def _prefill(self, tokens: Tensor, first: int, lengths: Tensor, kv: KVPages) -> Tensor:
-        """Read prompts into the pages from `first` on; return their next tokens [batch].
+    def _prefill(self, tokens: Tensor, first_page: int, lengths: Tensor, kv: KVPages) -> Tensor:
+        """Write the KV of some prompts, and return the first token after each of them, [batch].
 
-        tokens: [batch, width] padded token ids. first: the first page. lengths: [num_prompts] of all prompts.
-            kv: pages for all prompts.
+        tokens: [batch, width] token ids, padded at the end.
+        first_page: Page of the first of these prompts; the others fill the following pages.
+        lengths: [num_prompts] number of tokens of all prompts, also of those in other parts.
+        kv: KV cache with a page for each prompt.
         """
         decoder = self._decoder
         device = self._decoder.device
         batch, width = tokens.shape
         positions = torch.arange(width, device=device).repeat(batch)
-        slots = ((first + torch.arange(batch, device=device))[:, None] * kv.page_rows).add(positions[:width])
+        slots = ((first_page + torch.arange(batch, device=device))[:, None] * kv.page_rows).add(
+            positions[:width]
+        )
         entry = decoder.embed(tokens.reshape(-1))
-        hidden, _ = decoder.forward(entry, positions, slots.reshape(-1), causal_plan(batch, first), kv)
-        last = torch.arange(batch, device=device) * width + lengths[first : first + batch] - 1
+        hidden, _ = decoder.forward(entry, positions, slots.reshape(-1), causal_plan(batch, first_page), kv)
+        last = torch.arange(batch, device=device) * width + lengths[first_page : first_page + batch] - 1
         return decoder.logits(hidden[last]).argmax(-1)
 
     def _until_ends(self, written: Tensor) -> list[list[int]]:
-        """Return each sequence up to its end token. written: [num_sequences, num_steps] token ids."""
+        """Return each sequence up to its end token, which is included.
+
+        written: [num_sequences, num_steps] token ids; those after an end token mean nothing.
+        """
         ends = set(self._ends.tolist())
-        return [_cut(text, ends) for text in written.tolist()]
+        return [_until_first_end(tokens, ends) for tokens in written.tolist()]
 
 
-def _cut(tokens: list[int], ends: set[int]) -> list[int]:
-    """Return the tokens up to the first end token, which is included; all of them if there is none."""
+def _until_first_end(tokens: list[int], ends: set[int]) -> list[int]:
+    """Return the tokens up to the first end token, which is included; all tokens if there is none.
+
+    tokens: Token ids of one answer.
+    ends: The end tokens.
+    """
     end_index = next((index for index, token in enumerate(tokens) if token in ends), len(tokens) - 1)
     return tokens[: end_index + 1]
 
 
-# Reports progress: called with (kind, number done, total), it returns a function that is called with further
-# numbers done.
-Watch = Callable[[str, int, int], Callable[[int], object]]  # (what, done, total) -> hears of progress
+# Starts to report progress. It is called with (kind of answers, number done, total number), and returns a
+# function that is called with each further number of answers that are done.
+ReportProgress = Callable[[str, int, int], Callable[[int], object]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """One prompt on its way to an answer, of question number `group`."""
+class _Request:
+    """One prompt that is to be answered.
+
+    group: Number of the question to which the prompt belongs.
+    prompt: Token ids of the prompt.
+    """
 
     group: int
     prompt: tuple[int, ...]
@@ -156,48 +184,59 @@ def answer_all(
     text: Text,
     writer: Writer,
     options: AnswerOptions,
-    report_progress: Watch,
+    report_progress: ReportProgress,
 ) -> list[Row]:
-    """Return rows of everything that the base writes to these questions: plans, points, and direct answers to
-    some; the answers are what is learned.
+    """Return rows of everything that the base model writes to these questions: plans, the points of the
+    plans, and direct answers to some questions. The tokens of the answers are marked as learned. A request
+    that got no answer has no row.
 
-    questions: plain texts; each is a group. prompts: builds prompts as the master does. text: the tokenizer.
-        writer: writes the answers. options: limits, and the fraction of direct answers. report_progress:
-        called for each kind of answer.
+    questions: The questions. The number of a question is the group of its rows.
+    prompts: Builds the prompts as the master does.
+    text: The tokenizer.
+    writer: Writes the answers.
+    options: The limits, and the fraction of questions that are answered directly, too.
+    report_progress: Called once for each kind of answers: "plans", "points" and "answers".
     """
-    rules = LISTS if prompts.listed else PlanRules(plan_tokens=options.plan_tokens)
+    rules = LIST_RULES if prompts.listed else PlanRules(plan_tokens=options.plan_tokens)
     turns = [prompts.plan((Message("user", question),), rules) for question in questions]
-    plans = [_Asked(group, turn.skeleton.tokens) for group, turn in enumerate(turns)]
+    plans = [_Request(group, turn.skeleton.tokens) for group, turn in enumerate(turns)]
     written = _write(plans, writer, options.plan_tokens, report_progress, "plans")
     rows = _rows(plans, written)
     points = [
-        _Asked(asked.group, prompt)
-        for asked, plan in zip(plans, written)
-        for prompt in _branches(turns[asked.group], questions[asked.group], text.decode(plan))
+        _Request(request.group, prompt)
+        for request, plan in zip(plans, written)
+        for prompt in _branches(turns[request.group], questions[request.group], text.decode(plan))
     ]
     rows += _rows(points, _write(points, writer, options.answer_tokens, report_progress, "points"))
     direct = [
-        _Asked(group, prompts.chat((Message("user", questions[group]),)))
-        for group in _spread(len(questions), options.direct)
+        _Request(group, prompts.chat((Message("user", questions[group]),)))
+        for group in _spread_indexes(len(questions), options.direct)
     ]
     return rows + _rows(direct, _write(direct, writer, options.answer_tokens, report_progress, "answers"))
 
 
 def _write(
-    requests: Sequence[_Asked], writer: Writer, max_tokens: int, report_progress: Watch, kind: str
+    requests: Sequence[_Request], writer: Writer, max_tokens: int, report_progress: ReportProgress, kind: str
 ) -> list[list[int]]:
-    """Return the answers to these requests, in their order.
+    """Return the answers to these requests, in their order; an empty list for a prompt that is too long.
 
-    requests: prompts. writer: writes them. max_tokens: of each answer. report_progress: is told of the kind
-        of answers. kind: "plans", "points" or "answers".
+    requests: The prompts.
+    writer: Writes the answers.
+    max_tokens: Maximum number of tokens of an answer.
+    report_progress: Called with the kind and the number of answers.
+    kind: What progress is reported as: "plans", "points" or "answers".
     """
     return writer.write(
         [request.prompt for request in requests], max_tokens, report_progress(kind, 0, len(requests))
     )
 
 
-def _rows(requests: Sequence[_Asked], answers: Sequence[Sequence[int]]) -> list[Row]:
-    """Return a row for each request that was answered; prompts are not learned, answers are."""
+def _rows(requests: Sequence[_Request], answers: Sequence[Sequence[int]]) -> list[Row]:
+    """Return a row for each request that was answered. The answer is learned and the prompt is not.
+
+    requests: The prompts.
+    answers: Token ids of each request's answer; requests with an empty answer are left out.
+    """
     return [
         row_of(((request.prompt, False), (answer, True)), request.group)
         for request, answer in zip(requests, answers)
@@ -206,10 +245,12 @@ def _rows(requests: Sequence[_Asked], answers: Sequence[Sequence[int]]) -> list[
 
 
 def _branches(turn: Conversation, question: str, plan: str) -> list[tuple[int, ...]]:
-    """Return the prompt of every point of a plan that stands alone; one that builds on others would need
-    their texts.
+    """Return the prompt of each point of a plan, as token ids; none if the plan has no points. A point that
+    builds on other points is left out, because its prompt would need their texts.
 
-    turn: the conversation that asked for the plan. question: plain text. plan: as the base wrote it.
+    turn: The conversation that asked for the plan.
+    question: The words of the question.
+    plan: The plan as the base model wrote it.
     """
     points = (
         _listed_points(plan, question, turn.instructions) if turn.instructions is not None else _points(plan)
@@ -218,7 +259,10 @@ def _branches(turn: Conversation, question: str, plan: str) -> list[tuple[int, .
 
 
 def _points(plan: str) -> tuple[Point, ...]:
-    """Return the points of a plan in the plan language; none if it cannot be read."""
+    """Return the points of a plan in the plan language; none if it cannot be read, or is a direct answer.
+
+    plan: The plan as the base model wrote it.
+    """
     try:
         return read_plan(plan) or ()
     except PlanError:
@@ -226,20 +270,25 @@ def _points(plan: str) -> tuple[Point, ...]:
 
 
 def _listed_points(plan: str, question: str, excluded_titles: Sequence[str]) -> tuple[Point, ...]:
-    """Return the points of a numbered list, whose first number is the end of its prompt.
+    """Return the points of a numbered list that the master would keep; none if the text is no list.
 
-    plan: the list. question: plain text. excluded_titles: titles that the prompt already names, which are no
-        points.
+    plan: The list as the base model wrote it. Its first number is the end of the prompt, and is not part of
+        the text.
+    question: The words of the question.
+    excluded_titles: Titles that the prompt names, which are not accepted as points.
     """
-    reader = ListReader(LISTS)
+    reader = ListReader(LIST_RULES)
     reader.feed(plan)
     reader.finish()
     return keep_points(reader.points, question, excluded_titles)
 
 
-def _spread(count: int, fraction: float) -> list[int]:
-    """Return evenly spaced numbers of 0 .. count - 1, as many as the fraction says: (4, 0.5) -> [0, 2]; none
-    for 0.
+def _spread_indexes(count: int, fraction: float) -> list[int]:
+    """Return evenly spaced numbers of 0 .. count - 1, ascending: (4, 0.5) -> [0, 2]. Return an empty list if
+    the fraction amounts to no number.
+
+    count: Number of elements to choose from.
+    fraction: Fraction of the elements that is chosen, 0 to 1.
     """
     num_chosen = round(count * fraction)
     return sorted({index * count // num_chosen for index in range(num_chosen)}) if num_chosen else []

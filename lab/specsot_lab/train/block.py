@@ -1,9 +1,10 @@
-"""A DFlash head while it learns: blocks drafted in one pass from many places of a text, and its directory.
+"""A DFlash head in training, and its directory. It drafts blocks of tokens, each in one pass, from many
+positions of a sequence.
 
-A block is the token at its anchor and masks behind it. Its rows see what the base showed of the text in front
-of the anchor, and each other (with `causal`, JetSpec's `causal_head`, those before them); the row of a mask
-says what stands in its place. The layout is z-lab's (github.com/z-lab/dflash), which
-`specsot_drafter.heads.loading` reads, and so do others.
+A block consists of the token at its anchor and of masks after it. Its rows see the base model's features of
+the tokens before the anchor, and each other; with `causal` (the `causal_head` of JetSpec) they only see the
+earlier rows of the block. The row of a mask predicts the token at its position. The layout of the directory
+is that of z-lab (github.com/z-lab/dflash), which `specsot_drafter.heads.loading` and other systems read.
 """
 
 from __future__ import annotations
@@ -22,25 +23,28 @@ from specsot.checkpoint.config import ModelConfig
 from specsot.errors import InvalidRequest
 from specsot_lab.train.head import HeadSizes, Mlp, RmsNorm, angles_at, rotate, write_directory
 from specsot_lab.train.settings import HeadPlan
-from specsot_lab.train.unrolling import Teacher, UnrolledBatch
+from specsot_lab.train.unrolling import Teacher, TokenBatch
 
-# Layers of a new head. Published heads have 5, for bases of 30 times the size.
-LAYERS = 3
+# Layers of a new head. Published heads have 5, for base models of 30 times the size.
+DEFAULT_LAYERS = 3
 # Taps of a new head. Precedent: published heads have 5.
-TAPS = 5
-# Positions of a row for each block that is learned from it. Untuned.
-ANCHORS_SHARE = 16  # positions of a row for each block that is learned from it; not tuned
-# Blocks of a row that are drafted at once when a head is measured. Untuned.
-MEASURED_ANCHORS = 64  # blocks of a row that are drafted at once when a head is measured
+NUM_TAPS = 5
+# Positions of a row for each block that is learned from the row. Untuned.
+POSITIONS_PER_ANCHOR = 16
+# Blocks of a row that are drafted in one pass when a head is measured. Bounds the memory. Untuned.
+ANCHORS_PER_PASS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """What of a block head is not learned.
+    """The properties of a block head that are fixed before training.
 
-    sizes: widths and counts. taps: layers of the base whose inputs the head reads. layers: of the head.
-        block: rows of a block, its anchor included. mask: token id that all rows but the anchor have. causal:
-        rows of a block see only those before them.
+    sizes: Widths and counts.
+    taps: Layers of the base model whose inputs the head reads, ascending.
+    layers: Number of layers of the head.
+    block: Number of rows of a block, its anchor included.
+    mask: Token id that all rows but the anchor have.
+    causal: True if a row of a block sees only the earlier rows of the block.
     """
 
     sizes: HeadSizes
@@ -52,11 +56,13 @@ class BlockFormat:
 
 
 def block_format(base_config: ModelConfig, plan: HeadPlan, depth: int, mask_id: int) -> BlockFormat:
-    """Return the format of a new head for this base, that drafts `depth` tokens.
+    """Return the format of a new head that drafts `depth` tokens in a block.
 
-    base_config: of the base. plan: what was asked for. depth: drafts of a block. mask_id: token id that
-        stands for tokens that are not known yet.
-    Raises InvalidRequest for taps that cannot be.
+    base_config: Config of the base model.
+    plan: Format that the user asked for. Fields that are None take the base model's values or the defaults.
+    depth: Number of drafted tokens of a block.
+    mask_id: Token id that stands for tokens that are not known yet.
+    Raises InvalidRequest if the taps do not ascend within the layers of the base model.
     """
     taps = plan.taps or _usual_taps(base_config.layers)
     if list(taps) != sorted(set(taps)) or not 1 <= taps[0] <= taps[-1] <= base_config.layers:
@@ -75,38 +81,42 @@ def block_format(base_config: ModelConfig, plan: HeadPlan, depth: int, mask_id: 
         theta=base_config.rope.theta,
         eps=base_config.eps,
     )
-    return BlockFormat(sizes, taps, plan.layers or LAYERS, depth + 1, mask_id, plan.causal_head)
+    return BlockFormat(sizes, taps, plan.layers or DEFAULT_LAYERS, depth + 1, mask_id, plan.causal_head)
 
 
 def _usual_taps(layers: int) -> tuple[int, ...]:
-    """Return taps that are spread evenly from the second layer's output to the third last's, as published
-    heads have them.
+    """Return ascending taps that are spread evenly from the second layer's output to that of the third last
+    layer, as published heads have them. A small base model has fewer than NUM_TAPS different taps.
 
-    layers: of the base; a small base has fewer than TAPS different ones.
+        36 layers -> taps 2, 10, 18, 26, 34
+
+    layers: Number of layers of the base model.
     """
     last = max(layers - 3, 1)
-    return tuple(sorted({1 + round(1 + number * (last - 1) / (TAPS - 1)) for number in range(TAPS)}))
+    return tuple(sorted({1 + round(1 + number * (last - 1) / (NUM_TAPS - 1)) for number in range(NUM_TAPS)}))
 
 
 class LearningBlockHead(nn.Module):
-    """A block head that learns. Its parameters have their published names. head_format: sizes, layers and
-    taps.
+    """A block head in training, whose parameters have their published names.
+
+    head_format: Sizes, number of layers, mask and taps of the head.
     """
 
     def __init__(self, head_format: BlockFormat) -> None:
         super().__init__()
         sizes = head_format.sizes
-        self.frame = head_format
+        self.head_format = head_format
         self.fc = nn.Linear(sizes.states, sizes.hidden, bias=False)
         self.hidden_norm = RmsNorm(sizes.hidden, sizes.eps)
         self.layers = nn.ModuleList(_BlockLayer(head_format) for _ in range(head_format.layers))
         self.norm = RmsNorm(sizes.hidden, sizes.eps)
 
     def forward(self, embeddings: Tensor, states: Tensor, anchors: Tensor) -> Tensor:
-        """Return what lm_head reads, [batch, blocks, block, hidden].
+        """Return the states that the lm_head reads, [batch, blocks, block, hidden].
 
-        embeddings: [batch, blocks, block, hidden]. states: [batch, length, num_taps * hidden] of the base.
-            anchors: [batch, blocks] positions of the blocks' first tokens.
+        embeddings: [batch, blocks, block, hidden] embeddings of the anchors and masks.
+        states: [batch, length, num_taps * hidden] tapped states of the base model.
+        anchors: [batch, blocks] positions of the blocks' first tokens.
         """
         features = self.hidden_norm(self.fc(states))
         x = embeddings
@@ -116,7 +126,10 @@ class LearningBlockHead(nn.Module):
 
 
 class _BlockLayer(nn.Module):
-    """One layer of a block head. head_format: sizes of the head."""
+    """One layer of a block head.
+
+    head_format: Format of the head.
+    """
 
     def __init__(self, head_format: BlockFormat) -> None:
         super().__init__()
@@ -129,16 +142,18 @@ class _BlockLayer(nn.Module):
     def forward(self, x: Tensor, features: Tensor, anchors: Tensor) -> Tensor:
         """Return the layer's output, [batch, blocks, block, hidden].
 
-        x: [batch, blocks, block, hidden]. features: [batch, length, hidden] of the text. anchors: [batch,
-            blocks] positions.
+        x: [batch, blocks, block, hidden] the layer's input.
+        features: [batch, length, hidden] features of the sequences' tokens.
+        anchors: [batch, blocks] positions of the blocks' first tokens.
         """
         x = x + self.self_attn(self.input_layernorm(x), features, anchors)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class _BlockAttention(nn.Module):
-    """Attention of the rows of blocks to the text before their anchor and to each other. head_format: sizes,
-    and whether blocks are causal.
+    """Attention of the rows of blocks to the tokens before their anchor, and to each other.
+
+    head_format: Sizes of the head, and whether its blocks are causal.
     """
 
     def __init__(self, head_format: BlockFormat) -> None:
@@ -158,8 +173,11 @@ class _BlockAttention(nn.Module):
     def forward(self, inputs: Tensor, features: Tensor, anchors: Tensor) -> Tensor:
         """Return the attention's output, [batch, blocks, block, hidden].
 
-        inputs: [batch, blocks, block, hidden]. features: [batch, length, hidden] of the text. anchors:
-            [batch, blocks] positions; a block sees the text before its anchor.
+        inputs: [batch, blocks, block, hidden] normed input of the layer.
+        features: [batch, length, hidden] features of the sequences' tokens. A block sees those before its
+            anchor.
+        anchors: [batch, blocks] positions of the blocks' first tokens. Row i of a block has the position
+            anchor + i.
         """
         blocks, block, length = *inputs.shape[1:3], features.shape[1]
         steps = torch.arange(block, device=inputs.device)
@@ -171,9 +189,8 @@ class _BlockAttention(nn.Module):
         text_keys = rotate(self.k_norm(self._heads(self.k_proj(features))), text_angles)
         group = self.sizes.heads // self.sizes.kv_heads
         q = q.unflatten(1, (-1, group)).to(inputs.dtype)  # [batch, kv_heads, group, blocks, block, head_dim]
-        precedes_anchor = (
-            torch.arange(length, device=inputs.device) < anchors[..., None]
-        )  # [batch, blocks, length]
+        # [batch, blocks, length]
+        precedes_anchor = torch.arange(length, device=inputs.device) < anchors[..., None]
         scores = q.flatten(3, 4) @ text_keys.unsqueeze(2).transpose(-1, -2).to(q.dtype)
         scores = scores.unflatten(3, (blocks, block)).float()
         scores = scores.masked_fill(~precedes_anchor[:, None, None, :, None], -torch.inf)
@@ -189,94 +206,116 @@ class _BlockAttention(nn.Module):
         return self.o_proj(out.flatten(1, 2).movedim(1, -2).flatten(-2))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """Return [batch, .., width] as [batch, heads, .., head_dim]."""
+        """Return a projection with its heads apart: [batch, .., heads * head_dim] -> [batch, heads, ..,
+        head_dim].
+
+        x: [batch, .., heads * head_dim] queries, keys or values.
+        """
         return x.unflatten(-1, (-1, self.sizes.head_dim)).movedim(-2, 1)
 
 
 class BlockLearning:
-    """A head and its base, as `trainer` uses them."""
+    """Computes losses and greedy drafts of a block head, for `Trainer`."""
 
     def __init__(
         self, head: LearningBlockHead, teacher: Teacher, lm_head: Tensor, mixed_precision: bool
     ) -> None:
         """Prepare losses and drafts.
 
-        head: the head that learns. teacher: the base. lm_head: the base's, [vocab_size, hidden].
-            mixed_precision: multiply in bf16.
+        head: The head in training.
+        teacher: The base model.
+        lm_head: The base model's lm_head, [vocab_size, hidden]; it is not learned.
+        mixed_precision: True to multiply in bf16, False to multiply in fp32.
         """
         self._head = head
         self._teacher = teacher
-        self._mixed = mixed_precision
-        self._lm_head = lm_head.to(
-            torch.bfloat16 if mixed_precision else torch.float32
-        ).clone()  # for a gradient
-        self._depth = head.frame.block - 1
+        self._mixed_precision = mixed_precision
+        # A tensor that was made in inference mode cannot be saved for a gradient; its copy can.
+        self._lm_head = lm_head.to(torch.bfloat16 if mixed_precision else torch.float32).clone()
+        self._depth = head.head_format.block - 1
 
-    def loss(self, batch: UnrolledBatch, decay: float) -> Tensor:
-        """Return the cross-entropy to the base's distribution at every place of blocks behind random anchors;
-        each further place of a block counts `decay` times as much.
+    def loss(self, batch: TokenBatch, decay: float) -> Tensor:
+        """Return the weighted mean cross-entropy to the base model's distributions, over the learned
+        positions of blocks at random anchors. Return 0 if no position counts.
 
-        batch: tokens and which are learned. decay: weight of place k is decay**k.
+        batch: The token ids, and which of them are learned.
+        decay: Position k of a block, counted from 0, has the weight decay**k.
         """
-        training_batch = self._teacher.read(batch.tokens)
+        base_outputs = self._teacher.forward(batch.tokens)
         anchors, valid = self._anchors(batch)
-        places = anchors[..., None] + torch.arange(1, self._depth + 1, device=anchors.device)
-        learned = valid[..., None] & self._learned(batch, places)
-        weights = decay ** torch.arange(self._depth, device=anchors.device).expand(places.shape)[learned]
-        rows = torch.arange(len(anchors), device=anchors.device)[:, None, None].expand(places.shape)[learned]
+        positions = anchors[..., None] + torch.arange(1, self._depth + 1, device=anchors.device)
+        learned = valid[..., None] & self._learned(batch, positions)
+        weights = decay ** torch.arange(self._depth, device=anchors.device).expand(positions.shape)[learned]
+        rows = torch.arange(len(anchors), device=anchors.device)[:, None, None].expand(positions.shape)[
+            learned
+        ]
         target_probs = (
-            self._teacher.logits(training_batch.hidden[rows, places[learned] - 1]).clone().float().softmax(-1)
+            self._teacher.logits(base_outputs.hidden[rows, positions[learned] - 1])
+            .clone()
+            .float()
+            .softmax(-1)
         )
-        with self._numbers():
-            outputs = self._draft(batch, training_batch.states, anchors)[..., 1:, :][learned]
+        with self._autocast():
+            outputs = self._draft(batch, base_outputs.states, anchors)[..., 1:, :][learned]
             losses = F.cross_entropy(self._logits(outputs).float(), target_probs, reduction="none")
         return (losses * weights).sum() / weights.sum().clamp(min=1)
 
     @torch.no_grad()
-    def hits(self, batch: UnrolledBatch) -> Tensor:
-        """Return [batch, length, depth] as `Unrolling.hits`: a block is drafted behind every token.
+    def hits(self, batch: TokenBatch) -> Tensor:
+        """Return bool [batch, length, depth] as `Unrolling.hits` does: entry [i, j, k] is True if the greedy
+        block whose anchor is token j + 1 drafts token j + 2 + k of sequence i. It is False if that token, or
+        one before it in the block, is not learned.
 
-        batch: tokens and which are learned.
+        batch: The token ids, and which of them are learned.
         """
-        training_batch = self._teacher.read(batch.tokens)
+        base_outputs = self._teacher.forward(batch.tokens)
         (count, length) = batch.tokens.shape
         device = batch.tokens.device
         all_hits = torch.zeros(count, length, self._depth, dtype=torch.bool, device=device)
-        for first in range(1, length, MEASURED_ANCHORS):
-            anchors = torch.arange(first, min(first + MEASURED_ANCHORS, length), device=device)
+        for first in range(1, length, ANCHORS_PER_PASS):
+            anchors = torch.arange(first, min(first + ANCHORS_PER_PASS, length), device=device)
             anchors = anchors.expand(count, -1)
-            places = anchors[..., None] + torch.arange(1, self._depth + 1, device=device)
-            rows = self._learned(batch, places)
-            with self._numbers():
-                outputs = self._draft(batch, training_batch.states, anchors)[..., 1:, :][rows]
-                drafted_tokens = torch.zeros_like(places)
+            positions = anchors[..., None] + torch.arange(1, self._depth + 1, device=device)
+            rows = self._learned(batch, positions)
+            with self._autocast():
+                outputs = self._draft(batch, base_outputs.states, anchors)[..., 1:, :][rows]
+                drafted_tokens = torch.zeros_like(positions)
                 drafted_tokens[rows] = torch.cat(
                     [self._logits(part).argmax(-1) for part in outputs.split(8192)]
                 )
-            is_hit = drafted_tokens == self._at(batch.tokens, places)
+            is_hit = drafted_tokens == self._values_at(batch.tokens, positions)
             all_hits[:, first - 1 : first - 1 + anchors.shape[1]] = is_hit & rows
         return all_hits
 
-    def _draft(self, batch: UnrolledBatch, states: Tensor, anchors: Tensor) -> Tensor:
-        """Return the head's outputs for blocks, [batch, blocks, depth + 1, hidden].
+    def _draft(self, batch: TokenBatch, states: Tensor, anchors: Tensor) -> Tensor:
+        """Return the head's outputs for blocks, [batch, blocks, depth + 1, hidden]. The first row of a block
+        is that of its anchor.
 
-        batch: tokens. states: [batch, length, num_taps * hidden] of the base. anchors: [batch, blocks]
-            positions.
+        batch: The token ids.
+        states: [batch, length, num_taps * hidden] tapped states of the base model.
+        anchors: [batch, blocks] positions of the blocks' first tokens.
         """
-        ids = batch.tokens.new_full((*anchors.shape, self._depth + 1), self._head.frame.mask)
+        ids = batch.tokens.new_full((*anchors.shape, self._depth + 1), self._head.head_format.mask)
         ids[..., 0] = batch.tokens.gather(1, anchors)
         embeddings = F.embedding(ids, self._teacher.embedding).clone().float()
         return self._head(embeddings, states.float(), anchors)
 
     def _logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [num_rows, vocab_size] by the base's lm_head. outputs: [num_rows, hidden]."""
+        """Return logits [num_rows, vocab_size] by the base model's lm_head.
+
+        outputs: [num_rows, hidden] outputs of the head.
+        """
         return F.linear(outputs.to(self._lm_head.dtype), self._lm_head)
 
-    def _anchors(self, batch: UnrolledBatch) -> tuple[Tensor, Tensor]:
-        """Return [batch, blocks] positions that a learned token follows, and which of them are valid.
+    def _anchors(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """Return int [batch, blocks] random anchors, which are positions that a learned token follows, and
+        bool [batch, blocks] which of them are valid. Anchors are invalid where a row has too few such
+        positions. The first position is never an anchor.
 
-        The generator's seed is made of the batch, so that a run that was interrupted continues as it would
-        have.
+        The seed is made of the batch's tokens, so that an interrupted run continues as it would have without
+        the interruption.
+
+        batch: The token ids, and which of them are learned.
         """
         generator = torch.Generator(batch.tokens.device).manual_seed(int(batch.tokens.sum()))
         may_be_anchor = batch.learned.roll(-1, 1)
@@ -284,41 +323,53 @@ class BlockLearning:
         scores = torch.rand(
             may_be_anchor.shape, generator=generator, device=may_be_anchor.device
         ).masked_fill(~may_be_anchor, -1)
-        best_scores, anchors = scores.topk(max(batch.tokens.shape[1] // ANCHORS_SHARE, 1), 1)
+        best_scores, anchors = scores.topk(max(batch.tokens.shape[1] // POSITIONS_PER_ANCHOR, 1), 1)
         return anchors, best_scores >= 0
 
-    def _learned(self, batch: UnrolledBatch, places: Tensor) -> Tensor:
-        """Return which places, with all before them in their block, are learned tokens. places: [batch,
-        blocks, depth] positions.
-        """
-        is_inside = places < batch.tokens.shape[1]
-        return (self._at(batch.learned, places) & is_inside).cumprod(-1).bool()
+    def _learned(self, batch: TokenBatch, positions: Tensor) -> Tensor:
+        """Return bool [batch, blocks, depth]: True where the position and all earlier positions of its block
+        hold learned tokens.
 
-    def _at(self, values: Tensor, places: Tensor) -> Tensor:
-        """Return values [batch, length] at [batch, blocks, depth] places; a place after the end gives the
-        last value.
+        batch: The token ids, and which of them are learned.
+        positions: [batch, blocks, depth] positions, ascending in each block; they may lie after the end of
+            the row.
         """
-        return values.gather(1, places.clamp(max=values.shape[1] - 1).flatten(1)).view(places.shape)
+        is_inside = positions < batch.tokens.shape[1]
+        return (self._values_at(batch.learned, positions) & is_inside).cumprod(-1).bool()
 
-    def _numbers(self) -> AbstractContextManager[object]:
-        """Return the context in which products are computed: in bf16 for mixed precision, unchanged
+    def _values_at(self, values: Tensor, positions: Tensor) -> Tensor:
+        """Return the values at some positions, [batch, blocks, depth]. A position after the end has the last
+        value of its row.
+
+        values: [batch, length] one value for each position.
+        positions: [batch, blocks, depth] positions.
+        """
+        return values.gather(1, positions.clamp(max=values.shape[1] - 1).flatten(1)).view(positions.shape)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which matrices are multiplied: in bf16 for mixed precision, unchanged
         otherwise.
         """
-        return torch.autocast(self._lm_head.device.type, torch.bfloat16, enabled=self._mixed)
+        return torch.autocast(self._lm_head.device.type, torch.bfloat16, enabled=self._mixed_precision)
 
 
 def write_block_head(directory: Path, head: LearningBlockHead, base: ModelConfig, dtype: torch.dtype) -> None:
-    """Write config.json and model.safetensors, each whole or not at all.
+    """Write config.json and model.safetensors of a block head, each whole or not at all.
 
-    directory: created if missing. head: the head. base: config of the base. dtype: of the weights in the
-        file.
+    directory: Directory of the head; it is created if missing.
+    head: The head.
+    base: Config of the base model.
+    dtype: Data type of the weights in the file.
     """
-    write_directory(directory, dict(head.state_dict()), _config(head.frame, base, dtype), dtype)
+    write_directory(directory, dict(head.state_dict()), _config(head.head_format, base, dtype), dtype)
 
 
 def _config(head_format: BlockFormat, base_config: ModelConfig, dtype: torch.dtype) -> Mapping[str, Any]:
-    """Return the head's config as it is published. head_format: of the head. base_config: of the base. dtype:
-    of the weights.
+    """Return the config of a head as it is published.
+
+    head_format: Format of the head.
+    base_config: Config of the base model.
+    dtype: Data type of the weights in the file.
     """
     sizes = head_format.sizes
     return {

@@ -1,6 +1,7 @@
-"""A head's directory: written in the published EAGLE-3 layout, read back to go on from.
+"""An EAGLE-3 or P-EAGLE head in training, and its directory, which has the published EAGLE-3 layout.
 
-`specsot_drafter.heads.loading` reads what is written here; so do others.
+`specsot_drafter.heads.loading` and other systems read what is written here. A head of this layout can also be
+read back, to be trained further.
 """
 
 from __future__ import annotations
@@ -31,31 +32,40 @@ from specsot_drafter.heads.eagle import MIN_LAYERS, TAPS_FIELD, choose_taps
 from specsot_lab.train.settings import HeadPlan
 
 # Name of a head's first layer in its published tensors.
-LAYER = "midlayer"
-# Tensors of every head. `lm_head.weight` is absent where the head uses the base's lm_head, and a head that is
-# narrower than its base has the projections of OPTIONAL.
-NAMES = (
+FIRST_LAYER = "midlayer"
+# Tensors that every head has.
+TENSOR_NAMES = (
     "fc.weight",
-    f"{LAYER}.input_layernorm.weight",
-    f"{LAYER}.hidden_norm.weight",
-    f"{LAYER}.post_attention_layernorm.weight",
-    *(f"{LAYER}.self_attn.{part}_proj.weight" for part in "qkvo"),
-    *(f"{LAYER}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
+    f"{FIRST_LAYER}.input_layernorm.weight",
+    f"{FIRST_LAYER}.hidden_norm.weight",
+    f"{FIRST_LAYER}.post_attention_layernorm.weight",
+    *(f"{FIRST_LAYER}.self_attn.{part}_proj.weight" for part in "qkvo"),
+    *(f"{FIRST_LAYER}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
     "norm.weight",
 )
-# Tensor that a head with an lm_head of its own has.
+# Tensor of a head that has an lm_head of its own. It is absent if the head uses the base model's lm_head.
 OWN_LM_HEAD = "lm_head.weight"
-OPTIONAL = (OWN_LM_HEAD, "embed_proj.weight", "lm_proj.weight")
+# Tensors that some heads have: their own lm_head, and the projections of a head that is narrower than its
+# base model.
+OPTIONAL_TENSORS = (OWN_LM_HEAD, "embed_proj.weight", "lm_proj.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
-    """Sizes of an EAGLE-3 head.
+    """The sizes of a head.
 
-    hidden: width of the head. base_hidden: width of the base, which may be larger.
-    states: columns of the tapped states side by side, a multiple of base_hidden.
-    vocab: number of token ids that the head drafts.
-    shares_lm_head: the head's logits are those of the base's lm_head rows for its draft ids.
+    hidden: Width of the head.
+    base_hidden: Width of the base model. It may be larger than that of the head.
+    states: Columns of the tapped states next to each other; a multiple of base_hidden.
+    heads: Number of query heads.
+    kv_heads: Number of key and value heads.
+    head_dim: Width of an attention head.
+    intermediate: Width of the MLP.
+    vocab: Number of token ids that the head drafts.
+    theta: Base of the rotary frequencies.
+    eps: Epsilon of the norms.
+    shares_lm_head: True if the logits are computed with the base model's lm_head rows of the draft ids. False
+        if the head has an lm_head of its own.
     """
 
     hidden: int
@@ -72,31 +82,43 @@ class HeadSizes:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether embeddings, and a shared lm_head, are reached through projections."""
+        """Return True if the head is narrower than its base model. Then a projection leads from the base
+        model's embeddings to the head, and one from the head to a shared lm_head.
+        """
         return self.hidden != self.base_hidden
 
 
 @dataclass(slots=True)
-class Memory:
-    """Keys and values of the steps so far, [batch, kv_heads, length, head_dim] each."""
+class StepKV:
+    """Keys and values of one layer, one tensor for each step so far.
+
+    keys: Keys, [batch, kv_heads, length, head_dim] for each step.
+    values: Values, [batch, kv_heads, length, head_dim] for each step.
+    """
 
     keys: list[Tensor] = field(default_factory=list[Tensor])
     values: list[Tensor] = field(default_factory=list[Tensor])
 
 
 class LearningHead(nn.Module):
-    """An EAGLE-3 head whose parameters have their published names (NAMES and OPTIONAL).
+    """An EAGLE-3 head in training, whose parameters have their published names (TENSOR_NAMES and
+    OPTIONAL_TENSORS).
 
     A P-EAGLE head has further layers and a mask.
+
+    base_lm_head: [vocab, base_hidden] rows of the base model's lm_head for the draft ids, of a head that
+        shares it; empty until `initialise` sets them. They are not learned.
     """
 
     base_lm_head: Tensor
 
     def __init__(self, sizes: HeadSizes, num_layers: int = 1, mask_id: int | None = None) -> None:
-        """Make the layers, with weights that `initialise` sets.
+        """Make the layers. Their weights mean nothing until `initialise` sets them.
 
-        sizes: of the head. num_layers: one for EAGLE-3; more for P-EAGLE. mask_id: token id that stands for
-            tokens that are not known yet, see `HeadFormat`; None for EAGLE-3.
+        sizes: Sizes of the head.
+        num_layers: Number of layers: 1 for EAGLE-3, more for P-EAGLE.
+        mask_id: Token id that a P-EAGLE head reads in place of tokens that are not known yet. None for
+            EAGLE-3.
         """
         super().__init__()
         self.sizes = sizes
@@ -111,53 +133,61 @@ class LearningHead(nn.Module):
             self.lm_head = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
         elif sizes.is_narrow:
             self.lm_proj = nn.Linear(sizes.hidden, sizes.base_hidden, bias=False)
-        # Rows [vocab, base_hidden] of the base's lm_head; not learned, and not part of the head's file.
+        # A buffer moves to the device with the head. It is not part of the head's file.
         self.register_buffer("base_lm_head", torch.empty(0, sizes.base_hidden), persistent=False)
         self.mask = mask_id
         self.mask_hidden = None if mask_id is None else nn.Parameter(torch.zeros(1, 1, sizes.states))
 
-    def memories(self) -> list[Memory]:
-        """Return an empty memory for each layer, for a text that begins."""
-        return [Memory() for _ in range(1 + len(self.layers))]
+    def empty_kv(self) -> list[StepKV]:
+        """Return an empty `StepKV` for each layer, with which the steps of a batch begin."""
+        return [StepKV() for _ in range(1 + len(self.layers))]
 
-    def hide(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what a further step reads in place of tokens [batch, length] and features [batch, length,
-        hidden].
+    def mask_inputs(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens and features that a step after the first one reads. An EAGLE-3 head reads them as
+        they are. A P-EAGLE head reads its mask and the learned features of the mask in their place.
 
-        Both are returned as they are unless the head has a mask; then the mask and its learned features
-        replace them.
+        tokens: [batch, length] token ids.
+        features: [batch, length, hidden] outputs of the step before.
         """
         if self.mask is None or self.mask_hidden is None:
             return tokens, features
         return torch.full_like(tokens, self.mask), self.fc(self.mask_hidden).expand_as(features)
 
-    def step(self, embeddings: Tensor, features: Tensor, memories: Sequence[Memory]) -> Tensor:
-        """Compute one step of the training-time test for all rows; return the features that follow, [batch,
-        length, hidden].
+    def forward_step(self, embeddings: Tensor, features: Tensor, kv_by_layer: Sequence[StepKV]) -> Tensor:
+        """Compute one step of the training-time test for all rows, and return the features that follow,
+        [batch, length, hidden].
 
-        embeddings: [batch, length, base_hidden] of the base's table. features: [batch, length, hidden].
-            memories: of the steps before, one for each layer; this step is added.
+        embeddings: [batch, length, base_hidden] entries of the base model's embedding table.
+        features: [batch, length, hidden] features that the step reads.
+        kv_by_layer: Keys and values of the earlier steps, for each layer. Those of this step are appended.
         """
         if self.embed_proj is not None:
             embeddings = self.embed_proj(embeddings)
-        x = self.midlayer(embeddings, features, memories[0])
-        for layer, memory in zip(self.layers.values(), memories[1:]):
-            x = layer(x, memory)
+        x = self.midlayer(embeddings, features, kv_by_layer[0])
+        for layer, kv in zip(self.layers.values(), kv_by_layer[1:]):
+            x = layer(x, kv)
         return x
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [.., draft_vocab_size] of outputs [.., hidden]."""
+        """Return logits [.., draft_vocab_size].
+
+        outputs: [.., hidden] features that `forward_step` returned.
+        """
         normed = self.norm(outputs)
         if self.lm_head is not None:
             return self.lm_head(normed)
-        assert len(self.base_lm_head), "`begin` sets the rows of the base's lm_head"
+        assert len(self.base_lm_head), "`initialise` sets the rows of the base model's lm_head"
         if self.lm_proj is not None:
             normed = self.lm_proj(normed)
         return F.linear(normed, self.base_lm_head.to(normed.dtype))
 
 
 class RmsNorm(nn.Module):
-    """RMSNorm, in fp32 inside. size: of the last dimension. eps: is added to the mean square."""
+    """RMSNorm that computes in fp32.
+
+    size: Size of the last dimension.
+    eps: Epsilon that is added to the mean square.
+    """
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -165,12 +195,18 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normed x in fp32, of the same shape."""
+        """Return the normed input in fp32, of the same shape.
+
+        x: [.., size] the input.
+        """
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
 
 
 class _Layer(nn.Module):
-    """The first layer of a head, which reads embeddings and features. sizes: of the head."""
+    """The first layer of a head, which reads embeddings and features.
+
+    sizes: Sizes of the head.
+    """
 
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
@@ -180,18 +216,23 @@ class _Layer(nn.Module):
         self.self_attn = _Attention(sizes, 2 * sizes.hidden)
         self.mlp = Mlp(sizes)
 
-    def forward(self, embeddings: Tensor, features: Tensor, memory: Memory) -> Tensor:
-        """Return the features that follow, [batch, length, hidden].
+    def forward(self, embeddings: Tensor, features: Tensor, kv: StepKV) -> Tensor:
+        """Return the layer's output, [batch, length, hidden].
 
-        embeddings, features: [batch, length, hidden]. memory: this layer's; the step is added.
+        embeddings: [batch, length, hidden] embeddings, projected to the head's width.
+        features: [batch, length, hidden] features of the same rows.
+        kv: Keys and values of this layer's earlier steps. Those of this step are appended.
         """
         inputs = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(features)), -1)
-        x = features + self.self_attn(inputs, memory)
+        x = features + self.self_attn(inputs, kv)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class _FurtherLayer(nn.Module):
-    """A further layer of a P-EAGLE head. sizes: of the head."""
+    """A layer of a P-EAGLE head after the first one.
+
+    sizes: Sizes of the head.
+    """
 
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
@@ -200,16 +241,22 @@ class _FurtherLayer(nn.Module):
         self.self_attn = _Attention(sizes, sizes.hidden)
         self.mlp = Mlp(sizes)
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        """Return the layer's output for x [batch, length, hidden]. memory: this layer's; the step
-        is added.
+    def forward(self, x: Tensor, kv: StepKV) -> Tensor:
+        """Return the layer's output, [batch, length, hidden].
+
+        x: [batch, length, hidden] output of the layer before.
+        kv: Keys and values of this layer's earlier steps. Those of this step are appended.
         """
-        x = x + self.self_attn(self.input_layernorm(x), memory)
+        x = x + self.self_attn(self.input_layernorm(x), kv)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class _Attention(nn.Module):
-    """Attention of one layer. sizes: of the head. input_width: columns of its input."""
+    """Attention of one layer.
+
+    sizes: Sizes of the head.
+    input_width: Columns of its input.
+    """
 
     def __init__(self, sizes: HeadSizes, input_width: int) -> None:
         super().__init__()
@@ -221,30 +268,40 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(input_width, kv_width, bias=False)
         self.o_proj = nn.Linear(width, sizes.hidden, bias=False)
 
-    def forward(self, inputs: Tensor, memory: Memory) -> Tensor:
+    def forward(self, inputs: Tensor, kv: StepKV) -> Tensor:
         """Return the attention's output for one step, [batch, length, hidden].
 
-        Step k of a row at position j has the position j + k. It sees the first step's rows up to j, which are
-        the text, and of the further steps its own row alone: the drafts it follows.
+        In step k the row at index j has the position j + k. It sees the rows 0 .. j of the first step, which
+        are the sequence, and of the further steps its own row alone, which holds the drafts that it follows.
 
-        inputs: [batch, length, input_width]. memory: keys and values of the steps before; this step is added.
+        inputs: [batch, length, input_width] normed input of the layer.
+        kv: Keys and values of the earlier steps. Those of this step are appended.
         """
-        first = len(memory.keys)
-        angles = angles_at(torch.arange(first, first + inputs.shape[1], device=inputs.device), self.sizes)
+        num_steps = len(kv.keys)
+        angles = angles_at(
+            torch.arange(num_steps, num_steps + inputs.shape[1], device=inputs.device), self.sizes
+        )
         q = rotate(self._heads(self.q_proj(inputs)), angles)
-        memory.keys.append(rotate(self._heads(self.k_proj(inputs)), angles))
-        memory.values.append(self._heads(self.v_proj(inputs)))
+        kv.keys.append(rotate(self._heads(self.k_proj(inputs)), angles))
+        kv.values.append(self._heads(self.v_proj(inputs)))
         group = self.sizes.heads // self.sizes.kv_heads
-        out = _attend(q.unflatten(1, (-1, group)), memory)
+        out = _attend(q.unflatten(1, (-1, group)), kv)
         return self.o_proj(out.flatten(1, 2).transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """Return [batch, length, width] as [batch, heads, length, head_dim]."""
+        """Return a projection with its heads apart: [batch, length, heads * head_dim] -> [batch, heads,
+        length, head_dim].
+
+        x: [batch, length, heads * head_dim] queries, keys or values.
+        """
         return x.unflatten(-1, (-1, self.sizes.head_dim)).transpose(1, 2)
 
 
 class Mlp(nn.Module):
-    """A gated MLP. sizes: of the head."""
+    """A gated MLP.
+
+    sizes: Sizes of the head.
+    """
 
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
@@ -253,19 +310,24 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(sizes.intermediate, sizes.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the MLP's output for x [.., hidden]."""
+        """Return the MLP's output, [.., hidden].
+
+        x: [.., hidden] the input.
+        """
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def _attend(q: Tensor, memory: Memory) -> Tensor:
-    """Return the attention's output, shaped as q: [batch, kv_heads, group, length, head_dim].
+def _attend(q: Tensor, kv: StepKV) -> Tensor:
+    """Return the attention's output, of the shape of the queries.
 
-    memory: keys and values of all steps, the present one included; the first step's are seen causally, of the
-        others each row sees its own.
+    q: [batch, kv_heads, group, length, head_dim] queries of the present step; the heads of a group share a KV
+        head.
+    kv: Keys and values of all steps, the present one included. Row j sees the rows 0 .. j of the first step,
+        and its own row of each other step.
     """
     length = q.shape[-2]
     (text_keys, *draft_keys), (text_values, *draft_values) = (
-        [part.unsqueeze(2) for part in parts] for parts in (memory.keys, memory.values)
+        [part.unsqueeze(2) for part in parts] for parts in (kv.keys, kv.values)
     )
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
     scores = [(q @ text_keys.transpose(-1, -2)).masked_fill(hidden, -torch.inf)]
@@ -278,7 +340,11 @@ def _attend(q: Tensor, memory: Memory) -> Tensor:
 
 
 def angles_at(positions: Tensor, sizes: HeadSizes) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [.., head_dim] of positions [..]."""
+    """Return the cosines and the sines of the rotary angles, [.., head_dim] each.
+
+    positions: [..] positions.
+    sizes: Sizes of the head, for the width of a head and the base of the frequencies.
+    """
     exponents = torch.arange(0, sizes.head_dim, 2, device=positions.device).float() / sizes.head_dim
     angles = positions.float()[..., None] / sizes.theta**exponents
     angles = torch.cat((angles, angles), -1)
@@ -286,10 +352,11 @@ def angles_at(positions: Tensor, sizes: HeadSizes) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Return x [.., length, head_dim] with rotary positions: dimension i is rotated with dimension i +
-    head_dim / 2.
+    """Return queries or keys with rotary positions, of the same shape and type. Dimension i is rotated
+    together with dimension i + head_dim / 2.
 
-    angles: cosines and sines, [.., length, head_dim].
+    x: [.., length, head_dim] queries or keys.
+    angles: Cosines and sines as `angles_at` returns them, [.., length, head_dim] each.
     """
     cosines, sines = angles
     wide = x.float()
@@ -301,11 +368,13 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 def initialise_small(
     head: nn.Module, last_norm: RmsNorm, base_norm: Tensor | None, seed: int
 ) -> torch.Generator:
-    """Set first weights: small noise, and the base's last norm, if it is given. Return the generator of the
-    noise.
+    """Set the first weights: small noise for matrices, and the base model's last norm for the head's last
+    norm. Other vectors stay as they are. Return the generator of the noise.
 
-    head: its matrices are set. last_norm: the head's last norm. base_norm: [hidden] or None. seed: of the
-        noise.
+    head: The head, whose matrices are set.
+    last_norm: The head's last norm.
+    base_norm: [hidden] weight of the base model's last norm. None: the head's last norm stays as it is.
+    seed: Seed of the noise.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in head.named_parameters():
@@ -319,10 +388,14 @@ def initialise_small(
 
 @torch.no_grad()
 def initialise(head: LearningHead, lm_head: Tensor, base_norm: Tensor | None, seed: int) -> None:
-    """Set first weights of a head, from noise and the base's last norm and lm_head where their widths agree.
+    """Set the first weights of a head: from noise, and from the base model's last norm and lm_head if the
+    head is as wide as the base model.
 
-    head: the head. lm_head: [draft_vocab_size, base_hidden], the base's rows of the draft ids. base_norm:
-        [base_hidden] or None. seed: of the noise.
+    head: The head.
+    lm_head: [draft_vocab_size, base_hidden] the base model's lm_head rows of the draft ids. A head that
+        shares them stores a copy.
+    base_norm: [base_hidden] weight of the base model's last norm. None: the head's last norm stays as it is.
+    seed: Seed of the noise.
     """
     sizes = head.sizes
     generator = initialise_small(head, head.norm, None if sizes.is_narrow else base_norm, seed)
@@ -336,57 +409,64 @@ def initialise(head: LearningHead, lm_head: Tensor, base_norm: Tensor | None, se
 
 @torch.no_grad()
 def copy_weights(
-    head: LearningHead, tensors: Mapping[str, Tensor], shared_here: Tensor, shared_there: Tensor
+    head: LearningHead, source_tensors: Mapping[str, Tensor], shared_rows: Tensor, source_shared_rows: Tensor
 ) -> None:
-    """Set weights from those of another head, by their published names.
+    """Set the weights of a head from those of another head, by their published names.
 
-    A wider MLP computes the same at first, since its further columns have zero outputs.
+    If the MLP is wider, the head computes the same as the other one at first, because the output weights of
+    the additional columns are zero. Ids that only this head drafts begin with the mean of all lm_head rows.
 
-    head: is changed. tensors: weights of the other head. shared_here, shared_there: [draft_vocab_size] which
-        ids of either vocabulary the other has, too; ids that only this head has begin as the mean of all
-        rows.
+    head: The head whose weights are set.
+    source_tensors: Weights of the other head, by their published names.
+    shared_rows: Bool [draft_vocab_size of this head], True for draft ids that the other head drafts, too.
+    source_shared_rows: Bool [draft_vocab_size of the other head], True for draft ids that this head drafts,
+        too. Both vocabularies ascend, so the n-th True of one is the n-th True of the other.
     """
     for name, parameter in head.named_parameters():
-        source = tensors[name]
+        source = source_tensors[name]
         if name == "lm_head.weight":
             parameter.copy_(source.mean(0).expand_as(parameter))
-            parameter[shared_here] = source[shared_there]
+            parameter[shared_rows] = source[source_shared_rows]
             continue
         if "down_proj" in name:
             parameter.zero_()
         parameter[tuple(slice(size) for size in source.shape)] = source
 
 
-# Norms' epsilon where a head's config names none, as in the loader.
-EPS = 1e-6  # where a head's config names none, as in the loader
+# Epsilon of the norms if the config of a head names none, as in the loader.
+DEFAULT_NORM_EPS = 1e-6
 # Tensors of published heads that are not weights to continue from.
-IGNORED = {"d2t", "t2d", "embed_tokens.weight"}
+IGNORED_TENSORS = {"d2t", "t2d", "embed_tokens.weight"}
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFormat:
-    """What of a head is not learned.
+    """The properties of a head that are fixed before training.
 
-    sizes: widths and counts. taps: layers of the base whose inputs the head reads. drafted:
-        [draft_vocab_size] ascending ids of the base that the head drafts. layers: 1 for EAGLE-3, more for
-        P-EAGLE. mask: P-EAGLE's token id that stands for tokens that are not known yet; None: EAGLE-3. depth:
-        tokens that a P-EAGLE head learns to draft; None: not stored.
+    sizes: Widths and counts.
+    taps: Layers of the base model whose inputs the head reads, ascending.
+    draft_ids: [draft_vocab_size] token ids that the head drafts, ascending.
+    layers: Number of layers of the head: 1 for EAGLE-3, more for P-EAGLE.
+    mask: Token id that a P-EAGLE head reads in place of tokens that are not known yet. None for EAGLE-3.
+    depth: Number of tokens that a P-EAGLE head learns to draft. None: the config does not store it.
     """
 
     sizes: HeadSizes
     taps: tuple[int, ...]
-    drafted: Tensor
+    draft_ids: Tensor
     layers: int = 1
     mask: int | None = None
     depth: int | None = None
 
 
 def new_format(base_config: ModelConfig, draft_ids: Tensor, plan: HeadPlan) -> HeadFormat:
-    """Return the format of a new head, shaped like one layer of its base.
+    """Return the format of a new EAGLE-3 head that is shaped like one layer of its base model.
 
-    base_config: of the base. draft_ids: [draft_vocab_size] ascending ids of the base. plan: what was asked
-        for.
-    Raises InvalidRequest for taps or a width that cannot be.
+    base_config: Config of the base model.
+    draft_ids: [draft_vocab_size] token ids that the head drafts, ascending.
+    plan: Format that the user asked for. Fields that are None take the base model's values.
+    Raises InvalidRequest if the taps or the width cannot be used, or if the base model has too few layers for
+    the usual taps and none are named.
     """
     taps_chosen = plan.taps or _usual_taps(base_config.layers)
     if taps_chosen is None:
@@ -399,7 +479,7 @@ def new_format(base_config: ModelConfig, draft_ids: Tensor, plan: HeadPlan) -> H
         or not 0 <= taps_chosen[0] <= taps_chosen[-1] <= base_config.layers
         or taps_chosen[0] == 1
     ):
-        # A published list that begins with 1 means outputs, so that taps from 1 on cannot be written.
+        # Loaders read a published list that begins with 1 as a list of outputs, so it cannot name inputs.
         raise InvalidRequest(
             f"aux_layers must ascend within 0..{base_config.layers} and not begin with 1, "
             f"got {list(taps_chosen)}",
@@ -432,11 +512,13 @@ def new_format(base_config: ModelConfig, draft_ids: Tensor, plan: HeadPlan) -> H
 
 
 def widened_format(head_format: HeadFormat, draft_ids: Tensor, plan: HeadPlan) -> HeadFormat:
-    """Return a head's format with this vocabulary, and as wide an MLP as planned.
+    """Return the format of a head that continues another one, with a vocabulary of its own and perhaps a
+    wider MLP.
 
-    head_format: of the head to start from. draft_ids: [draft_vocab_size] ascending ids of the base. plan:
-        what was asked for.
-    Raises InvalidRequest for a narrower MLP, or other taps or width.
+    head_format: Format of the head to continue from.
+    draft_ids: [draft_vocab_size] token ids that the new head drafts, ascending.
+    plan: Format that the user asked for. Fields that are None take the values of the other head.
+    Raises InvalidRequest for a narrower MLP, other taps or another width.
     """
     old_intermediate = head_format.sizes.intermediate
     width = plan.intermediate or old_intermediate
@@ -457,10 +539,13 @@ def write_head(
 ) -> None:
     """Write config.json and model.safetensors of an EAGLE-3 or P-EAGLE head, each whole or not at all.
 
-    directory: created if missing. head: the head. head_format: what is not learned. base_config: of the base.
-        dtype: of the weights in the file.
+    directory: Directory of the head; it is created if missing.
+    head: The head.
+    head_format: Format of the head.
+    base_config: Config of the base model.
+    dtype: Data type of the weights in the file.
     """
-    draft_ids = head_format.drafted.cpu()
+    draft_ids = head_format.draft_ids.cpu()
     maps = {
         "d2t": draft_ids - torch.arange(len(draft_ids)),
         "t2d": torch.isin(torch.arange(base_config.vocab), draft_ids),
@@ -477,8 +562,11 @@ def write_directory(
 ) -> None:
     """Write config.json and model.safetensors, each whole or not at all.
 
-    directory: created if missing. weights: by name. config: the head's config. dtype: to which weights are
-        converted. integer_tensors: tensors that keep their type; None: none.
+    directory: Directory of the head; it is created if missing.
+    weights: The weights by their published names.
+    config: The config of the head.
+    dtype: Data type to which the weights are converted.
+    integer_tensors: Further tensors by name, which keep their data type. None: there are none.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
@@ -491,17 +579,21 @@ def write_directory(
 
 
 def _config(head_format: HeadFormat, base_config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the head's config as it is published. head_format: of the head. base_config: of the base. dtype:
-    of the weights.
+    """Return the config of a head as it is published.
+
+    head_format: Format of the head.
+    base_config: Config of the base model.
+    dtype: Data type of the weights in the file.
     """
     sizes = head_format.sizes
-    further: dict[str, Any] = (
+    optional_fields: dict[str, Any] = (
         {} if head_format.taps == _usual_taps(base_config.layers) else {TAPS_FIELD: list(head_format.taps)}
     )
-    if head_format.mask is not None:  # speculators' names, and vLLM's
-        further |= {"mask_token_id": head_format.mask, "pard_token": head_format.mask}
+    # These names are those of speculators and of vLLM.
+    if head_format.mask is not None:
+        optional_fields |= {"mask_token_id": head_format.mask, "pard_token": head_format.mask}
     if head_format.depth is not None:
-        further["para_depths"] = head_format.depth
+        optional_fields["para_depths"] = head_format.depth
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -522,22 +614,25 @@ def _config(head_format: HeadFormat, base_config: ModelConfig, dtype: torch.dtyp
         "attention_bias": False,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-    } | further
+    } | optional_fields
 
 
 def read_head(directory: Path, base_config: ModelConfig) -> tuple[HeadFormat, dict[str, Tensor]]:
-    """Return a head to continue from: its format, and its weights by their published names in fp32.
+    """Return a head to continue from: its format, and its weights in fp32 by their published names.
 
-    directory: of the head. base_config: of its base.
-    Raises HeadMismatch for a head that is built otherwise than those written here.
+    directory: Directory of the head.
+    base_config: Config of its base model.
+    Raises HeadMismatch if the head has another structure than those that are written here.
     """
     checkpoint = Checkpoint.open(directory)
     check_supported(checkpoint)
     shape = read_shape(checkpoint, base_config)
     fields = checkpoint.settings
-    optional = [name for name in OPTIONAL if name in checkpoint]
-    names = {name: name.replace(f"{LAYER}.", "layers.0.") for name in (*NAMES, *optional)}
-    is_plain = kind_of(checkpoint) == "eagle3" and set(checkpoint.names()) - IGNORED == set(names.values())
+    optional = [name for name in OPTIONAL_TENSORS if name in checkpoint]
+    names = {name: name.replace(f"{FIRST_LAYER}.", "layers.0.") for name in (*TENSOR_NAMES, *optional)}
+    is_plain = kind_of(checkpoint) == "eagle3" and set(checkpoint.names()) - IGNORED_TENSORS == set(
+        names.values()
+    )
     is_narrow = shape.hidden != base_config.hidden
     if (
         not is_plain
@@ -545,7 +640,7 @@ def read_head(directory: Path, base_config: ModelConfig) -> tuple[HeadFormat, di
         or fields.get("rope_scaling")
         or checkpoint.flag("norm_before_residual")
     ):
-        raise HeadMismatch(f"{directory}: only heads as `specsot train` writes them can be gone on from")
+        raise HeadMismatch(f"{directory}: only heads that `specsot train` wrote can be continued from")
     taps = choose_taps(checkpoint, base_config.layers, None)
     offsets = read_offsets(checkpoint, shape, base_config, "cpu")
     draft_ids = torch.arange(shape.vocab) + (0 if offsets is None else offsets)
@@ -559,7 +654,7 @@ def read_head(directory: Path, base_config: ModelConfig) -> tuple[HeadFormat, di
         intermediate=shape.intermediate,
         vocab=shape.vocab,
         theta=float(fields.get("rope_theta", 10000.0)),
-        eps=float(fields.get("rms_norm_eps", EPS)),
+        eps=float(fields.get("rms_norm_eps", DEFAULT_NORM_EPS)),
         shares_lm_head=OWN_LM_HEAD not in optional,
     )
     tensors = {
@@ -569,5 +664,8 @@ def read_head(directory: Path, base_config: ModelConfig) -> tuple[HeadFormat, di
 
 
 def _usual_taps(layers: int) -> tuple[int, ...] | None:
-    """Return the reference's taps; None for bases that have too few layers for them."""
+    """Return the taps of the reference implementation; None if the base model has too few layers for them.
+
+    layers: Number of layers of the base model.
+    """
     return (2, layers // 2, layers - 3) if layers >= MIN_LAYERS else None

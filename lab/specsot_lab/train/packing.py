@@ -1,8 +1,8 @@
-"""Writes a trained head again with its matrices in 8 bits, half as large as in bf16.
+"""Writes a trained head again with its matrices in 8 bits, so that it is half as large as in bf16.
 
     python -m specsot_lab.train.packing HEAD PACKED
 
-The layout is that of compressed-tensors (`int-quantized`, one scale for each output); the drafter decodes it.
+The layout is that of compressed-tensors (`int-quantized`, one scale for each output). The drafter decodes it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 LARGEST_CODE: Final = 127  # Largest 8-bit code; symmetric about zero.
 OFFSETS: Final = "d2t"  # Draft id -> base id - draft id, [draft vocabulary].
 MEMBERSHIP: Final = "t2d"  # Which base ids the head drafts, [vocabulary]; `d2t` says the same.
+# What the config of a packed head says of its matrices.
 QUANTIZATION: Final[dict[str, Any]] = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
@@ -41,9 +42,10 @@ QUANTIZATION: Final[dict[str, Any]] = {
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a matrix [out, in] to 8 bits by rows.
+    """Return a matrix in 8 bits: int8 codes [out, in] and fp16 scales [out, 1] with weight ~ codes * scales.
+    A row of zeros has the scale 1.
 
-    Returns int8 codes [out, in] and scales [out, 1] with weight ~ codes * scales; a row of zeros has scale 1.
+    weight: [out, in] the matrix.
     """
     largest = weight.float().abs().amax(1, keepdim=True)
     scales = torch.where(largest > 0, largest / LARGEST_CODE, torch.ones_like(largest)).to(torch.float16)
@@ -52,9 +54,10 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_head(head: Path, packed: Path) -> None:
-    """Write a head again, in 8 bits; norms keep their type.
+    """Write a head again, with its matrices in 8 bits. Norms keep their data type, and "t2d" is left out.
 
-    head: directory of the head. packed: directory to write, created if missing.
+    head: Directory of the head.
+    packed: Directory to write; it is created if missing.
     """
     tensors: dict[str, Tensor] = {}
     with safe_open(head / "model.safetensors", framework="pt") as file:
@@ -75,7 +78,7 @@ def pack_head(head: Path, packed: Path) -> None:
 
 
 def main() -> None:
-    """Read the command line and write the packed head."""
+    """Read the command line, and write the packed head."""
     reader = argparse.ArgumentParser(description="Write a head again with its matrices in 8 bits.")
     reader.add_argument("head", type=Path)
     reader.add_argument("packed", type=Path)

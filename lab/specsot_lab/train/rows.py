@@ -1,4 +1,6 @@
-"""Rows to learn from: token ids, and which of them are to be guessed; in batches, and as a file."""
+"""Rows to learn from: token ids, and which of them a head learns to predict. They are stored in files and
+read in batches.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +20,55 @@ from numpy.typing import NDArray
 
 from specsot.errors import ModelError
 
+# Token ids, [length] or [num_rows, length].
 Ids = NDArray[np.int32]
-Marks = NDArray[np.bool_]
-DAMAGE = (OSError, EOFError, LookupError, TypeError, ValueError, BadZipFile, zlib.error)  # as NumPy meets it
+# A flag for each token.
+Flags = NDArray[np.bool_]
+# What NumPy raises for a damaged file.
+READ_ERRORS = (
+    OSError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence. learned[i]: whether token i is one that the base writes, so that a head must guess it.
+    """One sequence to learn from.
 
-    group: rows of one question or conversation have the same, and are never split between training and
-    measuring.
+    tokens: Token ids, [length].
+    learned: [length] True for tokens that the base model writes, so that a head learns to predict them.
+    group: Number of the question or conversation. All rows of a group are either trained on or measured.
     """
 
     tokens: Ids
-    learned: Marks
+    learned: Flags
     group: int
 
-    def cut(self, length: int) -> Row:
-        """Return the row's first `length` tokens; the whole row if it is shorter."""
+    def truncated(self, length: int) -> Row:
+        """Return the row's first tokens; the whole row if it is shorter.
+
+        length: Maximum number of tokens.
+        """
         return Row(self.tokens[:length], self.learned[:length], self.group)
 
     @property
-    def useful(self) -> bool:
-        """Return whether there is a token to guess: the first two tokens never are."""
+    def has_targets(self) -> bool:
+        """Return True if the row has a token to predict. The first two tokens never are, because a prediction
+        needs a state and the token after it.
+        """
         return bool(self.learned[2:].any())
 
 
 def row_of(segments: Sequence[tuple[Sequence[int], bool]], group: int) -> Row:
-    """Return a row that consists of segments of token ids, each with whether it is learned.
+    """Return a row that consists of segments.
 
-    segments: (token ids, learned), at least one. group: number of the row's group.
+    segments: (token ids, True if they are learned) of each segment, at least one.
+    group: Number of the row's group.
     """
     tokens = np.concatenate([np.asarray(ids, np.int32) for ids, _ in segments])
     learned = np.concatenate([np.full(len(ids), mark) for ids, mark in segments])
@@ -56,9 +76,12 @@ def row_of(segments: Sequence[tuple[Sequence[int], bool]], group: int) -> Row:
 
 
 def split(rows: Sequence[Row], held_out_share: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """Return (rows to train on, rows to measure on): whole groups, at least one of each.
+    """Return (rows to train on, rows to measure). Groups stay whole, and each of the two lists has at least
+    one.
 
-    rows: all rows. held_out_share: fraction of the groups that are measured on. seed: of the choice.
+    rows: All rows.
+    held_out_share: Fraction of the groups that is measured.
+    seed: Seed of the choice of groups.
     Raises ModelError if there are fewer than two groups.
     """
     groups = np.unique([row.group for row in rows])
@@ -73,7 +96,11 @@ def split(rows: Sequence[Row], held_out_share: float, seed: int) -> tuple[list[R
 
 
 def frequencies(rows: Sequence[Row], vocab_size: int) -> NDArray[np.int64]:
-    """Return [vocab_size] how often each token id is to be guessed."""
+    """Return how often each token id is to be predicted, [vocab_size]; zeros without rows.
+
+    rows: The rows to count in.
+    vocab_size: Size of the base model's vocabulary.
+    """
     counts = np.zeros(vocab_size, np.int64)
     for row in rows:
         counts += np.bincount(row.tokens[row.learned], minlength=vocab_size)
@@ -81,51 +108,63 @@ def frequencies(rows: Sequence[Row], vocab_size: int) -> NDArray[np.int64]:
 
 
 def most_frequent(counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return the draft vocabulary: the ids that occur most, ascending; the lower id wins where two occur
-    equally.
+    """Return the ids that occur most often, ascending: the draft vocabulary. Of ids that occur equally often,
+    the lower ones are chosen.
 
-    counts: [vocab_size] occurrences of each id. size: maximum number of ids.
+    counts: [vocab_size] occurrences of each id.
+    size: Maximum number of ids.
     """
     order = np.argsort(-counts, kind="stable")
     return np.sort(order[: min(size, len(counts))])
 
 
 def batches(rows: Sequence[Row], max_positions: int, seed: int, epoch: int) -> list[list[int]]:
-    """Return row numbers, batch by batch: one epoch's order, a function of its arguments alone.
+    """Return the batches of one epoch, as lists of row numbers. They depend on nothing but the arguments.
 
-    Rows of similar length share a batch of at most `max_positions` padded positions; the batches are
-    shuffled. A single row may be longer.
+    Rows of similar length share a batch, and the batches are shuffled.
 
-    rows: all rows. seed: of the run. epoch: passes over the rows so far.
+    rows: All rows, at least one.
+    max_positions: Maximum number of positions of a batch, padding included. A row that is longer has a batch
+        of its own.
+    seed: Seed of the run.
+    epoch: Number of earlier passes over the rows.
     """
     generator = np.random.default_rng((seed, epoch))
     widths = np.array([width_of(len(row.tokens)) for row in rows])
-    result: list[list[int]] = [[]]
+    batches_so_far: list[list[int]] = [[]]
     for row_number in np.lexsort((generator.random(len(rows)), widths)).tolist():
-        if result[-1] and (len(result[-1]) + 1) * widths[row_number] > max_positions:
-            result.append([])
-        result[-1].append(row_number)
-    return [result[index] for index in generator.permutation(len(result))]
+        if batches_so_far[-1] and (len(batches_so_far[-1]) + 1) * widths[row_number] > max_positions:
+            batches_so_far.append([])
+        batches_so_far[-1].append(row_number)
+    return [batches_so_far[index] for index in generator.permutation(len(batches_so_far))]
 
 
-def endless(rows: Sequence[Row], max_positions: int, seed: int) -> Iterator[list[Row]]:
-    """Yield batches of rows, epoch after epoch, without end. The arguments are those of `batches`."""
+def endless_batches(rows: Sequence[Row], max_positions: int, seed: int) -> Iterator[list[Row]]:
+    """Yield batches of rows, epoch after epoch, without end.
+
+    rows: All rows, at least one.
+    max_positions: Maximum number of positions of a batch, padding included.
+    seed: Seed of the run.
+    """
     for epoch in count():
         for numbers in batches(rows, max_positions, seed, epoch):
             yield [rows[number] for number in numbers]
 
 
 def width_of(length: int) -> int:
-    """Return the length to which a row is padded, a multiple of 32, so that there are few shapes:
-    33 -> 64.
+    """Return the length to which a row is padded: the next multiple of 32, so that there are few different
+    shapes. 33 -> 64, 0 -> 0
+
+    length: Number of tokens of the row.
     """
     return -(-length // 32) * 32
 
 
-def pad(rows: Sequence[Row]) -> tuple[Ids, Marks]:
-    """Return [num_rows, longest] token ids and marks of learned tokens; padding is id 0 and never learned.
+def pad(rows: Sequence[Row]) -> tuple[Ids, Flags]:
+    """Return the token ids [num_rows, width] of some rows, and the flags of their learned tokens, of the same
+    shape. Padding has the id 0, and is never learned.
 
-    rows: at least one.
+    rows: The rows, at least one.
     """
     width = width_of(max(len(row.tokens) for row in rows))
     tokens = np.zeros((len(rows), width), np.int32)
@@ -138,55 +177,71 @@ def pad(rows: Sequence[Row]) -> tuple[Ids, Marks]:
     return tokens, learned
 
 
-def save(rows: Sequence[Row], path: Path, made: Mapping[str, Any] | None = None) -> None:
+def save(rows: Sequence[Row], path: Path, sources: Mapping[str, Any] | None = None) -> None:
     """Write all rows as one .npz file, whole or not at all.
 
-    rows: at least one. path: the file; its folder is created. made: what the rows were made of, by name;
-        None: unknown.
+    rows: The rows, at least one.
+    path: The file; its folder is created if missing.
+    sources: What the rows were made of, by name. None: unknown.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:  # to a name, NumPy would add .npz
+    temporary = path.with_name(f"{path.name}.new")
+    # NumPy would append ".npz" to a name, so it gets an open file.
+    with temporary.open("wb") as file:
         np.savez_compressed(
             file,
             tokens=np.concatenate([row.tokens for row in rows]),
             learned=np.packbits(np.concatenate([row.learned for row in rows])),
             lengths=np.array([len(row.tokens) for row in rows]),
             groups=np.array([row.group for row in rows]),
-            made=np.array(json.dumps(made)),
+            made=np.array(json.dumps(sources)),
         )
-    fresh.replace(path)
+    temporary.replace(path)
 
 
 def load(path: Path) -> list[Row]:
-    """Return the rows of a file that `save` wrote. Raises ModelError for any other file."""
-    with _opened(path) as held:
-        ends = np.cumsum(held["lengths"])
-        tokens = np.split(held["tokens"], ends[:-1])
-        learned = np.unpackbits(held["learned"], count=int(ends[-1])).astype(np.bool_)
-        marks = np.split(learned, ends[:-1])
-        groups = held["groups"].tolist()
-    return [Row(*each) for each in zip(tokens, marks, groups)]
+    """Return the rows of a file that `save` wrote.
 
-
-def made_of(path: Path) -> dict[str, Any] | None:
-    """Return what a file's rows were made of; None if the file does not say. Raises ModelError for a file
-    that `save` did not write.
+    path: The file.
+    Raises ModelError for any other file.
     """
-    with _opened(path) as held:
-        return json.loads(held["made"].item()) if "made" in held else None
+    with _opened(path) as arrays:
+        ends = np.cumsum(arrays["lengths"])
+        tokens = np.split(arrays["tokens"], ends[:-1])
+        learned = np.unpackbits(arrays["learned"], count=int(ends[-1])).astype(np.bool_)
+        marks = np.split(learned, ends[:-1])
+        groups = arrays["groups"].tolist()
+    return [Row(*row_parts) for row_parts in zip(tokens, marks, groups)]
+
+
+def read_sources(path: Path) -> dict[str, Any] | None:
+    """Return what a file's rows were made of, by name; None if the file does not say it.
+
+    path: The file.
+    Raises ModelError for a file that `save` did not write.
+    """
+    with _opened(path) as arrays:
+        return json.loads(arrays["made"].item()) if "made" in arrays else None
 
 
 @contextmanager
 def _opened(path: Path) -> Generator[NpzFile]:
-    """Yield the arrays of a file within the context. Raises ModelError if it is damaged or no such file."""
+    """Open a file of rows, yield its arrays, and close it.
+
+    path: The file.
+    Raises ModelError if the file is damaged or missing, also while its arrays are read.
+    """
     try:
-        with np.load(path, allow_pickle=False) as held:
-            yield held
-    except DAMAGE as error:
+        with np.load(path, allow_pickle=False) as arrays:
+            yield arrays
+    except READ_ERRORS as error:
         raise ModelError(f"{path}: no whole file of rows ({error})") from None
 
 
-def useful(rows: Sequence[Row], length: int) -> Iterator[Row]:
-    """Return the rows, cut to `length` tokens, without those that have no token to guess."""
-    return (cut for row in rows if (cut := row.cut(length)).useful)
+def useful_rows(rows: Sequence[Row], length: int) -> Iterator[Row]:
+    """Yield the rows, truncated, without those that have no token to predict.
+
+    rows: All rows.
+    length: Maximum number of tokens of a row.
+    """
+    return (truncated for row in rows if (truncated := row.truncated(length)).has_targets)

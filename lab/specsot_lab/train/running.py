@@ -1,6 +1,6 @@
-"""`specsot train`: from a model's directory and files of text to a head's directory.
+"""`specsot train`: from the directory of a model and files of text to the directory of a head.
 
-It brings together those who do.
+It connects the parts that read, answer, train and write.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ from specsot.checkpoint.resolving import resolve_model
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import require_field
 from specsot_app.terminal.show import bars
-from specsot_lab.train import rows as stock
-from specsot_lab.train.answers import Watch, Writer, answer_all
-from specsot_lab.train.block import LAYERS, BlockLearning, LearningBlockHead, block_format, write_block_head
+from specsot_lab.train import rows as row_files
+from specsot_lab.train.answers import ReportProgress, Writer, answer_all
+from specsot_lab.train.block import (
+    DEFAULT_LAYERS,
+    BlockLearning,
+    LearningBlockHead,
+    block_format,
+    write_block_head,
+)
 from specsot_lab.train.head import (
     HeadFormat,
     LearningHead,
@@ -37,8 +43,8 @@ from specsot_lab.train.head import (
 )
 from specsot_lab.train.rows import Row
 from specsot_lab.train.settings import VOCABULARY, TrainOptions
-from specsot_lab.train.text_files import ROWS_KIND, files_in, read_questions, rows_of
-from specsot_lab.train.trainer import Measured, Trainer
+from specsot_lab.train.text_files import ROWS_SUFFIX, files_in, read_questions, rows_of
+from specsot_lab.train.trainer import Trainer, TrainingMeasurement
 from specsot_lab.train.unrolling import Teacher, Unrolling
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -46,32 +52,36 @@ from specsot_model.decoder import Decoder
 from specsot_model.layers import Norm
 from specsot_model.linear import resolve_dtype
 
-# Name of the file with a run's rows.
-ROWS = "rows.npz"
+# Name of the file with the rows of a run.
+ROWS_FILE = "rows.npz"
 
 
 def stored_rows_of(options: TrainOptions) -> list[Row] | None:
     """Return the rows in the run's folder; None if there are none.
 
-    options: of the run. Raises ModelError if the rows were made of other questions, texts or another base
-        than given.
+    options: Options of the run.
+    Raises ModelError if the rows were made of other questions or texts, or with another base model, or if the
+    file is damaged.
     """
-    path = options.training / ROWS
+    path = options.training / ROWS_FILE
     if not path.exists():
         return None
-    if objection := _why_not_reusable(stock.made_of(path), options):
+    if objection := _why_not_reusable(row_files.read_sources(path), options):
         raise ModelError(f"{path} {objection}; name another --output, or remove it")
-    return stock.load(path)
+    return row_files.load(path)
 
 
-def make_rows(options: TrainOptions, decoder: Decoder, report_progress: Watch) -> list[Row]:
-    """Return rows of the questions and texts that are given, and store them in the run's folder.
+def make_rows(options: TrainOptions, decoder: Decoder, report_progress: ReportProgress) -> list[Row]:
+    """Return rows of the questions and texts that the options name, and store them in the run's folder.
 
-    options: of the run. decoder: the base, which answers the questions. report_progress: called for each kind
-        of answer.
-    Raises InvalidRequest if no questions and no texts are given.
+    options: Options of the run.
+    decoder: The base model, which answers the questions.
+    report_progress: Called once for each kind of answers.
+    Raises InvalidRequest if neither questions nor texts are named, ModelError for a file that cannot be read
+    or rows of another base model.
     """
-    made = _sources_of(options)  # first: a file may change while the base answers
+    # The digests are computed first, because a file may change while the base model answers.
+    sources = _sources_of(options)
     text = Text(options.model)
     questions = [
         question for path in _files(options.questions) for question in read_questions(path, options.phrasings)
@@ -83,51 +93,63 @@ def make_rows(options: TrainOptions, decoder: Decoder, report_progress: Watch) -
             questions, Prompts(options.model, text), text, writer, options.asking, report_progress
         )
     for path in _files(options.data):
-        _check_rows_file(path, made["model"])
+        _check_rows_file(path, sources["model"])
         rows += rows_of(path, text, options.learning.length, 1 + max((row.group for row in rows), default=-1))
     if not rows:
         raise InvalidRequest("nothing to learn from: give --questions or --data", field="questions")
-    stock.save(rows, options.training / ROWS, made)
+    row_files.save(rows, options.training / ROWS_FILE, sources)
     return rows
 
 
 def _check_rows_file(path: Path, model: str) -> None:
-    """Raise ModelError for stored rows that another base wrote: their token ids mean something else."""
-    if path.suffix != ROWS_KIND:
+    """Raise ModelError if a file has rows that another base model wrote, whose token ids mean something else.
+    Return if it is not a file of rows.
+
+    path: A file of texts, conversations or rows.
+    model: Fingerprint of the base model.
+    """
+    if path.suffix != ROWS_SUFFIX:
         return
-    made = stock.made_of(path)
-    if made is None or made.get("model") != model:
-        raise ModelError(f"{path} holds token ids of another base model; write it anew with this one")
+    sources = row_files.read_sources(path)
+    if sources is None or sources.get("model") != model:
+        raise ModelError(f"{path} holds token ids of another base model; write it again with this one")
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal.
+
+    path: The file.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _why_not_reusable(made: dict[str, Any] | None, options: TrainOptions) -> str | None:
-    """Return why stored rows cannot be used; None if they can. Without --questions and --data only the base
-    counts.
+def _why_not_reusable(stored_sources: dict[str, Any] | None, options: TrainOptions) -> str | None:
+    """Return why stored rows cannot be used, as the end of an error message; None if they can be used.
+    Without --questions and --data, only the base model is compared.
 
-    made: what the rows were made of; None: unknown. options: of the run.
+    stored_sources: What the rows were made of. None: unknown, which is accepted without --questions and
+        --data.
+    options: Options of the run.
     """
-    given = _sources_of(options)
+    given_sources = _sources_of(options)
     checks_sources = bool(options.questions or options.data)
-    if made is None:
+    if stored_sources is None:
         return "does not say what it was made of" if checks_sources else None
-    names = sorted(given.keys() | made.keys()) if checks_sources else ["model"]
-    differing = [f"--{name}" for name in names if given.get(name) != made.get(name)]
+    names = sorted(given_sources.keys() | stored_sources.keys()) if checks_sources else ["model"]
+    differing = [f"--{name}" for name in names if given_sources.get(name) != stored_sources.get(name)]
     return f"was made with other {', '.join(differing)}" if differing else None
 
 
 def _sources_of(options: TrainOptions) -> dict[str, Any]:
-    """Return what rows are made of, by the names of the flags. --together is left out, since it changes only
-    the speed.
+    """Return what rows are made of, by the names of the flags. --together is left out, because it changes
+    only the speed.
+
+    options: Options of the run.
     """
-    made: dict[str, Any] = {"model": fingerprint(options.model)}
+    sources: dict[str, Any] = {"model": fingerprint(options.model)}
     if options.questions:
-        made |= {
+        sources |= {
             "questions": _digests(options.questions),
             "phrasing": list(options.phrasings),
             "direct": options.asking.direct,
@@ -135,50 +157,68 @@ def _sources_of(options: TrainOptions) -> dict[str, Any]:
             "answer-tokens": options.asking.answer_tokens,
         }
     if options.data:
-        made |= {"data": _digests(options.data), "length": options.learning.length}
-    return made
+        sources |= {"data": _digests(options.data), "length": options.learning.length}
+    return sources
 
 
 def _digests(paths: Sequence[Path]) -> list[str]:
-    """Return the SHA-256 of every file that the paths name."""
+    """Return the SHA-256 of every file that the paths name, in order.
+
+    paths: Files and folders.
+    """
     return [digest_of(path) for path in _files(paths)]
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that the paths name; a folder names all its readable files."""
+    """Return the files that the paths name, in order. A folder names all of its readable files.
+
+    paths: Files and folders.
+    Raises InvalidRequest if a path does not exist, or names no readable file.
+    """
     return [file for path in paths for file in files_in(path)]
 
 
 def train(options: TrainOptions, out: TextIO, err: TextIO) -> int:
-    """Train a head, or with no steps measure the head to start from; write the result as text, and return the
+    """Train a head, or with 0 steps measure the head to start from. Write the result as text, and return the
     exit status 0.
 
-    options: of the run. out: gets the result. err: shows progress.
+    options: Options of the run.
+    out: Gets the result.
+    err: Gets progress bars.
+    Raises InvalidRequest for options that cannot be combined, ModelError for a model, file or checkpoint that
+    cannot be used, HeadMismatch for a head that cannot be continued from.
     """
     will_continue = options.start is None or options.plan.kind == "eagle3"
     require_field(will_continue, "start", "left out for a head of another kind than EAGLE-3", options.start)
     options = replace(options, model=resolve_model(options.model))
-    stored_rows = stored_rows_of(options)  # first: what cannot be need not wait for the base
+    # Rows that cannot be used are reported before the base model is loaded, which takes long.
+    stored_rows = stored_rows_of(options)
     with bars(err) as progress:
         dtype = resolve_dtype(options.dtype, options.device)
         decoder = Decoder.load(options.model, None, dtype, options.device)
-        all_rows = stored_rows or make_rows(options, decoder, _watch(progress))
-        rows = list(stock.useful(all_rows, options.learning.length))
-        training_rows, measured_rows = stock.split(rows, options.learning.held_out, options.learning.seed)
+        all_rows = stored_rows or make_rows(options, decoder, _progress_bars(progress))
+        rows = list(row_files.useful_rows(all_rows, options.learning.length))
+        training_rows, held_out_rows = row_files.split(rows, options.learning.held_out, options.learning.seed)
         learner = (_block_learner if options.plan.kind == "dflash" else _eagle_learner)(
             options, decoder, training_rows
         )
-        result = _run(options, decoder, learner, training_rows, measured_rows, progress)
-    out.write(_report_text(options, result, training_rows, measured_rows))
+        result = _train_or_measure(options, decoder, learner, training_rows, held_out_rows, progress)
+    out.write(_report_text(options, result, training_rows, held_out_rows))
     return 0
 
 
-def _watch(progress: Progress) -> Watch:
-    """Return a function that shows a progress bar for each kind of answer."""
+def _progress_bars(progress: Progress) -> ReportProgress:
+    """Return a function that starts a progress bar for each kind of answers.
+
+    progress: Shows the bars.
+    """
 
     def watch(kind: str, done: int, total: int) -> Callable[[int], object]:
-        """Show a bar, and return a function that advances it by a number. kind: its label. done: where it
-        begins. total: where it ends.
+        """Start a bar, and return a function that advances it by a number of answers.
+
+        kind: Label of the bar.
+        done: Number at which the bar begins.
+        total: Number at which the bar ends.
         """
         task = progress.add_task(kind, completed=done, total=total)
         return lambda count: progress.advance(task, count)
@@ -188,39 +228,51 @@ def _watch(progress: Progress) -> Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Learner:
-    """Who learns: its weights, their lessons, how they are written, and what makes a run of it this one."""
+    """A head in training, and what belongs to it.
+
+    head: The head, whose weights are trained.
+    objective: Computes losses and greedy drafts of the head.
+    publish: Writes the head to the run's output.
+    identity: Format of the head, which is part of the run's identity: a checkpoint of another format is
+        refused.
+    """
 
     head: nn.Module
-    training_batches: Unrolling | BlockLearning
+    objective: Unrolling | BlockLearning
     publish: Callable[[], object]
-    frame: dict[str, Any]
+    identity: dict[str, Any]
 
 
 def _eagle_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Learner:
-    """Return an EAGLE-3 or P-EAGLE head that learns. options: of the run. decoder: the base. rows: decide on
-    a new vocabulary.
+    """Return an EAGLE-3 or P-EAGLE head in training.
+
+    options: Options of the run.
+    decoder: The base model.
+    rows: Rows to learn from, by which the vocabulary of a new head is chosen.
     """
-    head_format, head = _head(options, decoder, rows)
-    draft_ids = head_format.drafted.to(decoder.device)
+    head_format, head = _eagle_head(options, decoder, rows)
+    draft_ids = head_format.draft_ids.to(decoder.device)
     mixed_precision = decoder.dtype != torch.float32
     teacher = Teacher(decoder, head_format.taps)
-    training_batches = Unrolling(
+    objective = Unrolling(
         head.to(decoder.device), teacher, draft_ids, options.learning.depth, mixed_precision
     )
     publish = partial(write_head, options.output, head, head_format, decoder.config, decoder.dtype)
     mask_fields = {} if head_format.mask is None else {"layers": head_format.layers, "mask": head_format.mask}
     return _Learner(
         head,
-        training_batches,
+        objective,
         publish,
         {"sizes": asdict(head_format.sizes), "taps": list(head_format.taps), **mask_fields},
     )
 
 
 def _block_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Learner:
-    """Return a DFlash head that learns. Its mask is the id that is rarest in the rows it learns from.
+    """Return a DFlash head in training. Its mask is the token id that is rarest in the rows.
 
-    options: of the run. decoder: the base. rows: to learn from.
+    options: Options of the run.
+    decoder: The base model.
+    rows: Rows to learn from.
     """
     base = decoder.config
     mask = _rarest_id(rows, base.vocab)
@@ -230,32 +282,36 @@ def _block_learner(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> 
     initialise_small(head, head.norm, norm, options.learning.seed)
     mixed_precision = decoder.dtype != torch.float32
     teacher = Teacher(decoder, head_format.taps)
-    training_batches = BlockLearning(
-        head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed_precision
-    )
+    objective = BlockLearning(head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed_precision)
     publish = partial(write_block_head, options.output, head, base, decoder.dtype)
-    return _Learner(head, training_batches, publish, {"block": asdict(head_format)})
+    return _Learner(head, objective, publish, {"block": asdict(head_format)})
 
 
 def _rarest_id(rows: list[Row], vocab_size: int) -> int:
-    """Return the token id that is guessed least in the rows; the lowest of several."""
-    return int(stock.frequencies(rows, vocab_size).argmin())
+    """Return the token id that is to be predicted least often in the rows; the lowest of several.
+
+    rows: Rows to learn from.
+    vocab_size: Size of the base model's vocabulary.
+    """
+    return int(row_files.frequencies(rows, vocab_size).argmin())
 
 
-def _head(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[HeadFormat, LearningHead]:
-    """Return the format and the weights of a new head, or of one to continue from: with another vocabulary or
-    a wider MLP, if that is asked for.
+def _eagle_head(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[HeadFormat, LearningHead]:
+    """Return the format and the weights of an EAGLE-3 or P-EAGLE head. It is a new head, or continues one,
+    perhaps with another vocabulary or a wider MLP.
 
-    options: of the run. decoder: the base. rows: to learn from.
+    options: Options of the run.
+    decoder: The base model.
+    rows: Rows to learn from, by which a vocabulary is chosen.
     """
     base = decoder.config
     plan = options.plan
     start_head = read_head(options.start, base) if options.start is not None else None
     if start_head is not None and plan.vocabulary is None:
-        draft_ids = start_head[0].drafted
+        draft_ids = start_head[0].draft_ids
     else:
-        counts = stock.frequencies(rows, base.vocab)
-        draft_ids = torch.from_numpy(stock.most_frequent(counts, plan.vocabulary or VOCABULARY))
+        counts = row_files.frequencies(rows, base.vocab)
+        draft_ids = torch.from_numpy(row_files.most_frequent(counts, plan.vocabulary or VOCABULARY))
     head_format = (
         new_format(base, draft_ids, plan)
         if start_head is None
@@ -264,83 +320,104 @@ def _head(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[Hea
     if plan.kind == "p-eagle":
         mask = _rarest_id(rows, base.vocab)
         depth = options.learning.depth
-        head_format = replace(head_format, layers=plan.layers or LAYERS, mask=mask, depth=depth)
+        head_format = replace(head_format, layers=plan.layers or DEFAULT_LAYERS, mask=mask, depth=depth)
     head = LearningHead(head_format.sizes, head_format.layers, head_format.mask)
     initialise(head, *_base_weights(decoder, draft_ids), options.learning.seed)
     if start_head is not None:
         copy_weights(
             head,
             start_head[1],
-            torch.isin(draft_ids, start_head[0].drafted),
-            torch.isin(start_head[0].drafted, draft_ids),
+            torch.isin(draft_ids, start_head[0].draft_ids),
+            torch.isin(start_head[0].draft_ids, draft_ids),
         )
     return head_format, head
 
 
 @torch.inference_mode()
 def _base_weights(decoder: Decoder, draft_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the base's lm_head rows [draft_vocab_size, hidden] of the draft ids, and its last norm's weight,
-    or None if that norm is of another kind.
+    """Return the base model's lm_head rows of some ids, [draft_vocab_size, hidden], and the weight of its
+    last norm, [hidden]. The weight is None if that norm is not an RMSNorm.
+
+    decoder: The base model.
+    draft_ids: [draft_vocab_size] token ids.
     """
     rows = decoder.edges.lm_head_rows(draft_ids.to(decoder.device))
     norm = decoder.edges.final_norm()
     return rows.cpu(), norm.weight.cpu() if isinstance(norm, Norm) else None
 
 
-def _run(
+def _train_or_measure(
     options: TrainOptions,
     decoder: Decoder,
     learner: _Learner,
     training_rows: list[Row],
-    measured_rows: list[Row],
+    held_out_rows: list[Row],
     progress: Progress,
-) -> Measured:
-    """Train, or measure with no steps; return the last measurement.
+) -> TrainingMeasurement:
+    """Train the head, or only measure it if the run has 0 steps. Return the last measurement.
 
-    options: of the run. decoder: the base. learner: the head. training_rows: to train on. measured_rows: to
-        measure on. progress: shows a bar.
+    options: Options of the run.
+    decoder: The base model, for its device.
+    learner: The head.
+    training_rows: Rows to train on.
+    held_out_rows: Rows to measure.
+    progress: Shows a bar.
     """
     learning = options.learning
-    trainer = Trainer(learner.training_batches, learner.head, learning, decoder.device)
+    trainer = Trainer(learner.objective, learner.head, learning, decoder.device)
     if learning.steps == 0:
-        return Measured(0, None, 0.0, trainer.measure(measured_rows))
+        return TrainingMeasurement(0, None, 0.0, trainer.measure(held_out_rows))
     task = progress.add_task("training", total=learning.steps)
 
-    def on_progress(step: int, measurement: Measured | None) -> None:
-        """Advance the bar to this step; after a measurement, show the acceptance."""
+    def on_progress(step: int, measurement: TrainingMeasurement | None) -> None:
+        """Advance the bar to a step. After a measurement, show the acceptance.
+
+        step: Number of steps done.
+        measurement: The measurement after this step. None: the step was not followed by one.
+        """
         description = (
             f"training: {measurement.acceptance.per_step:.3f} accepted a step" if measurement else None
         )
         progress.update(task, completed=step, description=description)
 
-    run_identity = _run_identity(options) | learner.frame
+    run_identity = _run_identity(options) | learner.identity
     return trainer.train(
-        training_rows, measured_rows, options.training, run_identity, on_progress, learner.publish
+        training_rows, held_out_rows, options.training, run_identity, on_progress, learner.publish
     )
 
 
 def _run_identity(options: TrainOptions) -> dict[str, Any]:
-    """Return what makes a run this one beside the head's format: settings, the base, and the very rows."""
+    """Return what identifies a run, apart from the format of its head: settings, base model, and the rows.
+
+    options: Options of the run, whose rows are stored.
+    """
     return {
         "base": fingerprint(options.model),
         "learning": asdict(options.learning),
         "start": str(options.start) if options.start else None,
         "dtype": options.dtype,
-        "rows": digest_of(options.training / ROWS),
+        "rows": digest_of(options.training / ROWS_FILE),
     }
 
 
 def _report_text(
-    options: TrainOptions, result: Measured, training_rows: list[Row], measured_rows: list[Row]
+    options: TrainOptions, result: TrainingMeasurement, training_rows: list[Row], held_out_rows: list[Row]
 ) -> str:
-    """Return the result as text: where the head is, how many rows there were, and the acceptance."""
+    """Return the result as text: where the head is, how many rows there were, and the acceptance. With 0
+    steps no head is named.
+
+    options: Options of the run.
+    result: The last measurement.
+    training_rows: Rows that were trained on.
+    held_out_rows: Rows that were measured.
+    """
     acceptance = result.acceptance
     drafts = " ".join(f"{share:.2f}" for share in acceptance.by_depth)
     tokens = sum(int(row.learned.sum()) for row in training_rows)
     head_line = f"head: {options.output}\n" if options.learning.steps else ""
     return (
         f"{head_line}rows: {len(training_rows)} to learn from ({tokens} tokens to guess), "
-        f"{len(measured_rows)} held out\n"
+        f"{len(held_out_rows)} held out\n"
         f"held out, greedy chains of {len(acceptance.by_depth)}: {acceptance.per_step:.3f} accepted a step, "
         f"{acceptance.tokens_per_step:.2f} tokens a step; by depth {drafts}\n"
     )

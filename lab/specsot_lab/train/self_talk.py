@@ -5,10 +5,10 @@
 
 A chat model that reads its template up to the point where a user's turn begins writes a question. At a
 temperature of 0.85 these questions cover what the model was tuned on. The model answers each question
-greedily, is asked a second question in some conversations, and writes plans and their points with the
-prompts that the master uses. A question that shares GRAM consecutive words with a prompt of `--keep-away`
-is dropped, so that a head is never measured on what it learned from. Several processes with different
-seeds write several files, and `specsot train` reads them all.
+greedily, is asked a second question in some conversations, and writes plans and their points with the prompts
+that the master uses. A question that shares OVERLAP_WORDS consecutive words with a prompt of `--keep-away` is
+dropped, so that a head is never measured on what it learned from. Several processes with different seeds
+write several files, and `specsot train` reads them all.
 """
 
 from __future__ import annotations
@@ -46,37 +46,42 @@ Suggest|Which|Who|Is it|Does|Should|Discuss|Analyze|Evaluate|Plan|Outline|Find|I
 Suppose|The following|Help me
 Was sind|Wie kann ich|Erkläre|Nenne|¿Cómo|¿Qué|Explica|Escribe|请|如何|什么是|为什么"""
 TEMPERATURE: Final = 0.85  # Of made-up questions. Untuned.
-GRAM: Final = 13  # Words in a row shared with a held-out prompt. Precedent: GPT-3's overlap rule.
+OVERLAP_WORDS: Final = 13  # Words in a row shared with a held-out prompt. Precedent: GPT-3's overlap rule.
 MAX_QUESTION_WORDS: Final = 140  # Longer questions are mostly loops. Untuned.
 MAX_QUESTION_CHARACTERS: Final = 900  # The same, for languages without spaces. Untuned.
 QUESTION_TOKENS: Final = 160  # A made-up question that has not ended by then is dropped. Untuned.
 SECOND_QUESTION_TOKENS: Final = 64  # The same, for a second question. Untuned.
-PLACEHOLDER: Final = "QQQQ"  # Stands for a question while its place in the template is found.
+QUESTION_PLACEHOLDER: Final = "QQQQ"  # Stands for a question while its place in the template is found.
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """How many conversations of each kind are written at most.
+    """How many conversations of each kind are written, and their limits.
 
-    made_up: questions that the model asks itself. given: questions of `--data` files.
-    again: conversations with a second question. planned: questions answered by a plan and its points.
-    answer_tokens, second_tokens: limits of a first and of a second answer.
-    together: sequences in one batch.
+    max_made_up: Number of questions that the model is made to ask itself; unusable ones are dropped.
+    max_given: Maximum number of questions from `--data` files.
+    max_second_questions: Maximum number of conversations with a second question.
+    max_planned: Maximum number of questions that are answered by a plan and its points.
+    answer_tokens: Maximum number of tokens of a first answer.
+    second_answer_tokens: Maximum number of tokens of a second answer.
+    batch_size: Number of sequences that are written at a time.
     """
 
-    made_up: int
-    given: int
-    again: int
-    planned: int
+    max_made_up: int
+    max_given: int
+    max_second_questions: int
+    max_planned: int
     answer_tokens: int
-    second_tokens: int
-    together: int
+    second_answer_tokens: int
+    batch_size: int
 
 
 class SamplingDecoder:
-    """A decoder whose argmax of logits is a sample from their softmax at a temperature (Gumbel trick).
+    """A decoder whose largest logit is that of a token sampled from their softmax at a temperature (Gumbel
+    trick). With it, a `Writer` samples.
 
-    inner: the decoder. temperature: above 0.
+    inner: The decoder.
+    temperature: The temperature, above 0.
     """
 
     def __init__(self, inner: Decoder, temperature: float) -> None:
@@ -84,11 +89,18 @@ class SamplingDecoder:
         self._temperature = temperature
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the inner decoder."""
+        """Return an attribute of the inner decoder.
+
+        name: Name of the attribute.
+        """
         return getattr(self._inner, name)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return perturbed logits [num_rows, vocab_size]. hidden: [num_rows, hidden_size]."""
+        """Return perturbed logits, [num_rows, vocab_size]. Their argmax is distributed as samples of the
+        softmax are.
+
+        hidden: [num_rows, hidden_size] hidden states after the last layer.
+        """
         logits = self._inner.logits(hidden).float() / self._temperature
         return logits - torch.log(torch.empty_like(logits).exponential_())
 
@@ -96,8 +108,10 @@ class SamplingDecoder:
 class SelfTalk:
     """A chat model that writes the turns of the user and of the assistant.
 
-    model: its directory. device: a torch device. amounts: how many conversations of each kind. seed: of all
-        draws but those of the temperature.
+    model: Directory or file of the model.
+    device: Torch device. On "cpu" the model computes in fp32, elsewhere in bf16.
+    amounts: How many conversations of each kind are written.
+    seed: Seed of the choice of the questions' first words. Sampling uses torch's own seed.
     """
 
     def __init__(self, model: Path, device: str, amounts: Amounts, seed: int) -> None:
@@ -106,16 +120,19 @@ class SelfTalk:
         self._random = Random(seed)
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         decoder = Decoder.load(model, None, dtype, device)
-        self.answers = Writer(decoder, self.text.end_ids, amounts.together)
+        self.answers = Writer(decoder, self.text.end_ids, amounts.batch_size)
         sampling: Any = SamplingDecoder(decoder, TEMPERATURE)
-        self._questions = Writer(sampling, self.text.end_ids, amounts.together)
+        self._questions = Writer(sampling, self.text.end_ids, amounts.batch_size)
         self._ends = set(self.text.end_ids)
 
     def questions(self) -> Iterator[str]:
-        """Yield the made-up questions that ended by themselves."""
+        """Yield the questions that the model asked itself. A question that reached its limit of tokens is
+        left out.
+        """
         starts = STARTS.replace("\n", "|").split("|")
         question_starts = [
-            self._random.choice(starts) if number % 2 == 0 else "" for number in range(self.amounts.made_up)
+            self._random.choice(starts) if number % 2 == 0 else ""
+            for number in range(self.amounts.max_made_up)
         ]
         prompts = [self.text.encode(self._before_question(()) + start) for start in question_starts]
         for start, written in zip(question_starts, self._questions.write(prompts, QUESTION_TOKENS)):
@@ -123,152 +140,212 @@ class SelfTalk:
                 yield (start + self._decode(written)).strip()
 
     def second_questions(self, conversations: Sequence[tuple[Message, ...]]) -> list[str | None]:
-        """Return what the user of each conversation asks next; None for a question that did not end."""
+        """Return the next question of the user in each conversation; None for a question that reached its
+        limit of tokens.
+
+        conversations: The messages of each conversation, which end with an answer.
+        """
         prompts = [self.text.encode(self._before_question(messages)) for messages in conversations]
         written = self._questions.write(prompts, SECOND_QUESTION_TOKENS)
         return [self._decode(ids).strip() if self.has_ended(ids) else None for ids in written]
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the token ids of a conversation that the assistant shall continue."""
+        """Return the token ids of a conversation that the assistant is to continue.
+
+        messages: The messages, which end with a question.
+        """
         return tuple(self.text.encode(self.text.render(messages)))
 
     def has_ended(self, ids: Sequence[int]) -> bool:
-        """Return whether the last token is an end token; False without tokens."""
+        """Return True if the last token is an end token; False without tokens.
+
+        ids: Token ids that the model wrote.
+        """
         return bool(ids) and ids[-1] in self._ends
 
     def answer_text(self, ids: Sequence[int]) -> str:
-        """Return an answer's text, without end tokens and surrounding white space."""
+        """Return the text of an answer, without end tokens and without white space around it.
+
+        ids: Token ids of the answer.
+        """
         return self._decode(ids).strip()
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without end tokens."""
+        """Return the text of token ids, without end tokens.
+
+        ids: Token ids that the model wrote.
+        """
         return self.text.decode([token for token in ids if token not in self._ends])
 
     def _before_question(self, messages: tuple[Message, ...]) -> str:
-        """Return the chat template's text up to where the user's next question begins. messages: of the
-        conversation so far.
+        """Return the text of the chat template up to where the user's next question begins.
+
+        messages: The messages of the conversation so far; empty for a first question.
         """
-        rendered = self.text.render((*messages, Message("user", PLACEHOLDER)))
-        return rendered[: rendered.rindex(PLACEHOLDER)]
+        rendered = self.text.render((*messages, Message("user", QUESTION_PLACEHOLDER)))
+        return rendered[: rendered.rindex(QUESTION_PLACEHOLDER)]
 
 
 def words(text: str) -> list[str]:
-    """Return the lower-case words of a text; each character of a script without spaces is a word
-    of its own.
+    """Return the words of a text in lower case and in order. In scripts without spaces, each character is a
+    word.
+
+    text: Any text; without words the list is empty.
     """
     return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+", text.lower())
 
 
-def grams(text: str) -> set[str]:
-    """Return all runs of GRAM consecutive words; the whole text if it is shorter."""
+def word_runs(text: str) -> set[str]:
+    """Return all runs of OVERLAP_WORDS consecutive words of a text, each as one string. A shorter text is one
+    run.
+
+    text: Any text.
+    """
     all_words = words(text)
-    return {" ".join(all_words[index : index + GRAM]) for index in range(len(all_words) - GRAM + 1)} or {
-        " ".join(all_words)
-    }
+    return {
+        " ".join(all_words[index : index + OVERLAP_WORDS])
+        for index in range(len(all_words) - OVERLAP_WORDS + 1)
+    } or {" ".join(all_words)}
 
 
 def usable_questions(questions: Iterable[str], held_out: set[str]) -> list[str]:
-    """Return each question once, without those that are too short, too long, or overlap with a held-out
-    prompt.
+    """Return each usable question once, in order. A question is dropped if it has fewer than three words, is
+    too long, contains the beginning of a special token, or shares a run of words with a held-out prompt.
 
-    held_out: `grams` of the held-out prompts.
+    questions: The questions.
+    held_out: The `word_runs` of all held-out prompts.
     """
     chosen: dict[str, None] = {}
     for question in questions:
         count = len(words(question))
         has_usual_size = 3 <= count <= MAX_QUESTION_WORDS and len(question) <= MAX_QUESTION_CHARACTERS
-        if has_usual_size and "<|" not in question and held_out.isdisjoint(grams(question)):
+        if has_usual_size and "<|" not in question and held_out.isdisjoint(word_runs(question)):
             chosen[question] = None
     return list(chosen)
 
 
 def write_rows(
-    talk: SelfTalk, model: Path, other_questions: Sequence[str], held_out: set[str], seed: int
+    chat_model: SelfTalk, model: Path, other_questions: Sequence[str], held_out: set[str], seed: int
 ) -> list[Row]:
-    """Return rows of first answers, second answers and plans.
+    """Return rows of first answers, second answers and plans. All rows of a conversation have the same group.
 
-    talk: the model. model: its directory. other_questions: questions of others, in any order. held_out:
-        `grams` of prompts that must not be asked. seed: of the choice.
+    chat_model: The model that asks and answers.
+    model: Directory or file of the model, for the prompts of plans.
+    other_questions: Questions from `--data` files, in any order.
+    held_out: The `word_runs` of all prompts that must not be asked.
+    seed: Seed of the choice of questions and conversations.
     """
-    amounts = talk.amounts
+    amounts = chat_model.amounts
     random = Random(seed)
-    own_questions = usable_questions(talk.questions(), held_out)
-    others = [question for question in other_questions if question not in set(own_questions)]
-    random.shuffle(others)
-    questions = own_questions + usable_questions(others[: amounts.given], held_out)
-    prompts = [talk.prompt([Message("user", question)]) for question in questions]
-    answers = talk.answers.write(prompts, amounts.answer_tokens)
+    own_questions = usable_questions(chat_model.questions(), held_out)
+    given_questions = [question for question in other_questions if question not in set(own_questions)]
+    random.shuffle(given_questions)
+    questions = own_questions + usable_questions(given_questions[: amounts.max_given], held_out)
+    prompts = [chat_model.prompt([Message("user", question)]) for question in questions]
+    answers = chat_model.answers.write(prompts, amounts.answer_tokens)
     rows = _rows(prompts, answers, range(len(questions)))
-    rows += _second_answers(talk, questions, prompts, answers, held_out, random)
-    return rows + _plans(talk, model, questions, random)
+    rows += _second_answers(chat_model, questions, prompts, answers, held_out, random)
+    return rows + _plans(chat_model, model, questions, random)
 
 
 def _second_answers(
-    talk: SelfTalk,
+    chat_model: SelfTalk,
     questions: Sequence[str],
     prompts: Sequence[tuple[int, ...]],
     answers: Sequence[Sequence[int]],
     held_out: set[str],
     random: Random,
 ) -> list[Row]:
-    """Return rows of answers to the second question of short conversations, in the group of the first
-    question.
+    """Return rows of answers to the second question of conversations, in the group of the first question.
+    Conversations are chosen from those whose first answer ended, and which are shorter than the limit of an
+    answer.
 
-    talk: the model. questions: first questions. prompts, answers: token ids of the first turns. held_out: as
-        above. random: chooses the conversations.
+    chat_model: The model that asks and answers.
+    questions: The first questions.
+    prompts: Token ids of the first prompts.
+    answers: Token ids of the first answers.
+    held_out: The `word_runs` of all prompts that must not be asked.
+    random: Chooses the conversations.
     """
     ended = [
         number
         for number, answer in enumerate(answers)
-        if talk.has_ended(answer) and len(prompts[number]) + len(answer) < talk.amounts.answer_tokens
+        if chat_model.has_ended(answer)
+        and len(prompts[number]) + len(answer) < chat_model.amounts.answer_tokens
     ]
     random.shuffle(ended)
-    ended = ended[: talk.amounts.again]
+    ended = ended[: chat_model.amounts.max_second_questions]
     conversations = [
-        (Message("user", questions[number]), Message("assistant", talk.answer_text(answers[number])))
+        (Message("user", questions[number]), Message("assistant", chat_model.answer_text(answers[number])))
         for number in ended
     ]
     requests = [
-        (number, talk.prompt([*messages, Message("user", question)]))
-        for number, messages, question in zip(ended, conversations, talk.second_questions(conversations))
-        if question and len(words(question)) >= 2 and held_out.isdisjoint(grams(question))
+        (number, chat_model.prompt([*messages, Message("user", question)]))
+        for number, messages, question in zip(
+            ended, conversations, chat_model.second_questions(conversations)
+        )
+        if question and len(words(question)) >= 2 and held_out.isdisjoint(word_runs(question))
     ]
     second_prompts = [prompt for _, prompt in requests]
-    second_answers = talk.answers.write(second_prompts, talk.amounts.second_tokens)
+    second_answers = chat_model.answers.write(second_prompts, chat_model.amounts.second_answer_tokens)
     return _rows(second_prompts, second_answers, [number for number, _ in requests])
 
 
-def _plans(talk: SelfTalk, model: Path, questions: Sequence[str], random: Random) -> list[Row]:
-    """Return rows of plans of short questions, and of their points, in the group of the question.
+def _plans(chat_model: SelfTalk, model: Path, questions: Sequence[str], random: Random) -> list[Row]:
+    """Return rows of plans and of their points, in the group of their question. Questions are chosen from
+    those of at most 40 words; without any the list is empty.
 
-    talk: the model. model: its directory. questions: all questions. random: chooses among them.
+    chat_model: The model that plans and writes.
+    model: Directory or file of the model, for the prompts.
+    questions: All questions.
+    random: Chooses the questions.
     """
-    short = [number for number, question in enumerate(questions) if len(words(question)) <= 40]
-    random.shuffle(short)
-    planned = short[: talk.amounts.planned]
-    if not planned:
+    short_numbers = [number for number, question in enumerate(questions) if len(words(question)) <= 40]
+    random.shuffle(short_numbers)
+    planned_numbers = short_numbers[: chat_model.amounts.max_planned]
+    if not planned_numbers:
         return []
-    asking = AnswerOptions(0.0, plan_tokens=96, answer_tokens=224, together=talk.amounts.together)
-    asked = [questions[number] for number in planned]
-    rows = answer_all(asked, Prompts(model, talk.text), talk.text, talk.answers, asking, _report_nothing)
-    return [Row(row.tokens, row.learned, planned[row.group]) for row in rows]
+    answer_options = AnswerOptions(
+        0.0, plan_tokens=96, answer_tokens=224, together=chat_model.amounts.batch_size
+    )
+    planned_questions = [questions[number] for number in planned_numbers]
+    rows = answer_all(
+        planned_questions,
+        Prompts(model, chat_model.text),
+        chat_model.text,
+        chat_model.answers,
+        answer_options,
+        _report_nothing,
+    )
+    return [Row(row.tokens, row.learned, planned_numbers[row.group]) for row in rows]
 
 
 def _report_nothing(what: str, done: int, total: int) -> Callable[[int], object]:
-    """Return a function that ignores progress; the arguments are those of `Watch`."""
+    """Return a function that ignores progress; see `ReportProgress`.
+
+    what: Kind of the answers.
+    done: Number of answers that are done.
+    total: Number of all answers.
+    """
     return lambda more: None
 
 
 def _read_all(files: Sequence[Path]) -> list[str]:
-    """Return the questions of all files, in order."""
+    """Return the questions of all files, in order.
+
+    files: JSON lines, or text with one question on each line.
+    """
     return [question for file in files for question in read_questions(file, ("{}",))]
 
 
 def _rows(
     prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], groups: Iterable[int]
 ) -> list[Row]:
-    """Return a row for each prompt that was answered; prompts are not learned, answers are. groups: number of
-    each row's group.
+    """Return a row for each prompt that was answered. The answer is learned and the prompt is not.
+
+    prompts: Token ids of each prompt.
+    answers: Token ids of each answer; prompts with an empty answer are left out.
+    groups: Number of each prompt's group.
     """
     return [
         row_of(((prompt, False), (ids, True)), group)
@@ -314,11 +391,11 @@ def main() -> None:
         options.second_tokens,
         options.together,
     )
-    talk = SelfTalk(model, options.device, amounts, options.seed)
-    held_out = set(chain.from_iterable(map(grams, _read_all(options.keep_away))))
-    rows = write_rows(talk, model, _read_all(options.data), held_out, options.seed)
+    chat_model = SelfTalk(model, options.device, amounts, options.seed)
+    held_out = set(chain.from_iterable(map(word_runs, _read_all(options.keep_away))))
+    rows = write_rows(chat_model, model, _read_all(options.data), held_out, options.seed)
     for file in options.answers:
-        rows += rows_of(file, talk.text, 512, 1 + max(row.group for row in rows))
+        rows += rows_of(file, chat_model.text, 512, 1 + max(row.group for row in rows))
     save(rows, options.rows, {"model": fingerprint(model)})
     learned = sum(int(row.learned.sum()) for row in rows)
     print(f"{len(rows)} rows, {learned} tokens to learn, {time.monotonic() - started:.0f} s")

@@ -1,4 +1,4 @@
-"""What a training run is asked for, as frozen values that refuse what cannot be."""
+"""The options of a training run, as frozen values that refuse what cannot be used."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from specsot.service.options import Dtype
 class Learning:
     """How a head learns. Two runs with the same Learning and the same rows give the same head.
 
-    steps:       optimiser steps, of `batch_tokens` positions each (padding included).
-    rate:        AdamW's learning rate at its peak: linear warm-up, then a cosine down to a tenth.
-    depth:       steps of the training-time test: how many drafts in a row the head is trained on.
-    decay:       weight of each further step of it.
-    clip:        norm to which a step's gradient is cut.
-    length:      positions of a row at most; longer rows are cut.
-    held_out:    share of the questions (or conversations) that are measured and never trained on.
-    every:       steps between two measurements and checkpoints.
+    HEADING: Heading above these options in the help.
+    steps: Number of optimiser steps. 0: the head to start from is only measured.
+    batch_tokens: Maximum number of positions of a step, padding included.
+    rate: AdamW's learning rate at its peak. It rises linearly, and then falls as a cosine to a tenth.
+    warmup: Number of steps in which the learning rate rises.
+    depth: Number of tokens that the head learns to draft in a row: steps of the training-time test, or
+        drafted tokens of a block.
+    decay: The prediction at depth k, counted from 0, has the weight decay**k.
+    clip: Norm to which the gradient of a step is limited.
+    length: Maximum number of positions of a row; longer rows are truncated.
+    held_out: Fraction of the questions or conversations that are measured and never trained on.
+    every: Number of steps between two measurements, each of which is followed by a checkpoint.
+    seed: Seed of the first weights, of the held-out questions, and of the order of the rows.
     """
 
     HEADING: ClassVar[str] = "Learning"
@@ -40,7 +45,10 @@ class Learning:
     seed: int = option(0, "Seed of the first weights and of the order.")
 
     def __post_init__(self) -> None:
-        """Check every value. Raises InvalidRequest that names the first impossible one."""
+        """Check every value.
+
+        Raises InvalidRequest that names the first value that cannot be used.
+        """
         for name in ("batch_tokens", "depth", "length", "every"):
             _require(getattr(self, name) >= 1, name, "must be >= 1")
         _require(self.steps >= 0, "steps", "must be >= 0")
@@ -50,8 +58,9 @@ class Learning:
         _require(self.batch_tokens >= self.length, "batch_tokens", "must be >= length")
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0: a linear warm-up, then a cosine down to a tenth
-        of the peak.
+        """Return the learning rate of a step.
+
+        step: Number of the step, from 0.
         """
         from math import cos, pi
 
@@ -61,16 +70,26 @@ class Learning:
         return self.rate * (0.1 + 0.45 * (1 + cos(pi * min(done, 1.0))))
 
 
-VOCABULARY = 32000  # of a new head, or all that the base has
+# Token ids. Size of a new head's draft vocabulary, or all ids of a base model that has fewer. Untuned.
+VOCABULARY = 32000
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """What a head is to be. None: as the head it starts from has it; else as its base does.
+    """The format of a head, as the user asks for it. None stands for the value of the head to start from, or
+    else of the base model.
 
-    vocabulary: ids it drafts, the most frequent of what it learns from.
-    width: hidden size of the head. shared_lm_head: the head has no lm_head of its own.
-    taps: layers of the base whose input the head reads; None: the reference's three.
+    HEADING: Heading above these options in the help.
+    kind: Kind of the head: "eagle3", or one that drafts in one pass: "dflash" or "p-eagle".
+    layers: Number of layers of a DFlash or P-EAGLE head. None: the default of a new head.
+    causal_head: True if the rows of a DFlash block see only the earlier rows of the block.
+    vocabulary: Number of token ids that the head drafts: those that are most frequent in what it learns from.
+        None: VOCABULARY, or the vocabulary of the head to start from.
+    intermediate: Width of the head's MLP. None: that of the head to start from, or of the base model.
+    width: Width of an EAGLE-3 head. None: that of the head to start from, or of the base model.
+    shared_lm_head: True if the head drafts with the base model's lm_head, so that its file has none.
+    taps: Layers of the base model whose inputs the head reads, ascending. None: those of the head to start
+        from, or the usual ones.
     """
 
     HEADING: ClassVar[str] = "Head"
@@ -107,23 +126,28 @@ class HeadPlan:
     )
 
     def __post_init__(self) -> None:
-        """Check every value. Raises InvalidRequest that names the first impossible one."""
+        """Check every value.
+
+        Raises InvalidRequest that names the first value that cannot be used.
+        """
         counts = {
             "draft_vocab": self.vocabulary,
             "intermediate": self.intermediate,
             "head_layers": self.layers,
         }
-        for name, asked in counts.items():
-            _require(asked is None or asked >= 1, name, "must be >= 1")
+        for name, value in counts.items():
+            _require(value is None or value >= 1, name, "must be >= 1")
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What the base is asked, so that a head learns from the base's own answers.
+    """What the base model is asked, so that a head learns from the base model's own answers.
 
-    direct:  share of the questions that are answered without a plan, too.
-    plan_tokens, answer_tokens: at most, of a plan, and of a branch or a direct answer.
-    together: sequences written side by side.
+    HEADING: Heading above these options in the help.
+    direct: Fraction of the questions that are answered without a plan, too.
+    plan_tokens: Maximum number of tokens of a plan.
+    answer_tokens: Maximum number of tokens of a branch or a direct answer.
+    together: Number of sequences that are written at a time.
     """
 
     HEADING: ClassVar[str] = "Answers of the base"
@@ -134,7 +158,10 @@ class AnswerOptions:
     together: int = option(64, "Answers written side by side.")
 
     def __post_init__(self) -> None:
-        """Check every value. Raises InvalidRequest that names the first impossible one."""
+        """Check every value.
+
+        Raises InvalidRequest that names the first value that cannot be used.
+        """
         _require(0 <= self.direct <= 1, "direct", "must be in [0, 1]")
         for name in ("plan_tokens", "answer_tokens", "together"):
             _require(getattr(self, name) >= 1, name, "must be >= 1")
@@ -142,10 +169,21 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """All of one `specsot train`.
+    """All options of `specsot train`.
 
-    questions, phrasings: what the base is asked; data: conversations and texts that are there already.
-    start: a head to go on from. dtype: of the base; in bf16 the head multiplies in bf16, too.
+    HEADING: Heading above these options in the help.
+    model: Directory or GGUF file of the base model.
+    output: Directory of the head. The state of the run is in a folder of it.
+    questions: Files and folders of questions that the base model answers.
+    phrasings: Templates in which "{}" stands for a line of text; each line becomes one question for each
+        template.
+    data: Files and folders of conversations, texts or rows that exist already.
+    start: Directory of a head to continue from. None: a new head.
+    plan: Format of the head.
+    learning: How the head learns.
+    asking: How the base model answers the questions.
+    dtype: Data type of the base model. In bf16 the head multiplies in bf16, too.
+    device: Torch device.
     """
 
     HEADING: ClassVar[str] = "Run"
@@ -179,9 +217,11 @@ class TrainOptions:
 
 
 def _require(is_valid: bool, name: str, rule: str) -> None:
-    """Raise InvalidRequest for an option unless its value is valid.
+    """Raise InvalidRequest if the value of an option is not valid; else return.
 
-    is_valid: whether it is. name: of the field. rule: what a valid value is, such as "must be >= 1".
+    is_valid: True if the value is valid.
+    name: Name of the field.
+    rule: What a valid value is, such as "must be >= 1", for the error.
     """
     if not is_valid:
         raise InvalidRequest(f"{name.replace('_', '-')} {rule}", field=name)

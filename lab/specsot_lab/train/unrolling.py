@@ -1,9 +1,11 @@
-"""The training-time test: a head drafts several steps from every row of a text at once, on its own outputs.
+"""The training-time test: a head drafts several steps from every row of a sequence at once, on its own
+outputs.
 
-Row j pairs the base's state j with token j + 1. Its step k reads token j + 1 + k and the head's own output
-of step k - 1, and is to say what the base says at position j + 1 + k, which is token j + 2 + k. (EAGLE-3's
-training-time test, as its authors and SpecForge have it: the text's rows are seen causally, of the drafts
-each row sees its own.) A P-EAGLE head reads its mask in all further steps: none waits for another.
+Row j pairs the base model's state j with token j + 1. Its step k reads token j + 1 + k and the head's own
+output of step k - 1. It learns to predict the base model's distribution at position j + 1 + k, which is that
+of token j + 2 + k. (This is the training-time test of EAGLE-3, as its authors and SpecForge implement it: the
+rows of the sequence are seen causally, and of the drafts each row sees its own.) A P-EAGLE head reads its
+mask in all steps after the first one, so that no step depends on a drafted token.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from specsot_model.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingBatch:
-    """A batch as the base sees it.
+class BaseOutputs:
+    """What the base model computes of a batch.
 
-    states: [batch, length, taps * hidden], the tapped layers' inputs side by side.
-    hidden: [batch, length, hidden] behind the last layer.
+    states: [batch, length, num_taps * hidden] inputs of the tapped layers, next to each other.
+    hidden: [batch, length, hidden] hidden states after the last layer.
     """
 
     states: Tensor
@@ -35,35 +37,41 @@ class TrainingBatch:
 
 
 class Teacher:
-    """A base with all its layers, and where it is tapped. decoder: the base. taps: layers whose input the
-    head reads.
+    """A base model with all of its layers, whose states and distributions a head learns from.
+
+    decoder: The base model.
+    taps: Layers whose inputs the head reads.
     """
 
     def __init__(self, decoder: Decoder, taps: tuple[int, ...]) -> None:
         self.decoder = decoder
         self.taps = taps
-        self._side_by_side = _tap_placements(decoder, taps)
+        self._placements = _tap_placements(decoder, taps)
 
     @property
     def embedding(self) -> Tensor:
-        """Return the base's embedding table, [vocab_size, hidden_size]."""
+        """Return the base model's embedding table, [vocab_size, hidden_size]."""
         table = self.decoder.edges.embedding()
         assert isinstance(table, Tensor)
         return table
 
-    def read(self, tokens: Tensor) -> TrainingBatch:
-        """Return what the base computes of these texts.
+    def forward(self, tokens: Tensor) -> BaseOutputs:
+        """Return what the base model computes of some sequences.
 
-        tokens: [batch, length], padded at the end: no row sees what comes after it.
+        tokens: [batch, length] token ids, padded at the end. No row sees later rows, so padding changes
+            nothing.
         """
         batch, length = tokens.shape
         hidden, states = self._forward(tokens.reshape(-1), batch, length)
-        # Copies: what was made in inference mode may not be kept for a gradient.
-        return TrainingBatch(states.clone().view(batch, length, -1), hidden.clone().view(batch, length, -1))
+        # Tensors that were made in inference mode cannot be saved for a gradient; their copies can.
+        return BaseOutputs(states.clone().view(batch, length, -1), hidden.clone().view(batch, length, -1))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [num_rows, vocab_size] of hidden states [num_rows, hidden_size]."""
+        """Return logits, [num_rows, vocab_size].
+
+        hidden: [num_rows, hidden_size] hidden states after the last layer.
+        """
         return self.decoder.logits(hidden)
 
     @torch.inference_mode()
@@ -71,7 +79,9 @@ class Teacher:
         """Return hidden states [batch * length, hidden_size] and tapped states [batch * length, num_taps *
         hidden_size].
 
-        tokens: [batch * length] of all texts, one after the other.
+        tokens: [batch * length] token ids of all sequences, one sequence after the other.
+        batch: Number of sequences.
+        length: Number of tokens of each sequence, padding included.
         """
         decoder = self.decoder
         device = self.decoder.device
@@ -79,7 +89,7 @@ class Teacher:
         slots = torch.arange(batch * length, device=device)
         kv = decoder.make_kv(batch, length)
         hidden, states = decoder.forward(
-            decoder.embed(tokens), positions, slots, causal_plan(batch), kv, self._side_by_side
+            decoder.embed(tokens), positions, slots, causal_plan(batch), kv, self._placements
         )
         assert states is not None, "every head taps at least one layer"
         return hidden, states
@@ -88,9 +98,12 @@ class Teacher:
 @torch.inference_mode()
 def _tap_placements(decoder: Decoder, taps: tuple[int, ...]) -> dict[int, Tensor]:
     """Return for each tap the matrix [num_taps * hidden_size, hidden_size] that puts its state into columns
-    of its own: the sum over the taps is all states side by side.
+    of its own, so that the sum over all taps has the states next to each other.
 
-    Taps 2 and 5 -> tap 2 fills the first hidden_size columns, tap 5 the next ones.
+        taps 2 and 5 -> tap 2 fills the first hidden_size columns, tap 5 the next ones
+
+    decoder: The base model, for its width, data type and device.
+    taps: Layers whose inputs the head reads.
     """
     hidden = decoder.config.hidden
     identity = torch.eye(len(taps) * hidden, dtype=decoder.dtype, device=decoder.device)
@@ -98,17 +111,21 @@ def _tap_placements(decoder: Decoder, taps: tuple[int, ...]) -> dict[int, Tensor
 
 
 def causal_plan(batch: int, first: int = 0) -> AttentionPlan:
-    """Return a plan in which rows are `batch` whole sequences, one after the other; sequence i fills page
-    `first` + i.
+    """Return the attention plan of rows that are whole sequences, one after the other, each in a page of its
+    own.
+
+    batch: Number of sequences, all of the same length.
+    first: Page of the first sequence; the others fill the following pages.
     """
     return AttentionPlan((), (), None, None, partial(_causal, pages=slice(first, first + batch)))
 
 
 def next_plan(lengths: Tensor, max_columns: int) -> AttentionPlan:
-    """Return a plan for one new row in each sequence, which sees the first rows of its page.
+    """Return the attention plan of one new row in each sequence. It sees the first rows of the sequence's
+    page.
 
-    lengths: [batch] rows that each sequence has, the new one included. max_columns: the largest of them at
-        least.
+    lengths: [batch] number of rows of each sequence, the new one included.
+    max_columns: Number of rows of a page that are read, at least the largest of the lengths.
     """
     visible = torch.arange(max_columns, device=lengths.device) < lengths[:, None]
     return AttentionPlan((), (), None, None, partial(_next, visible=visible[:, None, None]))
@@ -117,8 +134,9 @@ def next_plan(lengths: Tensor, max_columns: int) -> AttentionPlan:
 def _causal(q: Tensor, kv_layer: Tensor, pages: slice) -> Tensor:
     """Return causal attention over whole sequences, [num_rows, num_heads * head_dim].
 
-    q: [num_rows, kv_heads, group, head_dim]. kv_layer: keys and values by page. pages: those of the
-        sequences.
+    q: [num_rows, kv_heads, group, head_dim] queries.
+    kv_layer: Keys and values of the layer, [2, num_pages, kv_heads, page_rows, head_dim].
+    pages: Pages of the sequences; there are as many sequences as pages.
     """
     rows, kv_heads, group, dim = q.shape
     batch = pages.stop - pages.start
@@ -131,11 +149,14 @@ def _causal(q: Tensor, kv_layer: Tensor, pages: slice) -> Tensor:
 def _next(q: Tensor, kv_layer: Tensor, visible: Tensor) -> Tensor:
     """Return attention of one row in each sequence, [batch, num_heads * head_dim].
 
-    Spelled out, since torch's own may build a plan for every new number of columns, which takes longer. A KV
-    head's queries are rows of one product, since they see the same.
+    The products are written out, because torch's own attention may build a plan for every new number of
+    columns, which takes longer. The queries of a KV head are rows of one product, since they see the same
+    keys.
 
-    q: [batch, kv_heads, group, head_dim]. kv_layer: keys and values by page. visible: [batch, 1, 1, columns]
-        which rows are seen.
+    q: [batch, kv_heads, group, head_dim] queries.
+    kv_layer: Keys and values of the layer, [2, num_pages, kv_heads, page_rows, head_dim]; sequence i fills
+        page i.
+    visible: Bool [batch, 1, 1, columns], True for rows of the page that are seen.
     """
     batch = q.shape[0]
     columns = visible.shape[-1]
@@ -145,9 +166,11 @@ def _next(q: Tensor, kv_layer: Tensor, visible: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class UnrolledBatch:
-    """Rows to learn from, padded. tokens: [batch, length] token ids. learned: [batch, length] which of them
-    are to be guessed.
+class TokenBatch:
+    """Rows to learn from, padded to one length.
+
+    tokens: [batch, length] token ids.
+    learned: [batch, length] True for tokens that are to be predicted.
     """
 
     tokens: Tensor
@@ -156,20 +179,23 @@ class UnrolledBatch:
 
 @dataclass(frozen=True, slots=True)
 class UnrolledStep:
-    """One step of the test.
+    """One step of the training-time test.
 
-    rows:    [batch, length], whose guess counts.
-    outputs: the head's, of those rows. said: for each the position whose next token it must guess.
+    rows: Bool [batch, length], True for rows whose prediction counts.
+    outputs: [num_counted_rows, hidden] the head's outputs of those rows.
+    target_indexes: [num_counted_rows] for each of those rows, the index of its target among all target
+        positions of the batch in their flat order. Target positions are those whose next token is to be
+        predicted.
     """
 
     rows: Tensor
     outputs: Tensor
-    said: Tensor
+    target_indexes: Tensor
 
 
 class Unrolling:
-    """A head, its base, and the ids that it drafts: computes losses and greedy drafts of the training-time
-    test.
+    """Computes losses and greedy drafts of an EAGLE-3 or P-EAGLE head by the training-time test, for
+    `Trainer`.
     """
 
     def __init__(
@@ -177,32 +203,36 @@ class Unrolling:
     ) -> None:
         """Prepare the test.
 
-        head: the head that learns. teacher: the base. draft_ids: [draft_vocab_size] ids of the base,
-            ascending. depth: steps of the test. mixed_precision: multiply in bf16.
+        head: The head in training.
+        teacher: The base model.
+        draft_ids: [draft_vocab_size] token ids that the head drafts, ascending.
+        depth: Number of steps of the test.
+        mixed_precision: True to multiply in bf16, False to multiply in fp32.
         """
         self._head = head
         self._teacher = teacher
-        self._drafted = draft_ids
+        self._draft_ids = draft_ids
         self._depth = depth
-        self._mixed = mixed_precision
+        self._mixed_precision = mixed_precision
         known = torch.zeros(teacher.decoder.config.vocab, dtype=torch.bool, device=draft_ids.device)
-        self._known = known.index_fill(0, draft_ids, True)
+        self._is_draftable = known.index_fill(0, draft_ids, True)
 
-    def loss(self, batch: UnrolledBatch, decay: float) -> Tensor:
-        """Return the cross-entropy to the base's distribution over the draft vocabulary, weighted over the
-        steps.
+    def loss(self, batch: TokenBatch, decay: float) -> Tensor:
+        """Return the cross-entropy to the base model's distribution over the draft vocabulary: for each step
+        the mean over its rows, and of the steps the weighted mean. A step without rows counts as 0.
 
-        Rows whose likeliest token the head cannot draft do not count.
+        Rows do not count if the head cannot draft the token that the base model finds most probable.
 
-        batch: tokens and which are learned. decay: weight of step k is decay**k.
+        batch: The token ids, and which of them are learned.
+        decay: Step k, counted from 0, has the weight decay**k.
         """
-        training_batch = self._teacher.read(batch.tokens)
-        targets = self._targets_of(training_batch, batch)
+        base_outputs = self._teacher.forward(batch.tokens)
+        targets = self._targets_of(base_outputs, batch)
         total = torch.zeros((), device=batch.tokens.device)
         weight_sum = 0.0
-        with self._numbers():
-            for k, step in enumerate(self._steps(training_batch, batch, targets.rows)):
-                target_probs = targets.chances[step.said]
+        with self._autocast():
+            for k, step in enumerate(self._steps(base_outputs, batch, targets.rows)):
+                target_probs = targets.probabilities[step.target_indexes]
                 if len(target_probs):
                     logits = self._head.logits(step.outputs).float()
                     total = total + decay**k * F.cross_entropy(logits, target_probs)
@@ -210,64 +240,75 @@ class Unrolling:
         return total / weight_sum
 
     @torch.no_grad()
-    def hits(self, batch: UnrolledBatch) -> Tensor:
-        """Return [batch, length, depth]: whether row j's step k drafts token j + 2 + k, drafting greedily.
-        batch: tokens and which are learned.
+    def hits(self, batch: TokenBatch) -> Tensor:
+        """Return bool [batch, length, depth]: entry [i, j, k] is True if step k of row j, drafting greedily,
+        drafts token j + 2 + k of sequence i. It is False if that token is not learned. Entries for tokens
+        after the end of the row mean nothing.
+
+        batch: The token ids, and which of them are learned.
         """
-        training_batch = self._teacher.read(batch.tokens)
-        found = torch.zeros(*batch.tokens.shape, self._depth, dtype=torch.bool, device=batch.tokens.device)
-        with self._numbers():
-            for k, step in enumerate(self._steps(training_batch, batch, batch.learned.roll(-1, 1))):
-                drafted_tokens = self._drafted[self._head.logits(step.outputs).argmax(-1)]
-                found[..., k][step.rows] = drafted_tokens == batch.tokens.roll(-2 - k, 1)[step.rows]
-        return found
+        base_outputs = self._teacher.forward(batch.tokens)
+        all_hits = torch.zeros(*batch.tokens.shape, self._depth, dtype=torch.bool, device=batch.tokens.device)
+        with self._autocast():
+            for k, step in enumerate(self._steps(base_outputs, batch, batch.learned.roll(-1, 1))):
+                drafted_tokens = self._draft_ids[self._head.logits(step.outputs).argmax(-1)]
+                all_hits[..., k][step.rows] = drafted_tokens == batch.tokens.roll(-2 - k, 1)[step.rows]
+        return all_hits
 
     def _steps(
-        self, training_batch: TrainingBatch, batch: UnrolledBatch, is_target: Tensor
+        self, base_outputs: BaseOutputs, batch: TokenBatch, is_target: Tensor
     ) -> Iterator[UnrolledStep]:
-        """Yield the steps of the test, `depth` of them.
+        """Yield the steps of the test, as many as the depth.
 
-        training_batch: what the base computed. batch: tokens. is_target: [batch, length] positions whose next
-            token is to be guessed.
+        base_outputs: What the base model computed of the batch.
+        batch: The token ids.
+        is_target: Bool [batch, length], True for positions whose next token is to be predicted.
         """
         target_numbers = is_target.reshape(-1).cumsum(0).sub_(1).view(is_target.shape)
         table = self._teacher.embedding
-        memories = self._head.memories()
-        features = self._head.fc(training_batch.states.float())
+        kv_by_layer = self._head.empty_kv()
+        features = self._head.fc(base_outputs.states.float())
         for k in range(self._depth):
             tokens = batch.tokens.roll(-1 - k, 1)
             if k:
-                tokens, features = self._head.hide(tokens, features)
-            features = self._head.step(F.embedding(tokens, table).clone(), features, memories)
+                tokens, features = self._head.mask_inputs(tokens, features)
+            features = self._head.forward_step(F.embedding(tokens, table).clone(), features, kv_by_layer)
             counted_rows = is_target.roll(-1 - k, 1)
-            counted_rows[:, -1 - k :] = False  # came around from the text's begin
+            # roll() moved flags from the beginning of the row to its end.
+            counted_rows[:, -1 - k :] = False
             yield UnrolledStep(
                 counted_rows, features[counted_rows], target_numbers.roll(-1 - k, 1)[counted_rows]
             )
 
-    def _targets_of(self, training_batch: TrainingBatch, batch: UnrolledBatch) -> _Targets:
-        """Return what the base says wherever a learned token follows, if the head can draft the base's
-        choice.
+    def _targets_of(self, base_outputs: BaseOutputs, batch: TokenBatch) -> _Targets:
+        """Return the base model's distributions at all positions that a learned token follows. Positions are
+        left out if the head cannot draft the token that the base model finds most probable.
+
+        base_outputs: What the base model computed of the batch.
+        batch: The token ids, and which of them are learned.
         """
         rows = batch.learned.roll(-1, 1)
         rows[:, -1] = False
-        logits = self._teacher.logits(training_batch.hidden[rows]).clone()
-        draftable = self._known[logits.argmax(-1)]
+        logits = self._teacher.logits(base_outputs.hidden[rows]).clone()
+        draftable = self._is_draftable[logits.argmax(-1)]
         rows = rows.masked_scatter(rows, draftable)
-        return _Targets(rows, logits[draftable][:, self._drafted].float().softmax(-1))
+        return _Targets(rows, logits[draftable][:, self._draft_ids].float().softmax(-1))
 
-    def _numbers(self) -> AbstractContextManager[object]:
-        """Return the context in which products are computed: in bf16 for mixed precision, unchanged
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which matrices are multiplied: in bf16 for mixed precision, unchanged
         otherwise.
         """
-        return torch.autocast(self._drafted.device.type, torch.bfloat16, enabled=self._mixed)
+        return torch.autocast(self._draft_ids.device.type, torch.bfloat16, enabled=self._mixed_precision)
 
 
 @dataclass(frozen=True, slots=True)
 class _Targets:
-    """What the base says. rows: [batch, length] positions that count. chances: for each of them
-    [draft_vocab_size] probabilities.
+    """What the base model predicts.
+
+    rows: Bool [batch, length], True for positions that count as targets.
+    probabilities: [num_targets, draft_vocab_size] the base model's distribution at each of these positions,
+        in their flat order.
     """
 
     rows: Tensor
-    chances: Tensor
+    probabilities: Tensor

@@ -70,7 +70,8 @@ def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
     the total of vector i.
 
     b: the LLVM builder into which code is emitted.
-    x, y: two vectors.
+    x: a vector of LANES floats.
+    y: a second one.
     apart: distance of the lanes that are added: 8, 4, 2 or 1.
     """
     kept = [lane for lane in range(2 * LANES) if not lane & apart]
@@ -101,14 +102,15 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
         """Emit the scores.
 
         b: the LLVM builder into which code is emitted.
-        q, q_apart: address of the first query, and bytes from one query to the next.
+        q: address of the first query, fp32.
+        q_apart: bytes from one query to the next.
         base: address to which offsets are added.
         offsets: address of int64 offsets of the keys, in bytes.
         count: number of keys.
-        out, out_apart: address of the first query's scores, fp32, and bytes from one query's scores to the
-            next.
+        out: address of the first query's scores, fp32.
+        out_apart: bytes from one query's scores to the next.
         further: not 0 if scores are added to those at `out`.
-        values: address from which values at the same offsets are prefetched, or 0.
+        values: address from which values at the same offsets are prefetched; 0: nothing is prefetched.
         """
         asked = [
             [read(VF)(b, address(b, q, (q_apart, query), (part, BYTES))) for part in range(vectors)]
@@ -139,7 +141,8 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
             def folded(left: list[Value], right: list[Value], apart: int) -> list[Value]:
                 """Emit a fold of each query's pair of vectors; see `_fold`.
 
-                left, right: one vector for each query.
+                left: one vector for each query.
+                right: a second vector for each query.
                 apart: distance of the lanes that are added.
                 """
                 return [_fold(b, x, y, apart) for x, y in zip(left, right)]
@@ -174,14 +177,16 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
         """Emit the additions.
 
         b: the LLVM builder into which code is emitted.
-        weights, weights_apart: address of the first query's weights, fp32, and bytes from one query's weights
-            to the next.
+        weights: address of the first query's weights, fp32.
+        weights_apart: bytes from one query's weights to the next.
         base: address to which offsets are added.
         offsets: address of int64 offsets of the values, in bytes.
         count: number of values.
-        odd, even: addresses of the first query's two sums, fp32.
+        odd: address of the first query's sum of values 0, 2, 4, ..., fp32.
+        even: address of the first query's sum of values 1, 3, 5, ..., fp32.
         apart: bytes from one query's sum to the next.
-        keys, soon: base and address of offsets of as many keys to prefetch, or 0.
+        keys: address to which the offsets at `soon` are added to prefetch keys; 0: nothing is prefetched.
+        soon: address of int64 offsets of as many keys to prefetch.
         """
         every = [(query, part) for query in range(queries) for part in range(vectors)]
         places = [
@@ -223,32 +228,33 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
     return emit
 
 
-def _by_three(emitter: Callable[..., Any], vectors: int, given: int) -> Any:
-    """Return a function that computes as many of the `left` queries as one tile takes, and returns how many
-    those were.
+def _by_three(emitter: Callable[..., Any], vectors: int, num_arguments: int) -> Any:
+    """Return a function that computes one tile of 1 to 3 queries, and returns how many queries that were.
 
-    3 left: one tile of 3. 4 left: two tiles of 2. 5 left: 3, then 2.
+        3 queries left -> one tile of 3; 4 left -> two tiles of 2; 5 left -> 3, then 2
 
     emitter: makes the emitter of a tile from numbers of vectors and queries: `_scores` or `_values`.
     vectors: number of vectors that are computed of each query.
-    given: number of the emitter's arguments, all int64.
+    num_arguments: number of the emitter's arguments, all int64.
     """
-    one, two, three = (operation(types.void, (INT,) * given, emitter(vectors, count)) for count in (1, 2, 3))
+    one, two, three = (
+        operation(types.void, (INT,) * num_arguments, emitter(vectors, count)) for count in (1, 2, 3)
+    )
 
     @numba.njit
-    def fit(left: Any, given: Any) -> Any:
+    def fit(num_left: Any, arguments: Any) -> Any:
         """Compute 1 to 3 queries, and return how many.
 
-        left: number of queries that are left.
-        given: the arguments of the emitter, for the first of these queries.
+        num_left: number of queries that are left, at least 1.
+        arguments: the arguments of the emitter, for the first of these queries.
         """
-        if left == 3 or left > 4:
-            three(*given)
+        if num_left == 3 or num_left > 4:
+            three(*arguments)
             return 3
-        if left > 1:
-            two(*given)
+        if num_left > 1:
+            two(*arguments)
             return 2
-        one(*given)
+        one(*arguments)
         return 1
 
     return fit
@@ -272,7 +278,7 @@ def score(queries, group, keys, offsets, count, dim, out, apart, values):
     dim: numbers of a head.
     out: address of the first query's scores, fp32.
     apart: bytes from one query's scores to the next.
-    values: address from which values of the same columns are prefetched, or 0.
+    values: address from which values of the same columns are prefetched; 0: nothing is prefetched.
     """
     first = 0
     while first < dim:
@@ -299,8 +305,9 @@ def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, 
     offsets: address of int64 offsets of the columns, in bytes.
     count: number of columns.
     dim: numbers of a head.
-    odd, even: addresses of the first query's two sums, fp32.
-    keys: address to which the offsets at `soon` are added to prefetch keys, or 0.
+    odd: address of the first query's sum of values 0, 2, 4, ..., fp32.
+    even: address of the first query's sum of values 1, 3, 5, ..., fp32.
+    keys: address to which the offsets at `soon` are added to prefetch keys; 0: nothing is prefetched.
     soon: address of int64 offsets of as many columns to prefetch.
     """
     first = 0
@@ -325,7 +332,7 @@ def soften(scores, count):
     """Replace scores by exponentials (softmax without division), pad them to whole vectors, and return 1 /
     their sum.
 
-    Padding is e ** -87 at most, that is, nothing beside the largest weight of 1.
+    Padding is e ** -87 at most, that is, nothing compared with the largest weight of 1.
 
     scores: address of the scores, fp32, with room for a whole last vector.
     count: number of scores, at least 1.

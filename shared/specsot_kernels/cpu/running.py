@@ -22,6 +22,7 @@ from specsot_kernels.cpu.tiles import TILE_ROWS
 from specsot_kernels.cpu.vectors import BYTES, GROUP, LANES, LONG_GROUP, MEETING
 from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
 
+# Addresses, offsets and sizes.
 Numbers = NDArray[np.int64]
 # Weights. How many are packed at a time; bounds the extra memory. Untuned.
 FLOATS_AT_A_TIME = 1 << 22
@@ -52,7 +53,7 @@ class PackedWeight:
 
         weight: numbers [out, in], which are rounded; or codes [out, in] (int8, or uint8 below 16) that must
             not be rounded again, with their scales and least values, fp32 [out, 1] or [out, in / 32].
-        bias: [out], or None.
+        bias: [out]; None: no bias is added.
         bits: 8 or 4.
         """
         codes_of = (weight,) if isinstance(weight, Tensor) else weight
@@ -102,7 +103,7 @@ class PackedWeight:
 def padded(shape: Sequence[int]) -> tuple[int, int]:
     """Return numbers of outputs and inputs as they are held: multiples of 16 and 32.
 
-    shape: (out, in).
+    shape: (out, in) of a weight.
     """
     return -(-shape[0] // LANES) * LANES, -(-shape[1] // GROUP) * GROUP
 
@@ -111,7 +112,7 @@ def _round8(weight: Tensor) -> Codes:
     """Round to int8 with a symmetric scale for each output: return codes [out, in], scales [out, 1], and
     zeros [out, 1].
 
-    weight: fp32 [out, in].
+    weight: fp32 [out, in], the weight.
     """
     scale = weight.abs().amax(1, keepdim=True) / 127
     return (weight / scale.clamp_min(TINY)).round_().to(torch.int8), scale, torch.zeros_like(scale)
@@ -121,7 +122,7 @@ def _lay8(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     """Reorder 8-bit codes into blocks and steps; codes become unsigned by adding 128.
 
     codes: int8 [out, in], of whole blocks.
-    scale: fp32 [out, 1].
+    scale: fp32 [out, 1], the scales.
     least: not used; 8-bit codes are symmetric.
     """
     whole = codes.view(torch.uint8) ^ 128  # 128 more
@@ -145,7 +146,8 @@ def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     """Reorder 4-bit codes into blocks and groups, with the fp16 scales and least values after each group.
 
     codes: uint8 [out, in], of whole blocks.
-    scale, least: [out, in / 32].
+    scale: [out, in / 32], the scale of each group of inputs.
+    least: [out, in / 32], the least value of each group of inputs.
     """
     groups = codes.shape[1] // GROUP
     # [blocks, outputs, groups, pairs of steps, lower or upper, inputs]
@@ -161,7 +163,7 @@ class ColumnPlan:
     """Which columns each row of a frame sees, in order.
 
     sight: int64 [rows, 1 or kv_heads, 5], see `steps.SIGHT`.
-    longest: most columns that a row sees.
+    longest: largest number of columns that a row sees.
     held: arrays into which `sight` points.
     """
 
@@ -237,15 +239,16 @@ def _padded_offsets(offsets: Numbers) -> Numbers:
 class _Scratch(threading.local):
     """Memory that this thread's newest frame works in.
 
-    held: the memory, reused by all frames of the thread.
-    wanted: bytes that the newest frame needed.
+    memory: the memory, reused by all frames of the thread.
+    needed_bytes: bytes that the newest frame needed.
     """
 
     def __init__(self) -> None:
-        self.held = torch.empty(0, dtype=torch.uint8)
-        self.wanted = 0
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.needed_bytes = 0
 
 
+# The scratch memory of each thread.
 _scratch = _Scratch()
 
 
@@ -259,7 +262,7 @@ class KernelFrame:
         """Prepare a frame.
 
         rows: number of rows.
-        widest: most inputs of a product.
+        widest: largest number of inputs of a product.
         eps: epsilon of the RMSNorms.
         """
         self.rows = rows
@@ -267,10 +270,10 @@ class KernelFrame:
         self._tables = np.zeros(3, dtype=np.int64)
         self._tables[0] = self._numbers.ctypes.data
         self._held: list[object] = []
-        if _scratch.wanted > len(_scratch.held):
-            _scratch.held = torch.empty(_scratch.wanted, dtype=torch.uint8)
-        self._free = _scratch.held.data_ptr()
-        self._scratch = _scratch.held
+        if _scratch.needed_bytes > len(_scratch.memory):
+            _scratch.memory = torch.empty(_scratch.needed_bytes, dtype=torch.uint8)
+        self._free = _scratch.memory.data_ptr()
+        self._scratch = _scratch.memory
         self._used = 0
         self._threads = torch.get_num_threads() if _openmp() else 1
         self.put(steps.ROWS, rows)
@@ -289,7 +292,7 @@ class KernelFrame:
         """Write a number into a field of the table.
 
         field: offset of the field in bytes; see `steps`.
-        number: the number.
+        number: an integer or an address.
         """
         self._numbers[field // 8] = number
 
@@ -314,13 +317,13 @@ class KernelFrame:
         if self._used <= len(self._scratch):
             self.put(field, self._free + first)
         else:
-            _scratch.wanted = self._used
+            _scratch.needed_bytes = self._used
             self.point(field, torch.empty(size, dtype=torch.uint8))
 
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:
         """Allocate what each thread needs for attention.
 
-        longest: most columns of a row.
+        longest: largest number of columns of a row.
         head_dim: numbers of a head.
         group: query heads of each KV head.
         """
@@ -333,7 +336,7 @@ class KernelFrame:
             self.make(field, queries * head_dim * 4)
 
     def run(self, table: Numbers, work: int) -> None:
-        """Run the kernel on all threads.
+        """Run the kernel on all threads, and return when all have finished.
 
         table: int64, the tables of layers, or of a product.
         work: what is computed; see `steps.MULTIPLY`.
@@ -353,7 +356,7 @@ Normed = tuple[Tensor, float]
 def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Tensor:
     """Return the product of x [rows, in] with a packed weight, fp32 [rows, out].
 
-    x: [rows, in].
+    x: [rows, in], the input.
     weight: the packed weight.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
     """
@@ -374,7 +377,7 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Return the best outputs of each row: log-probabilities and token ids, [rows, count] each, best first.
 
-    x: fp32 [rows, in].
+    x: fp32 [rows, in], the input.
     weight: the packed weight; its outputs must be a multiple of 16, since padding would compete.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
     count: how many outputs to return, at most the number of outputs.
@@ -397,7 +400,7 @@ def choose(
 def _product_frame(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
     """Return a frame for one product.
 
-    x: fp32 [rows, in].
+    x: fp32 [rows, in], the input.
     weight: the packed weight.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
     """

@@ -134,7 +134,8 @@ def quantize_row(x, size, bits, out, scales, sums, across):
     size: numbers of the row.
     bits: bits of the weights that the row is multiplied with: 8 or 4.
     out: address of the quantized row.
-    scales, sums: addresses of the first group's scale and correction.
+    scales: address that receives the first group's scale.
+    sums: address that receives the first group's correction.
     across: bytes from one group's scale (and correction) to the next one's.
     """
     short = WIDE_INPUTS and bits == 8
@@ -197,11 +198,12 @@ def quantize_into(frame, product, x, row):
 def multiply(thread, threads, frame, product, prior, prior_stride, out):
     """Compute this thread's outputs for all rows: out = prior + x W^T, for the quantized rows of the frame.
 
-    thread, threads: number of this thread, and number of threads.
+    thread: number of this thread, from 0.
+    threads: number of threads.
     frame: address of the frame's table.
     product: address of the product's table.
-    prior, prior_stride: address of what the product is added to, and bytes from one row to the next (0: the
-        same for all).
+    prior: address of what the product is added to, fp32.
+    prior_stride: bytes from one row of `prior` to the next; 0: the same row is added to all.
     out: address of the result, fp32 [rows, outputs].
     """
     inputs, outputs, bits = (
@@ -279,7 +281,8 @@ def own_rows(thread, threads, frame):
 
     The rows are adjacent, because threads whose scales share a cache line would wait for one another.
 
-    thread, threads: number of this thread, and number of threads.
+    thread: number of this thread, from 0.
+    threads: number of threads.
     frame: address of the frame's table.
     """
     rows = v.get_long(frame + ROWS)
@@ -290,10 +293,12 @@ def own_rows(thread, threads, frame):
 def project(thread, threads, frame, product, x, stride, norm, out):
     """Multiply rows, normed first if there is a norm, with a weight, and add its bias.
 
-    thread, threads: number of this thread, and number of threads.
+    thread: number of this thread, from 0.
+    threads: number of threads.
     frame: address of the frame's table.
     product: address of the product's table.
-    x, stride: address of the rows, fp32, and bytes from one row to the next.
+    x: address of the rows, fp32.
+    stride: bytes from one row of `x` to the next.
     norm: address of the norm's weight, or 0.
     out: address of the result, fp32 [rows, outputs].
     """
@@ -387,7 +392,8 @@ def fill_query_table(thread, frame, first, last, pair):
 
     thread: number of this thread.
     frame: address of the frame's table.
-    first, last: the rows first .. last - 1.
+    first: number of the first row.
+    last: number of the last row + 1.
     pair: number of the KV head.
     """
     rows = v.get_long(frame + ROWS)
@@ -525,7 +531,8 @@ def gate(inner, size):
 def before_attention(thread, threads, frame, layer):
     """Compute queries, keys and values of all rows, and store keys and values in their pages.
 
-    thread, threads: number of this thread, and number of threads.
+    thread: number of this thread, from 0.
+    threads: number of threads.
     frame: address of the frame's table.
     layer: address of the layer's table.
     """
@@ -543,7 +550,8 @@ def before_attention(thread, threads, frame, layer):
 def after_attention(thread, threads, frame, layer):
     """Apply the output projection and the MLP to all rows.
 
-    thread, threads: number of this thread, and number of threads.
+    thread: number of this thread, from 0.
+    threads: number of threads.
     frame: address of the frame's table.
     layer: address of the layer's table.
     """
@@ -571,7 +579,8 @@ def after_attention(thread, threads, frame, layer):
 def tap(thread, threads, frame, product, out):
     """Multiply the hidden rows, without a norm, with a weight.
 
-    thread, threads: number of this thread, and number of threads.
+    thread: number of this thread, from 0.
+    threads: number of threads.
     frame: address of the frame's table.
     product: address of the product's table.
     out: address of the result, fp32 [rows, outputs].
@@ -637,7 +646,8 @@ def choose(logits, size, count, chances, tokens, offsets):
 def run_layer(thread, threads, frame, layer):
     """Run one layer on all threads.
 
-    thread, threads: number of this thread, and number of threads.
+    thread: number of this thread, from 0.
+    threads: number of threads.
     frame: address of the frame's table.
     layer: address of the layer's table.
     """
@@ -657,30 +667,31 @@ def run_layer(thread, threads, frame, layer):
 
 
 def _run(tables):
-    """Run what is asked for.
+    """Run the work of one call on this thread: a product, the choice of its best outputs, keys and values
+    alone, or some layers.
 
-    tables: address of three numbers: the addresses of a frame's table and of a layer's or product's table,
-        and what is asked for (see `MULTIPLY`).
+    tables: address of three int64 numbers: the addresses of a frame's table and of a layer's or product's
+        table, and what is computed: MULTIPLY, CHOOSE, REMEMBER, or a number of layers.
     """
     frame = v.get_long(tables)
     layer = v.get_long(tables + 8)
-    asked = v.get_long(tables + 16)
+    work = v.get_long(tables + 16)
     thread, threads = team(frame)
-    if asked == REMEMBER:
+    if work == REMEMBER:
         before_attention(thread, threads, frame, layer)
         return
     taps = v.get_long(frame + TAPS)
-    for number in range(asked):
+    for number in range(work):
         place = taps + 16 * number
         if taps and v.get_long(place):
             tap(thread, threads, frame, v.get_long(place), v.get_long(place + 8))
         run_layer(thread, threads, frame, layer + number * LAYER * 8)
-    if asked > 0:
+    if work > 0:
         return
     stride = v.get_long(layer + INPUTS) * 4
     out = v.get_long(frame + OUTPUT)
     project(thread, threads, frame, layer, v.get_long(frame + X), stride, v.get_long(frame + NORM), out)
-    if asked == CHOOSE:
+    if work == CHOOSE:
         wait(frame, threads)
         count = v.get_long(frame + COUNT)
         size = v.get_long(frame + BEST)

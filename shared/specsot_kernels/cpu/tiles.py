@@ -43,6 +43,7 @@ from specsot_kernels.cpu.vectors import (
 
 # Steps of a group; a step has four inputs.
 STEPS = GROUP // 4
+# Steps of a long group, which 8-bit weights have.
 LONG_STEPS = LONG_GROUP // 4
 
 
@@ -69,7 +70,7 @@ def _concatenated(b: Builder, parts: list[Value]) -> Value:
     """Concatenate vectors of one type; their number is a power of two.
 
     b: the LLVM builder into which code is emitted.
-    parts: the vectors.
+    parts: the vectors, in the order of their lanes.
     """
     while len(parts) > 1:
         count = 2 * parts[0].type.count
@@ -114,7 +115,7 @@ class _Sums:
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return spread(b, read(I32)(b, x))
 
@@ -122,7 +123,7 @@ class _Sums:
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """
@@ -132,7 +133,7 @@ class _Sums:
         """Emit the 16 sums as 32-bit integers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         """
         return sums[0]
 
@@ -146,7 +147,7 @@ class _HalfSums(_Sums):
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return spread(b, read(I32)(b, x), 8)
 
@@ -154,7 +155,7 @@ class _HalfSums(_Sums):
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """
@@ -166,7 +167,7 @@ class _HalfSums(_Sums):
         """Emit the 16 sums as 32-bit integers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         """
         return _concatenated(b, sums)
 
@@ -182,7 +183,7 @@ class _PairSums(_Sums):
         """Emit a load of the 4 inputs at an address, 16-bit numbers, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return b.bitcast(spread(b, read(I64)(b, x), 4), ir.VectorType(ir.IntType(16), 16))
 
@@ -190,7 +191,7 @@ class _PairSums(_Sums):
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """
@@ -202,7 +203,7 @@ class _PairSums(_Sums):
         """Emit the 16 sums as 32-bit integers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         """
         return _pairs(b, _concatenated(b, sums))
 
@@ -227,7 +228,7 @@ class _ShortSums(_Sums):
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return b.bitcast(spread(b, read(I32)(b, x), 8), _bytes(32))
 
@@ -235,7 +236,7 @@ class _ShortSums(_Sums):
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """
@@ -249,7 +250,7 @@ class _ShortSums(_Sums):
         """Emit the 16 sums as 32-bit integers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         """
         ones = ir.Constant(self.kind, [1] * 16)
         wide = ir.VectorType(I32, 8)
@@ -263,7 +264,7 @@ class _AnySums(_Sums):
         """Emit a load of the 4 inputs at an address, in the form that `step` needs.
 
         b: the LLVM builder into which code is emitted.
-        x: the address.
+        x: address of the 4 inputs.
         """
         return b.bitcast(spread(b, read(I32)(b, x)), _bytes(64))
 
@@ -271,7 +272,7 @@ class _AnySums(_Sums):
         """Emit the addition of one step's products, and return the new registers.
 
         b: the LLVM builder into which code is emitted.
-        sums: the registers.
+        sums: the registers of one row's sums, as `start` returns them.
         weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
         inputs: the step's inputs, as `read` returns them.
         """
@@ -347,15 +348,21 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
         """Emit the tile. Strides and distances are in bytes.
 
         b: the LLVM builder into which code is emitted.
-        x, x_stride: address of the quantized rows, and from one row to the next.
-        w, apart: address of the weights, and from one block of weights to the next.
+        x: address of the quantized rows.
+        x_stride: from one row of `x` to the next.
+        w: address of the weights.
+        apart: from one block of weights to the next.
         groups: number of groups of inputs.
-        scales, sums: addresses of the scales and corrections of the rows' groups; see `steps.quantize_row`.
+        scales: address of the scales of the rows' groups; see `steps.quantize_row`.
+        sums: address of the corrections of the rows' groups.
         across: from the scales (and sums) of one group to those of the next; a group has one number a row.
         factors: address of the scales of the outputs, in 8 bits.
-        prior, prior_stride: address of what the product is added to, and from one row to the next.
-        out, out_stride: address of the result, and from one row to the next.
-        ahead, pace: from where to prefetch, and how many bytes with each load of weights.
+        prior: address of what the product is added to, fp32.
+        prior_stride: from one row of `prior` to the next.
+        out: address of the result, fp32.
+        out_stride: from one row of `out` to the next.
+        ahead: address from which weights are prefetched.
+        pace: how many bytes are prefetched with each load of weights.
         """
         how = _sums_for(bits)
         group_bytes = LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
@@ -431,8 +438,8 @@ def _compiled(bits: int, rows: int, blocks: int, near: int | None) -> Any:
 
 
 def _tallest(bits: int, heights: Sequence[int]) -> Any:
-    """Return a function that computes as many of the `left` rows as the largest fitting tile takes, and
-    returns that number.
+    """Return a function that computes the largest tile that has no more rows than are left, and returns the
+    number of its rows.
 
     bits: bits of a weight: 8 or 4.
     heights: rows of the tiles, falling, the last one 1.
@@ -441,22 +448,22 @@ def _tallest(bits: int, heights: Sequence[int]) -> Any:
     less = _tallest(bits, heights[1:]) if height > 1 else None
 
     @numba.njit
-    def fit(left: Any, given: Any) -> Any:
-        """Compute one tile, and return how many rows it took.
+    def fit(num_left: Any, arguments: Any) -> Any:
+        """Compute one tile, and return how many rows it has.
 
-        left: number of rows that are left.
-        given: the arguments of the tile.
+        num_left: number of rows that are left, at least 1.
+        arguments: the arguments of the tile.
         """
-        if less is None or left >= height:
-            tile(*given)
+        if less is None or num_left >= height:
+            tile(*arguments)
             return height
-        return less(left, given)
+        return less(num_left, arguments)
 
     return fit
 
 
 def _multiplied(bits: int) -> Any:
-    """Return a function that computes one tile, and returns how many rows it took.
+    """Return a function that computes one tile, and returns how many rows it has.
 
     bits: bits of a weight: 8 or 4.
     """
@@ -466,23 +473,23 @@ def _multiplied(bits: int) -> Any:
     wide, one = _compiled(bits, 1, WIDE_BLOCKS, SECOND), _compiled(bits, 1, 1, None)
 
     @numba.njit
-    def multiply(width: Any, left: Any, given: Any, few: Any) -> Any:
-        """Compute one tile, and return how many rows it took.
+    def multiply(width: Any, num_left: Any, arguments: Any, few: Any) -> Any:
+        """Compute one tile, and return how many rows it has.
 
         width: blocks of outputs.
-        left: number of rows that are left.
-        given: the arguments of the tile.
+        num_left: number of rows that are left, at least 1.
+        arguments: the arguments of the tile.
         few: whether at most FEW_PASSES passes are made over a block.
         """
-        if width == TALL_BLOCKS and left >= tallest and not few:
-            full(*given)
+        if width == TALL_BLOCKS and num_left >= tallest and not few:
+            full(*arguments)
             return tallest
         if width == TALL_BLOCKS:
-            return tall(left, given)
+            return tall(num_left, arguments)
         if width == WIDE_BLOCKS:
-            wide(*given)
+            wide(*arguments)
         else:
-            one(*given)
+            one(*arguments)
         return 1
 
     return multiply
@@ -532,13 +539,20 @@ def _matrix(
 
     b: the LLVM builder into which code is emitted.
     count: number of rows that are stored.
-    x, x_stride: address of the quantized rows, and bytes from one row to the next.
+    x: address of the quantized rows.
+    x_stride: bytes from one row of `x` to the next.
     w: address of the block's weights.
     groups: number of groups of inputs.
-    scales, sums, across: as in `_tile`.
+    scales: address of the scales of the rows' groups; see `steps.quantize_row`.
+    sums: address of the corrections of the rows' groups.
+    across: bytes from the scales (and corrections) of one group to those of the next.
     factors: address of the scales of the outputs.
-    prior, prior_stride, out, out_stride: as in `_tile`.
-    ahead, lines: from where to prefetch, and how many cache lines with each group.
+    prior: address of what the product is added to, fp32.
+    prior_stride: bytes from one row of `prior` to the next.
+    out: address of the result, fp32.
+    out_stride: bytes from one row of `out` to the next.
+    ahead: address from which weights are prefetched.
+    lines: number of cache lines that are prefetched with each group.
     """
     size = TILE_ROWS * BYTES
     room = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(VI, 2 * TILE_ROWS + 1)), I64)

@@ -23,6 +23,7 @@ from numba.extending import intrinsic, models, register_model
 
 from specsot_kernels.errors import UnsupportedProcessor
 
+# Numbers of a vector.
 LANES = 16
 # Bytes of a vector of floats, of the 8-bit weights of one step, and of a cache line.
 BYTES = 64
@@ -36,10 +37,15 @@ LARGEST_HALF = 65504.0
 GROUP_BYTES = 4 * BYTES + 4 * LANES
 
 F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
+# A vector of floats.
 VF = ir.VectorType(F32, LANES)
+# A vector of 32-bit integers.
 VI = ir.VectorType(I32, LANES)
+# A vector of fp16 numbers.
 VH = ir.VectorType(ir.HalfType(), LANES)
+# The LLVM builder into which code is emitted. llvmlite has no types for it.
 Builder = Any
+# A value of emitted LLVM code. llvmlite has no types for it.
 Value = Any
 
 
@@ -50,6 +56,7 @@ class _Floats(types.Type):
         super().__init__("f32x16")
 
 
+# Numba's type of a vector.
 floats = _Floats()
 
 
@@ -94,6 +101,7 @@ def _instructions() -> str:
     return "any"
 
 
+# The instructions that compute integer dot products on this processor.
 INSTRUCTIONS = _instructions()
 # On AVX2, 8-bit products read their inputs as 16-bit numbers.
 WIDE_INPUTS = INSTRUCTIONS == "avx2"
@@ -107,6 +115,7 @@ def _has_amx() -> bool:
     return able and sys.platform == "linux" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
 
 
+# Whether this process may use AMX.
 AMX = _has_amx()
 
 
@@ -165,7 +174,7 @@ def spread(b: Builder, value: Value, lanes: int = LANES) -> Value:
     """Emit a vector with one number in all lanes.
 
     b: the LLVM builder into which code is emitted.
-    value: the number.
+    value: the number, an LLVM value.
     lanes: number of lanes.
     """
     kind = ir.VectorType(value.type, lanes)
@@ -218,7 +227,9 @@ def fma_of(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """Emit x * y + z with one rounding.
 
     b: the LLVM builder into which code is emitted.
-    x, y, z: vectors of floats.
+    x: a vector of floats.
+    y: what `x` is multiplied by.
+    z: what is added to the product.
     """
     return call_named(b, "llvm.fma.v16f32", VF, x, y, z)
 
@@ -324,7 +335,8 @@ def _put_whole(bits: int) -> Callable[..., Value]:
 
         b: the LLVM builder into which code is emitted.
         at: address at which the integers are stored.
-        low, high: two vectors of floats.
+        low: a vector of floats, which become the first 16 integers.
+        high: a vector of floats, which become the last 16 integers.
         """
         wholes = [_whole(b, one) for one in (low, high)]
         for place, whole in zip((0, LANES * bits // 8), wholes):
@@ -351,32 +363,59 @@ def _put_half(b: Builder, at: Value, x: Value) -> None:
     write(VH)(b, at, b.fptrunc(b.select(b.fcmp_unordered("uno", nothing, nothing), x, cut), VH))
 
 
+# Numba's type of addresses and sizes.
 INT = types.int64
+# Numba's type of a single float.
 FLOAT = types.float32
+# Numba's type of a 32-bit integer.
 SHORT = types.int32
+# The vector of floats at an address.
 load = operation(floats, (INT,), read(VF))
+# Stores a vector of floats at an address.
 store = operation(types.void, (INT, floats), write(VF))
+# Stores a vector of floats at an address as fp16; see `_put_half`.
 store_half = operation(types.void, (INT, floats), _put_half)
+# The float at an address.
 get = operation(FLOAT, (INT,), read(F32))
+# Stores a float at an address.
 put = operation(types.void, (INT, FLOAT), write(F32))
+# Stores a 32-bit integer at an address.
 put_int = operation(types.void, (INT, SHORT), write(I32))
+# The 64-bit integer at an address.
 get_long = operation(INT, (INT,), read(I64))
+# Stores a 64-bit integer at an address.
 put_long = operation(types.void, (INT, INT), write(I64))
+# A vector with a float in all lanes.
 splat = operation(floats, (FLOAT,), lambda b, x: spread(b, x))
+# The sum of two vectors, lane by lane.
 add = operation(floats, (floats, floats), lambda b, x, y: b.fadd(x, y))
+# The difference of two vectors, lane by lane.
 sub = operation(floats, (floats, floats), lambda b, x, y: b.fsub(x, y))
+# The product of two vectors, lane by lane.
 mul = operation(floats, (floats, floats), lambda b, x, y: b.fmul(x, y))
+# The quotient of two vectors, lane by lane.
 div = operation(floats, (floats, floats), lambda b, x, y: b.fdiv(x, y))
+# x * y + z with one rounding, lane by lane.
 fma = operation(floats, (floats, floats, floats), fma_of)
+# The smaller number of two vectors, lane by lane.
 least = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.minnum.v16f32", VF, x, y))
+# The larger number of two vectors, lane by lane.
 most = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.maxnum.v16f32", VF, x, y))
+# The lanes rounded to whole numbers, halves to the even one.
 rounded = operation(floats, (floats,), lambda b, x: call_named(b, "llvm.roundeven.v16f32", VF, x))
+# 2 to the power of each lane; see `_power`.
 power = operation(floats, (floats,), _power)
-swap = operation(floats, (floats,), _swap)  # lanes 0 and 1, 2 and 3, ...
+# The vector with lanes 0 and 1, 2 and 3, and so on swapped.
+swap = operation(floats, (floats,), _swap)
+# The largest lane of a vector.
 largest = operation(FLOAT, (floats,), _largest)
+# The largest absolute value in four vectors; see `_peak`.
 peak = operation(FLOAT, (floats,) * 4, _peak)
+# The sum of all lanes of a vector.
 total = operation(FLOAT, (floats,), total_of)
+# Stores two vectors at an address, rounded to 8-bit integers, and returns their sum.
 put_bytes = operation(SHORT, (INT, floats, floats), _put_whole(8))
+# Stores two vectors at an address, rounded to 16-bit integers, and returns their sum.
 put_shorts = operation(SHORT, (INT, floats, floats), _put_whole(16))
 
 
@@ -468,7 +507,9 @@ def _meet(b: Builder, at: Value, threads: Value, system: Value) -> None:
             b.position_at_end(over)
 
 
+# Waits at a barrier until all threads have arrived; see `_meet`.
 meet = operation(types.void, (INT, INT, INT), _meet)
+# Calls a C function without arguments that returns an int.
 call_int = operation(SHORT, (INT,), _call_int)
 
 

@@ -37,14 +37,14 @@ def accept_rows(
     2 and 3, and the due tokens are b, c, y.
     """
     trees = verified.trees.shape[0]
-    most = numbers.due_tokens.shape[1] - 1
+    max_due = numbers.due_tokens.shape[1] - 1
     attending = numbers.leads.numel() // numbers.asked.numel()
     grown = numbers.depths.numel()
     hidden = fresh.shape[1]
     room = verified.slots.shape[1]
     with on_device_of(fresh):
-        _accept[(trees, most)](
-            *verified, *numbers, fresh, features, room, most, numbers.due.stride(0),
+        _accept[(trees, max_due)](
+            *verified, *numbers, fresh, features, room, max_due, numbers.due.stride(0),
             numbers.grown.stride(0), attending, grown, hidden, features.stride(0), fresh.stride(0), ids,
             NODES, power_of_two(room), power_of_two(attending), power_of_two(hidden), num_warps=4,
         )  # fmt: skip
@@ -52,7 +52,7 @@ def accept_rows(
 
 @kernel_for_any(
     "room",
-    "most",
+    "max_due",
     "from_due",
     "from_grown",
     "attending",
@@ -63,52 +63,67 @@ def accept_rows(
     "ids",
 )
 def _accept(
-    targets, tokens, parents, told, slots, due, asked, leads, grown, places, below, said, fresh, features,
-    room, most, from_due, from_grown, attending, many, hidden, from_feature, from_fresh, ids,
+    targets, tokens, parents, trees, slots, due, last_due, leads, grown, places, depths, due_tokens, fresh,
+    features,
+    room, max_due, from_due, from_grown, attending, many, hidden, from_feature, from_fresh, ids,
     nodes: tl.constexpr, width: tl.constexpr, across: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
     """Follow one tree's accepted path. This program copies the features of the path's `turn`-th row; program
     0 also writes the numbers.
 
-    targets, tokens, parents, told, slots: the fields of `VerifiedTrees`, `told` being its `trees`.
-    due, asked, leads, grown, places, below, said: the fields of `DueNumbers`, of which `places` and `below`
-        (its `depths`) are read; `said` is its `due_tokens`.
+    targets: int32 [rows], the target token after each node; see `VerifiedTrees`.
+    tokens: int32 [rows], the token of each node.
+    parents: int32 [rows], the parent of each node within its tree.
+    trees: int32 [trees, 3], first row, number of nodes and number of tokens before the root of each tree.
+    slots: int32 [trees, room], KV slots of each sequence's draft rows.
+    due: int32 [4, n], receives tokens, positions, KV slots and feature origins of the due rows; see
+        `DueNumbers`.
+    last_due: int32 [trees], receives the place of each tree's last due row.
+    leads: int32 [trees, attending], receives how many columns each attending row sees.
+    grown: int32 [3, m], receives positions, KV slots and bases of the rows that are grown afterwards.
+    places: int32 [trees, many], where in `grown` the rows of each tree are.
+    depths: int32 [many], how far below the root's child each grown row is.
+    due_tokens: int32 [trees, 1 + max_due], receives the number of due rows of each tree, then their tokens.
     fresh: [rows, hidden], features of the frame's rows.
     features: [slots, hidden], receives the features of accepted rows.
     room: KV slots of a tree.
-    most: due rows of a tree at most.
-    from_due, from_grown: numbers from one row of due and of grown to the next.
+    max_due: largest number of due rows of a tree.
+    from_due: numbers from one row of `due` to the next.
+    from_grown: numbers from one row of `grown` to the next.
     attending: rows of a tree that attend.
     many: rows of a tree that are grown.
     hidden: numbers of a feature.
-    from_feature, from_fresh: numbers from one row of features and of fresh to the next.
+    from_feature: numbers from one row of `features` to the next.
+    from_fresh: numbers from one row of `fresh` to the next.
     ids: number of token ids that the head knows.
     nodes: nodes that are compared at a time.
-    width, across, size: room, attending and hidden, rounded up to powers of two.
+    width: `room`, rounded up to a power of two.
+    across: `attending`, rounded up to a power of two.
+    size: `hidden`, rounded up to a power of two.
     """
     tree = tl.program_id(0).to(tl.int64)
     turn = tl.program_id(1)
-    first = tl.load(told + tree * 3).to(tl.int64)
-    count = tl.load(told + tree * 3 + 1)
-    committed = tl.load(told + tree * 3 + 2)
+    first = tl.load(trees + tree * 3).to(tl.int64)
+    count = tl.load(trees + tree * 3 + 1)
+    committed = tl.load(trees + tree * 3 + 2)
     place = tl.arange(0, nodes)
     node = 0
     taken = 0
-    mine = -1
-    goes = 1
-    while goes != 0:
-        mine = tl.where(taken == turn, node, mine)
+    own_node = -1
+    continues = 1
+    while continues != 0:
+        own_node = tl.where(taken == turn, node, own_node)
         target = tl.load(targets + first + node)
         if turn == 0:
             # The due row of an accepted node has the node's target as its token and the node's feature.
             token = tl.where((target >= 0) & (target < ids), target, 0)
             slot = tl.load(slots + tree * room + taken)
-            at = tree * most + taken
+            at = tree * max_due + taken
             tl.store(due + at, token)
             tl.store(due + from_due + at, committed + taken)
             tl.store(due + 2 * from_due + at, slot)
             tl.store(due + 3 * from_due + at, slot)
-            tl.store(said + tree * (most + 1) + 1 + taken, target)
+            tl.store(due_tokens + tree * (max_due + 1) + 1 + taken, target)
         taken += 1
         child = count
         for start in range(0, count, nodes):
@@ -117,11 +132,11 @@ def _accept(
             held = tl.load(tokens + first + start + place, mask=there, other=-2)
             found = there & (start + place > node) & (above == node) & (held == target)
             child = tl.minimum(child, tl.min(tl.where(found, start + place, count), 0))
-        goes = tl.where((child < count) & (taken < most), 1, 0)
+        continues = tl.where((child < count) & (taken < max_due), 1, 0)
         node = child
     if turn == 0:
-        tl.store(said + tree * (most + 1), taken)
-        tl.store(asked + tree, (tree * most + taken - 1).to(tl.int32))
+        tl.store(due_tokens + tree * (max_due + 1), taken)
+        tl.store(last_due + tree, (tree * max_due + taken - 1).to(tl.int32))
         number = tl.arange(0, across)
         attend = tl.minimum(taken, attending)
         # The last `attend` due rows: row i of them sees its own column and all before it.
@@ -130,14 +145,14 @@ def _accept(
         row = tl.arange(0, width)
         held = row < many
         goal = tl.load(places + tree * many + row, mask=held, other=0)
-        deep = tl.load(below + row, mask=held, other=0)
+        deep = tl.load(depths + row, mask=held, other=0)
         tl.store(grown + goal, committed + taken + deep, mask=held)
         own = tl.load(slots + tree * room + taken + row, mask=held, other=-1)
         tl.store(grown + from_grown + goal, own, mask=held)
         tl.store(grown + 2 * from_grown + goal, tl.full((width,), 0, tl.int32) + committed + taken, mask=held)
-    if mine >= 0:
+    if own_node >= 0:
         column = tl.arange(0, size)
         live = column < hidden
         row_of = tl.load(slots + tree * room + turn).to(tl.int64)
-        values = tl.load(fresh + (first + mine) * from_fresh + column, mask=live, other=0.0)
+        values = tl.load(fresh + (first + own_node) * from_fresh + column, mask=live, other=0.0)
         tl.store(features + row_of * from_feature + column, values, mask=live)

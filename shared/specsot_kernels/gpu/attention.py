@@ -34,21 +34,23 @@ from specsot_kernels.segments import RowSpan
 # Columns. Largest tile of keys that a program reads at a time. Untuned.
 COLUMNS = 64
 # Queries. Smallest tile, which frames of one or two rows have.
-FEW = 16
+MIN_TILE = 16
 # Pieces. How many partial results of a row `_merge` loads at a time. Chosen by docs/results/h100-product.md.
-MERGED = 4
+SLOTS_MERGED_AT_ONCE = 4
 # Programs. Most that merge; with more heads, a program merges several. Chosen by
 # docs/results/h100-product.md.
-MERGERS = 4096
-# Programs. If a frame has more than MOST pieces (over all KV heads), RUNNING programs loop over them, since
-# even programs without work occupy the GPU for a moment. With fewer pieces the loop costs more than it saves.
+MAX_MERGE_PROGRAMS = 4096
+# Programs. If a frame has more than MAX_UNLOOPED_PIECES pieces (over all KV heads), LOOPING_PROGRAMS programs
+# loop over them, since even programs without work occupy the GPU for a moment. With fewer pieces the loop
+# costs more than it saves.
 # Chosen by docs/results/h100-product.md.
-MOST = 2048
-RUNNING = 512
+MAX_UNLOOPED_PIECES = 2048
+LOOPING_PROGRAMS = 512
 # Rows. From so many rows of prompts on, tiles that are not cut into pieces fill a GPU.
-PROMPTS = 512
+MIN_PROMPT_ROWS = 512
 # Integers. Tables begin at multiples of it, so that kernels compiled for one frame serve all frames.
 ALIGNED = 4
+# log2(e): scores are multiplied by it, so that weights are powers of two.
 LOG2E = tl.constexpr(1.4426950408889634)
 # The score of a hidden column. It is finite, so that a row that sees no column of a piece gets no NaN.
 LOWEST = tl.constexpr(-1e30)
@@ -68,7 +70,12 @@ class Launch(NamedTuple):
 
 
 def launch_of(
-    tile: int, room: int, itemsize: int, int8_kv: bool = False, short: bool = False, copied: bool = False
+    tile: int,
+    room: int,
+    itemsize: int,
+    int8_kv: bool = False,
+    short: bool = False,
+    by_descriptor: bool = False,
 ) -> Launch:
     """Return the fastest launch parameters for tiles of `tile` queries.
 
@@ -77,7 +84,7 @@ def launch_of(
     tile: queries of a tile.
     int8_kv: whether the KV is int8.
     short: whether there are many pieces of a few rows, see `TreePlan`.
-    copied: whether columns are loaded by tensor descriptors, see `are_copied`.
+    by_descriptor: whether columns are loaded by tensor descriptors, see `are_copied`.
 
     Small, short and copied tiles were measured on an H100, the others on an H200
     (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). With a head_dim above 128,
@@ -87,7 +94,11 @@ def launch_of(
         small_tile = (
             Launch(COLUMNS, 8, 3) if int8_kv else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
         )
-        return small_tile if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT and not copied else 3)
+        return (
+            small_tile
+            if tile <= MIN_TILE
+            else Launch(COLUMNS, 4, 2 if tile == SHORT and not by_descriptor else 3)
+        )
     return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
 
@@ -97,7 +108,8 @@ class AnchorRows(NamedTuple):
     anchors: int32 [rows], number of anchor columns that each row sees.
     turns: int32 [rows], positions by which each row's query is rotated towards the anchors.
     rates: fp32 [head_dim / 2], radians that a pair rotates by for each position.
-    cosines, sines: fp32 [rows, head_dim / 2], of the queries' rotation; `turn` computes them from `turns`.
+    cosines: fp32 [rows, head_dim / 2], cosines of the queries' rotation; `turn` computes them from `turns`.
+    sines: fp32 [rows, head_dim / 2], the sines.
     """
 
     anchors: Tensor
@@ -158,7 +170,7 @@ def plan_attention(
     window: int | None = None,
     rates: Tensor | None = None,
 ) -> TreePlan:
-    """Plan one frame's attention, with one copy to the device (prompts need a second one).
+    """Return the plan of one frame's attention, with one copy to the device (prompts need a second one).
 
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
@@ -180,7 +192,7 @@ def plan_attention(
     tables = tabulate(spans, page_rows, rows, window, sight_tables[0] if sight_tables else None, anchored)
     on_device = send_tables((*tables, *sight_tables), device)
     prompts = None
-    if num_rows >= PROMPTS and not sight_tables and all(span.visible is None for span in spans):
+    if num_rows >= MIN_PROMPT_ROWS and not sight_tables and all(span.visible is None for span in spans):
         prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
     sinces, policy_rows = _policy_tables(on_device[len(tables) :], rates)
     if policy_rows:
@@ -209,7 +221,7 @@ def plan_over(
         of `PolicySights`, else None. `AnchorRows.turn` of the plan is then to be called before each use.
     """
     pieces, *row_tables, pages = tables
-    tile = max(power_of_two(room.tile_rows * heads_per_kv), FEW)
+    tile = max(power_of_two(room.tile_rows * heads_per_kv), MIN_TILE)
     (sinces, anchored) = _policy_tables(sight_tables, rates)
     options = room.slots, page_rows, tile, sinces, None, room.short, anchored
     return TreePlan((pieces, pages, *row_tables), *options)
@@ -250,7 +262,7 @@ def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[
     device: the torch device in question.
     """
     sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
-    flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
+    flat = np.concatenate([np.resize(table, size) for table, size in zip(tables, sizes)])
     whole = torch.from_numpy(flat)
     # From memory that is not pinned, the copy would wait for everything that runs on the device.
     if torch.device(device).type == "cuda":
@@ -268,7 +280,7 @@ def are_copied(plan: TreePlan, kind: torch.dtype, kv_layer: Tensor) -> bool:
     kind: type of the queries.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV of one layer.
     """
-    many = plan.tile > FEW and not plan.short and plan.page_rows % COLUMNS == 0
+    many = plan.tile > MIN_TILE and not plan.short and plan.page_rows % COLUMNS == 0
     return many and suits(kind, kv_layer)
 
 
@@ -286,8 +298,8 @@ def attend(
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values; all dimensions but the last may be
         strided. Or int8 with each row's fp16 scale after its numbers, in 16 bytes, because 16 bytes are read
         at a time.
-    sinks: fp32 [kv_heads, g], contiguous: learned sink scores without values.
-    softcap: bounds the other scores by softcap * tanh(score / softcap).
+    sinks: fp32 [kv_heads, g], contiguous: learned sink scores without values. None: there are none.
+    softcap: bounds the other scores by softcap * tanh(score / softcap). None: they are not bounded.
     plan: the plan of the frame, made by `plan_attention` or `plan_over`.
     launch: overrides `launch_of`; None: the fastest parameters that were measured.
     """
@@ -299,34 +311,34 @@ def attend(
     weights = q.new_empty((plan.slots, kv_heads * g), dtype=torch.float32)
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
-    near = plan.sinces is not None
+    windowed = plan.sinces is not None
     cap = softcap or 0.0
-    eight = kv_layer.dtype == torch.int8
-    copied = are_copied(plan, q.dtype, kv_layer)
-    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, eight, plan.short, copied)
+    is_int8 = kv_layer.dtype == torch.int8
+    by_descriptor = are_copied(plan, q.dtype, kv_layer)
+    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, is_int8, plan.short, by_descriptor)
     sinces = leads if plan.sinces is None else plan.sinces
     anchored = (leads, weights, weights)
     if plan.anchored:
         anchored = plan.anchored.anchors, plan.anchored.cosines, plan.anchored.sines
-    scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
-    again = len(pieces) * kv_heads > MOST
-    programs = max(RUNNING // kv_heads, 1) if again else len(pieces)
-    each = power_of_two(-(-rows * kv_heads * g // MERGERS))
-    flat = plan.page_rows % wide == 0
+    scales = kv_layer[..., dim:].view(torch.float16) if is_int8 else kv_layer
+    looped = len(pieces) * kv_heads > MAX_UNLOOPED_PIECES
+    programs = max(LOOPING_PROGRAMS // kv_heads, 1) if looped else len(pieces)
+    each = power_of_two(-(-rows * kv_heads * g // MAX_MERGE_PROGRAMS))
+    on_one_page = plan.page_rows % wide == 0
     blocks = kv_layer
-    if copied:
+    if by_descriptor:
         blocks = TensorDescriptor.from_tensor(kv_layer.view(-1, dim), [wide, dim])
     with on_device_of(q):
         _read[(kv_heads, programs)](
             q, kv_layer, blocks, scales, pieces, pages, leads, bases, bits, sinces, *anchored, starts, parts,
             weights, out, *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows,
-            bits.shape[1], dim, room, plan.tile, wide, flat, near, plan.anchored is not None, plan.short,
-            again, sinks is not None, cap, eight, copied, num_warps=warps, num_stages=stages,
-            **pdl_options(q),
+            bits.shape[1], dim, room, plan.tile, wide, on_one_page, windowed, plan.anchored is not None,
+            plan.short, looped, sinks is not None, cap, is_int8, by_descriptor, num_warps=warps,
+            num_stages=stages, **pdl_options(q),
         )  # fmt: skip
         _merge[(rows, -(-kv_heads * g // each))](
             parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, kv_heads * g, room,
-            MERGED, each, plan.short, sinks is not None, num_warps=1, **pdl_options(q),
+            SLOTS_MERGED_AT_ONCE, each, plan.short, sinks is not None, num_warps=1, **pdl_options(q),
         )  # fmt: skip
     return out
 
@@ -335,44 +347,57 @@ def attend(
 def _read(
     q, kv, blocks, scales, pieces, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
     weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, many, g, page_rows, words,
-    dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr,
-    near: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr, again: tl.constexpr,
-    sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, copied: tl.constexpr, early: tl.constexpr,
+    dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, on_one_page: tl.constexpr,
+    windowed: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr, looped: tl.constexpr,
+    has_sinks: tl.constexpr, cap: tl.constexpr, is_int8: tl.constexpr, by_descriptor: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
-    """Read one piece under one KV head; if `again`, read piece after piece.
+    """Read one piece under one KV head; if `looped`, read piece after piece.
 
     A captured graph has room for more pieces than most frames have. The unused ones have no rows and come
     last.
 
     q: [rows, kv_heads, g, dim], the scaled queries.
     kv: [2, pages, kv_heads, page_rows, dim], keys and values.
-    blocks: a tensor descriptor of kv, if `copied`.
-    scales: fp16, the scales of int8 rows, if `eight`.
-    pieces, pages, leads, bases, bits, starts: the tables of the frame; see `AttentionTables`.
-    sinces: [rows], the first column that each row sees, if `near`.
-    anchors, cosines, sines: see `AnchorRows`; used if `anchored`.
+    blocks: a tensor descriptor of kv, if `by_descriptor`.
+    scales: fp16, the scales of int8 rows, if `is_int8`.
+    pieces: int32 [pieces, 7], the pieces of the frame; see `AttentionTables`.
+    pages: int32, page numbers of all pieces.
+    leads: int32 [rows]; each row sees every column before this one.
+    bases: int32 [rows], the column that bit 0 of each row's bits stands for.
+    bits: int32 [rows, words], which later columns each row sees.
+    starts: int32 [rows + 1], where each row's slots begin.
+    sinces: [rows], the first column that each row sees, if `windowed`.
+    anchors: int32 [rows], number of anchor columns that each row sees, if `anchored`; see `AnchorRows`.
+    cosines: fp32 [rows, dim / 2], cosines of the queries' rotation towards the anchors, if `anchored`.
+    sines: fp32 [rows, dim / 2], the sines.
     parts: fp32 [slots, heads, dim], receives each slot's output.
     weights: fp32 [slots, heads], receives each slot's log-sum-exp.
     out: [rows, heads, dim], receives the output of rows that are complete, if `short`.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
-    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
-        next.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_head: numbers from one KV head to the next.
+    kv_row: numbers from one row of a page to the next.
     many: number of pieces.
     g: query heads of each KV head.
     page_rows: columns of a page.
     words: mask words of a row.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
-    flat: whether the columns of a tile lie on one page.
-    near: whether rows have a first visible column.
+    on_one_page: whether the columns of a tile lie on one page.
+    windowed: whether rows have a first visible column.
     anchored: whether rows see anchors.
     short: whether most rows are in one piece alone.
-    again: whether programs loop over pieces.
-    sunk: whether heads have sinks.
+    looped: whether programs loop over pieces.
+    has_sinks: whether heads have sinks.
     cap: bound of the scores; 0: none.
-    eight: whether KV is int8.
-    copied: whether columns are loaded by tensor descriptors.
+    is_int8: whether KV is int8.
+    by_descriptor: whether columns are loaded by tensor descriptors.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -383,11 +408,11 @@ def _read(
         q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
         weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
     )  # fmt: skip
-    if again:
+    if looped:
         while high > 0:
             _read_piece(
-                given, pieces + number * 7, high, dim, room, tile, wide, flat, near, anchored,
-                short, sunk, cap, eight, copied, early,
+                given, pieces + number * 7, high, dim, room, tile, wide, on_one_page, windowed, anchored,
+                short, has_sinks, cap, is_int8, by_descriptor, early,
             )  # fmt: skip
             number += tl.num_programs(1)
             high = tl.load(pieces + number * 7 + 1, mask=number < many, other=0)
@@ -397,17 +422,17 @@ def _read(
             await_preceding_kernel(early)
             return
         _read_piece(
-            given, pieces + number * 7, high, dim, room, tile, wide, flat, near, anchored, short,
-            sunk, cap, eight, copied, early,
+            given, pieces + number * 7, high, dim, room, tile, wide, on_one_page, windowed, anchored, short,
+            has_sinks, cap, is_int8, by_descriptor, early,
         )  # fmt: skip
 
 
 @kernel
 def _read_piece(
-    given, piece, high, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr,
-    flat: tl.constexpr, near: tl.constexpr, anchored: tl.constexpr,
-    short: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, copied: tl.constexpr,
-    early: tl.constexpr,
+    arguments, piece, high, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr,
+    on_one_page: tl.constexpr, windowed: tl.constexpr, anchored: tl.constexpr,
+    short: tl.constexpr, has_sinks: tl.constexpr, cap: tl.constexpr, is_int8: tl.constexpr,
+    by_descriptor: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Compute the softmax of a piece's rows over its columns, and its log-sum-exp.
 
@@ -415,26 +440,28 @@ def _read_piece(
     three ranges: with masks up to `whole` (where the window of some row begins), without masks up to `free`
     (every row sees every column), and with masks to the end (tree nodes see different columns).
 
-    given: the arguments of `_read` from `q` to `kv_row`, without pieces, then head, g, page_rows and words.
+    arguments: the arguments of `_read` from `q` to `kv_row`, without pieces, then head, g, page_rows and
+        words.
     piece: address of the piece's seven numbers; see `AttentionTables.pieces`.
     high: number of the piece's rows.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
-    flat: whether the columns of a tile lie on one page.
-    near: whether rows have a first visible column.
+    on_one_page: whether the columns of a tile lie on one page.
+    windowed: whether rows have a first visible column.
     anchored: whether rows see anchors.
     short: whether most rows are in one piece alone.
-    sunk: whether heads have sinks.
+    has_sinks: whether heads have sinks.
     cap: bound of the scores; 0: none.
-    eight: whether KV is int8.
-    copied: whether columns are loaded by tensor descriptors.
+    is_int8: whether KV is int8.
+    by_descriptor: whether columns are loaded by tensor descriptors.
     early: whether the device starts kernels early (see `launching`).
     """
     (
         q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
         weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
-    ) = given  # fmt: skip
+    ) = arguments  # fmt: skip
     top_row = tl.load(piece)
     where = tl.load(piece + 2)
     columns = tl.load(piece + 3)
@@ -449,10 +476,10 @@ def _read_piece(
     lead = tl.load(leads + row, mask=live, other=0)
     base = tl.load(bases + row, mask=live, other=0)
     merged = live
-    if short and not sunk:
+    if short and not has_sinks:
         merged = tl.load(starts + row + 1, mask=live, other=0) - tl.load(starts + row, mask=live, other=0) > 1
     since = tl.zeros_like(lead)
-    if near:
+    if windowed:
         since = tl.load(sinces + row, mask=live, other=0)
     # The tables were written before this frame's kernels, so they may be read before this wait.
     await_preceding_kernel(early)
@@ -476,12 +503,12 @@ def _read_piece(
     pages = pages + where
     kv = kv + head * kv_head
     bits = bits + row * words
-    if eight:
+    if is_int8:
         scales += head * (kv_head // 2)
     # Every row sees every column from `whole` to `free`.
     free = tl.minimum(tl.maximum(common - at, 0), columns) // wide * wide
     whole = 0
-    if near:
+    if windowed:
         nearest = tl.min(tl.where(live, since, at + columns), 0)
         start = tl.minimum(tl.maximum(nearest - at, 0), columns) // wide * wide
         whole = tl.minimum(tl.maximum(tl.max(since, 0) - at, start), columns)
@@ -490,51 +517,51 @@ def _read_piece(
         for left in range(start, tl.minimum(whole, columns), wide):
             keys, values, key_scale, value_scale = _fetch(
                 kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
-                q.dtype.element_ty, dim, room, wide, flat, eight, copied,
+                q.dtype.element_ty, dim, room, wide, on_one_page, is_int8, by_descriptor,
             )  # fmt: skip
-            scores = _score(queries, keys, key_scale, cap, eight)
-            seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
-            state = update_softmax(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
+            scores = _score(queries, keys, key_scale, cap, is_int8)
+            seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, windowed)
+            state = update_softmax(state, tl.where(seen, scores, LOWEST), values, value_scale, is_int8)
     for left in range(whole, free, wide):
         keys, values, key_scale, value_scale = _fetch(
             kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
-            q.dtype.element_ty, dim, room, wide, flat, eight, copied,
+            q.dtype.element_ty, dim, room, wide, on_one_page, is_int8, by_descriptor,
         )  # fmt: skip
-        scores = _score(queries, keys, key_scale, cap, eight)
-        state = update_softmax(state, scores, values, value_scale, eight)
+        scores = _score(queries, keys, key_scale, cap, is_int8)
+        state = update_softmax(state, scores, values, value_scale, is_int8)
     for left in range(free, columns, wide):
         keys, values, key_scale, value_scale = _fetch(
             kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
-            q.dtype.element_ty, dim, room, wide, flat, eight, copied,
+            q.dtype.element_ty, dim, room, wide, on_one_page, is_int8, by_descriptor,
         )  # fmt: skip
-        scores = _score(queries, keys, key_scale, cap, eight)
-        seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
-        state = update_softmax(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
+        scores = _score(queries, keys, key_scale, cap, is_int8)
+        seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, windowed)
+        state = update_softmax(state, tl.where(seen, scores, LOWEST), values, value_scale, is_int8)
     highest, total, sums = state
     sums /= tl.maximum(total, 1.0)[:, None]
     heads = tl.num_programs(0) * g
     mine = head * g + line % g
-    if short and not sunk:
+    if short and not has_sinks:
         alone = row.to(tl.int64) * heads + mine
         tl.store(out + alone[:, None] * dim + d[None, :], sums, mask=there & ~merged[:, None])
     weight = tl.where(highest == LOWEST, LOWEST, (highest + tl.log2(tl.maximum(total, 1.0))) / LOG2E)
-    given = (slot + line // g).to(tl.int64) * heads + mine
-    tl.store(weights + given, weight, mask=live & merged)
-    tl.store(parts + given[:, None] * dim + d[None, :], sums, mask=there & merged[:, None])
+    arguments = (slot + line // g).to(tl.int64) * heads + mine
+    tl.store(weights + arguments, weight, mask=live & merged)
+    tl.store(parts + arguments[:, None] * dim + d[None, :], sums, mask=there & merged[:, None])
 
 
 @kernel
-def _score(queries, keys, scale, cap: tl.constexpr, eight: tl.constexpr):
+def _score(queries, keys, scale, cap: tl.constexpr, is_int8: tl.constexpr):
     """Return scores, fp32 [tile, wide].
 
-    queries: [tile, room].
+    queries: [tile, room], the queries.
     keys: [wide, room], in the queries' type.
-    scale: fp32 [wide], the scales of int8 keys, if `eight`.
+    scale: fp32 [wide], the scales of int8 keys, if `is_int8`.
     cap: scores become cap * tanh(score / cap); 0: they stay as they are.
-    eight: whether the keys are int8.
+    is_int8: whether the keys are int8.
     """
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-    if eight:
+    if is_int8:
         scores *= scale[None, :]
     if cap > 0:
         scores = cap - 2 * cap / (tl.exp(scores * (2 / cap)) + 1)
@@ -543,7 +570,7 @@ def _score(queries, keys, scale, cap: tl.constexpr, eight: tl.constexpr):
 
 @kernel
 def _seen(
-    bits, lead, base, since, live, left, at, columns, words, wide: tl.constexpr, near: tl.constexpr
+    bits, lead, base, since, live, left, at, columns, words, wide: tl.constexpr, windowed: tl.constexpr
 ):  # fmt: skip
     """Return which columns of a tile each row sees, [tile, wide]: those from `since` to `lead`, and those
     whose bit is set.
@@ -551,20 +578,20 @@ def _seen(
     bits: [tile], addresses of the rows' mask words.
     lead: [tile], the row sees every column before this one.
     base: [tile], the column that bit 0 of the row's bits stands for.
-    since: [tile], the first column that the row sees, if `near`.
+    since: [tile], the first column that the row sees, if `windowed`.
     live: [tile], whether the line of the tile is a row.
     left: number of the tile's first column within the piece.
     at: the piece's first column.
     columns: number of the piece's columns.
     words: mask words of a row.
     wide: columns that are read at a time.
-    near: whether rows have a first visible column.
+    windowed: whether rows have a first visible column.
     """
     column = left + tl.arange(0, wide)
     bit = at + column[None, :] - base[:, None]
     word = _words(bits, at + left - base, bit, live, words, wide)
     before = (at + column)[None, :] < lead[:, None]
-    if near:
+    if windowed:
         before &= (at + column)[None, :] >= since[:, None]
     return (before | (((word >> (bit & 31)) & 1) == 1)) & (column < columns)[None, :]
 
@@ -592,36 +619,38 @@ def _words(bits, first, bit, live, words, wide: tl.constexpr):
 @kernel
 def _fetch(
     kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows, kind: tl.constexpr,
-    dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, eight: tl.constexpr,
-    copied: tl.constexpr,
+    dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, on_one_page: tl.constexpr,
+    is_int8: tl.constexpr, by_descriptor: tl.constexpr,
 ):  # fmt: skip
     """Load keys and values of a tile of columns, and their scales: (keys, values, key scales, value scales).
 
     Scales are 1.0 unless the numbers are int8.
 
     kv: address of the KV head's keys in page 0.
-    blocks: a tensor descriptor of the KV, if `copied`.
-    scales: address of the KV head's scales, if `eight`.
+    blocks: a tensor descriptor of the KV, if `by_descriptor`.
+    scales: address of the KV head's scales, if `is_int8`.
     pages: address of the piece's page numbers.
     left: number of the tile's first column within the piece.
     columns: number of the piece's columns.
     head: number of the KV head.
-    kv_half, kv_page, kv_row: numbers from keys to values, and from one page and row to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_row: numbers from one row of a page to the next.
     page_rows: columns of a page.
     kind: type of the queries, to which int8 numbers are converted exactly.
     dim: numbers of a head.
     room: dim, rounded up to a power of two.
     wide: columns that are read at a time.
-    flat: whether the columns lie on one page.
-    eight: whether the numbers are int8.
-    copied: whether to load by descriptors, together with what follows the columns in memory.
+    on_one_page: whether the columns lie on one page.
+    is_int8: whether the numbers are int8.
+    by_descriptor: whether to load by descriptors, together with what follows the columns in memory.
     """
-    if copied:
+    if by_descriptor:
         at = tl.load(pages + left // page_rows) * (kv_page // dim) + head * page_rows + left % page_rows
         return blocks.load([at, 0]), blocks.load([at + (kv_half // dim).to(tl.int32), 0]), 1.0, 1.0
     column = left + tl.arange(0, wide)
     d = tl.arange(0, room)
-    if flat:
+    if on_one_page:
         page = tl.load(pages + left // page_rows).to(tl.int64)
     else:
         page = tl.load(pages + column // page_rows, mask=column < columns, other=0).to(tl.int64)
@@ -631,7 +660,7 @@ def _fetch(
     keys, values = tl.load(where, mask=held, other=0), tl.load(where + kv_half, mask=held, other=0)
     one = 1.0
     two = 1.0
-    if eight:
+    if is_int8:
         one = tl.load(scales + place // 2, mask=column < columns, other=0.0).to(tl.float32)
         two = tl.load(scales + place // 2 + kv_half // 2, mask=column < columns, other=0.0).to(tl.float32)
         keys, values = keys.to(kind), values.to(kind)
@@ -639,14 +668,14 @@ def _fetch(
 
 
 @kernel
-def update_softmax(state, scores, values, scale, eight: tl.constexpr):
+def update_softmax(state, scores, values, scale, is_int8: tl.constexpr):
     """Update a running softmax, in powers of two, with one tile of columns; return the new state.
 
     state: highest score [tile], sum of weights [tile] and weighted values [tile, room].
     scores: fp32 [tile, wide]; LOWEST where a row does not see a column.
-    values: [wide, room].
-    scale: fp32 [wide], the scales of int8 values, if `eight`.
-    eight: whether the values are int8.
+    values: [wide, room], the values.
+    scale: fp32 [wide], the scales of int8 values, if `is_int8`.
+    is_int8: whether the values are int8.
     """
     highest, total, sums = state
     scores *= LOG2E
@@ -654,7 +683,7 @@ def update_softmax(state, scores, values, scale, eight: tl.constexpr):
     chances = tl.exp2(scores - higher[:, None])
     kept = tl.exp2(highest - higher)
     total = total * kept + tl.sum(chances, 1)
-    if eight:
+    if is_int8:
         chances *= scale[None, :]
     sums = tl.dot(chances.to(values.dtype), values, sums * kept[:, None], input_precision="ieee")
     return higher, total, sums
@@ -663,7 +692,7 @@ def update_softmax(state, scores, values, scale, eight: tl.constexpr):
 @kernel
 def _merge(
     parts, weights, starts, slots, sinks, out, dim, heads, room: tl.constexpr, many: tl.constexpr,
-    each: tl.constexpr, short: tl.constexpr, sunk: tl.constexpr, early: tl.constexpr,
+    each: tl.constexpr, short: tl.constexpr, has_sinks: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Merge the pieces of `each` heads of one row by their log-sum-exp, together with the row's sink.
 
@@ -672,15 +701,17 @@ def _merge(
 
     parts: fp32 [slots, heads, dim], each slot's output.
     weights: fp32 [slots, heads], each slot's log-sum-exp.
-    starts, slots: the slots of each row; see `AttentionTables`.
-    sinks: fp32 [heads], if `sunk`.
+    starts: int32 [rows + 1]; row r has the slots `slots[starts[r] : starts[r + 1]]`.
+    slots: int32, slot numbers, grouped by row.
+    sinks: fp32 [heads], if `has_sinks`.
     out: [rows, heads, dim], receives the outputs.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     heads: number of query heads.
     many: how many slots are loaded at a time.
     each: heads of one program.
     short: whether rows with a single piece have their output already.
-    sunk: whether heads have sinks.
+    has_sinks: whether heads have sinks.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -691,13 +722,13 @@ def _merge(
     whole = mine[:, None] & (d < dim)[None, :]
     first, last = tl.load(starts + row), tl.load(starts + row + 1)
     await_preceding_kernel(early)
-    if short and not sunk:  # noqa: SIM102  # the first is known when this is compiled
+    if short and not has_sinks:  # noqa: SIM102  # the first is known when this is compiled
         if last - first == 1:
             return
     highest = tl.full((each,), LOWEST, tl.float32)
     total = tl.zeros((each,), tl.float32)
     sums = tl.zeros((each, room), tl.float32)
-    if sunk:
+    if has_sinks:
         highest = tl.load(sinks + head, mask=mine, other=LOWEST)
         total = total + 1.0
     for left in range(first, last, many):

@@ -14,8 +14,11 @@ from torch import Tensor
 from specsot_kernels.contract import DraftResults, TreeArrays, TreeMaskMode
 from specsot_kernels.gpu.launching import kernel, kernel_for_any, launch, on_device_of, power_of_two
 
+# The layout FULL_MASK.
 FULL = tl.constexpr(TreeMaskMode.FULL_MASK.value)
+# The layout QLEN_ONLY_BITPACKING.
 PACKED = tl.constexpr(TreeMaskMode.QLEN_ONLY_BITPACKING.value)
+# (largest number of nodes, element type) of the words of QLEN_ONLY_BITPACKING.
 WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
 # Numbers from this one on need 64 bits, and a compiled form of their own.
 LONG = 1 << 31
@@ -163,7 +166,7 @@ def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
     """Return the results as views of one allocation.
 
     rows: int64 [6, bs * n]: positions, index, children, siblings and tokens, then scratch.
-    mask: the mask.
+    mask: the mask of all trees, which becomes a field of the result.
     batch: number of requests.
     """
     positions, index, first, following, tokens, _ = rows.unbind()
@@ -179,13 +182,24 @@ def _build(
 ):  # fmt: skip
     """Find tokens and parents of one request's nodes, then lay out its tree.
 
-    verified, parent_list, selected, drafts, seq_lens: the arguments of `build_trees`.
-    positions, index, children, siblings, tokens: [bs * n] each, receive the tree; see TreeArrays.
+    verified: [bs], the newest token of each request.
+    parent_list: [bs, groups], the parent of each group of k candidates, as a flat number; -1 is the root.
+    selected: [bs, n - 1], flat numbers of the chosen candidates, ascending.
+    drafts: [bs, n - 1], the tokens of these candidates.
+    seq_lens: [bs], number of tokens before each request's newest token.
+    positions: int64 [bs * n], receives the position of each node.
+    index: int64 [bs * n], receives the row of each node in the batch.
+    children: int64 [bs * n], receives the first child of each node, -1 for none.
+    siblings: int64 [bs * n], receives the next child of the same parent, -1 for none.
+    tokens: int64 [bs * n], receives the token of each node.
     parents: int64 [bs * n], scratch: receives the parent of each node.
     mask: receives the mask.
-    nodes, topk, groups: n, k, and entries of a request in parent_list.
+    nodes: n, number of nodes of each tree.
+    topk: k, candidates below each node that was drafted from.
+    groups: number of entries of each request in `parent_list`.
     size: numbers of the mask.
-    mode, tile: layout of the mask, and nodes of a tile.
+    mode: layout of the mask; see `TreeMaskMode`.
+    tile: nodes of a tile.
     """
     b = tl.program_id(0).to(tl.int64)
     tokens = tokens + b * nodes
@@ -221,11 +235,17 @@ def _arrange(
 ):  # fmt: skip
     """Lay out one request's tree from given parents.
 
-    parents, seq_lens: the arguments of `arrange_trees`.
-    positions, index, children, siblings: [bs * n] each, receive the tree; see TreeArrays.
+    parents: [bs, n], the parent of each node, as a node number; -1 for none.
+    seq_lens: [bs], number of tokens before each root.
+    positions: int64 [bs * n], receives the position of each node.
+    index: int64 [bs * n], receives the row of each node in the batch.
+    children: int64 [bs * n], receives the first child of each node, -1 for none.
+    siblings: int64 [bs * n], receives the next child of the same parent, -1 for none.
     mask: receives the mask.
-    nodes, size: number of nodes, and numbers of the mask.
-    mode, tile: layout of the mask, and nodes of a tile.
+    nodes: n, number of nodes of each tree.
+    size: number of entries of the mask.
+    mode: layout of the mask; see `TreeMaskMode`.
+    tile: nodes of a tile.
     """
     b = tl.program_id(0).to(tl.int64)
     parents += b * nodes
@@ -244,10 +264,15 @@ def _lay_out(
 
     parents: address of the request's parents.
     seq_lens: [bs], number of tokens before each root.
-    positions, index, children, siblings: [bs * n] each, receive the tree; see TreeArrays.
+    positions: int64 [bs * n], receives the position of each node.
+    index: int64 [bs * n], receives the row of each node in the batch.
+    children: int64 [bs * n], receives the first child of each node, -1 for none.
+    siblings: int64 [bs * n], receives the next child of the same parent, -1 for none.
     mask: receives the mask.
-    nodes, size: number of nodes, and numbers of the mask.
-    mode, tile: layout of the mask, and nodes of a tile.
+    nodes: n, number of nodes of each tree.
+    size: number of entries of the mask.
+    mode: layout of the mask; see `TreeMaskMode`.
+    tile: nodes of a tile.
     """
     b = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens + b).to(tl.int64)
@@ -352,9 +377,12 @@ def _choose(
     A binary search finds the order of the worst one that is taken; candidates of equal order are taken by
     lower number.
 
-    scores, tokens: [bs, size], all candidates of each request.
-    selected, chosen: int64 [bs, wanted], receive numbers and tokens of the best ones.
-    size, room: candidates of a request, and the same rounded up to a power of two.
+    scores: [bs, size], the scores of all candidates of each request.
+    tokens: [bs, size], their tokens.
+    selected: int64 [bs, wanted], receives the numbers of the best candidates, ascending.
+    chosen: int64 [bs, wanted], receives their tokens.
+    size: number of candidates of a request.
+    room: `size`, rounded up to a power of two.
     wanted: how many to choose.
     wide: whether scores are float64.
     """

@@ -52,15 +52,25 @@ def _choose(
     A binary search keeps this invariant: at least `wanted` candidates have order `low` or more, fewer have
     order `high` or more.
 
-    tokens, positions, bits: the rows of all trees; see `TreeRows`.
-    pool_tokens, pool_scores, pool_parents: [trees of the pool, candidates]; see `CandidatePool`.
-    places, depths, trust, ranks, chosen: see `ChoiceNumbers`.
-    from_pool, from_scores: numbers from one tree of the pool to the next.
-    candidates, wide: candidates of a tree, and the same rounded up to a power of two.
+    tokens: int32 [rows], receives the token of each node but the roots.
+    positions: int32 [rows], the position of each row; those of the roots are read, the others are written.
+    bits: int32 [rows, words], receives which rows of its tree each row sees; see `TreeRows`.
+    pool_tokens: int64 [trees of the pool, candidates], the token of each candidate; see `CandidatePool`.
+    pool_scores: fp32, of the same shape, the score of each candidate.
+    pool_parents: int64, of the same shape, the parent of each candidate.
+    places: int32 [trees], each tree's row in the pool; see `ChoiceNumbers`.
+    depths: int32 [n], depth of each candidate.
+    trust: fp32 [levels], what is added to a score at each depth.
+    ranks: int32 [trees, n], scratch: receives each candidate's node number, 0 if it is not chosen.
+    chosen: int32 [trees, nodes - 1], receives the chosen candidates in node order.
+    from_pool: numbers from one tree to the next in the pool's tokens and parents.
+    from_scores: numbers from one tree to the next in the pool's scores.
+    candidates: number of candidates of a tree.
+    wide: `candidates`, rounded up to a power of two.
     nodes: nodes of each tree.
     vocabulary: number of token ids.
     words: mask words of a row.
-    levels: most levels of a tree.
+    levels: largest number of levels of a tree.
     word: bits of a mask word.
     """
     tree = tl.program_id(0).to(tl.int64)

@@ -33,7 +33,7 @@ COLUMNS = 16
 # Warps of such a program. Chosen on an H100: more were slower.
 WARPS = 1
 # Sequences. Most that are walked concurrently; equals `specsot_model.core.walks.LANES`. Untuned.
-TEXTS = 16
+LANES = 16
 # Rows. Most that are prepared concurrently. Untuned.
 ROWS = 1024
 # Rows of a chunk; equals `specsot_model.core.replays.CHUNK`.
@@ -83,7 +83,7 @@ class DeltaRule:
 
     @property
     def mixed(self) -> int:
-        """Numbers of a row's queries, keys and values together."""
+        """Return how many numbers the queries, keys and values of a row have together."""
         return self.taps.shape[1]
 
 
@@ -163,12 +163,12 @@ def run_delta(
                     mixed, gates, walk.counts, known, pairs, *sizes, room, wide, CHUNK,
                     precision.value, num_warps=SOLVING_WARPS, num_stages=1, **pdl_options(inputs),
                 )  # fmt: skip
-                _walk_chunks[(min(walk.chunked, TEXTS), rule.value_heads, -(-rule.value_dim // WIDE))](
+                _walk_chunks[(min(walk.chunked, LANES), rule.value_heads, -(-rule.value_dim // WIDE))](
                     mixed, gates, walk.counts, walk.chunks, walk.rows, known, pairs, states, aside, out,
                     *sizes, kernel_rows, kernel_rows + FIELDS, room, WIDE, CHUNK, precision.value,
                     num_warps=CHUNK_WARPS, num_stages=1, **pdl_options(inputs),
                 )  # fmt: skip
-            _walk[(min(walk.sequences, TEXTS), rule.value_heads, -(-rule.value_dim // COLUMNS))](
+            _walk[(min(walk.sequences, LANES), rule.value_heads, -(-rule.value_dim // COLUMNS))](
                 mixed, gates, walk.counts, walk.starts, walk.rows, states, aside, out, *sizes, kernel_rows,
                 kernel_rows + FIELDS, power_of_two(rule.key_dim), COLUMNS, num_warps=WARPS,
                 **pdl_options(inputs),
@@ -210,16 +210,20 @@ def _prepare(
     pages: [2, pages, 1, page_rows, half], the stored inputs.
     slots: [rows], the slot of each row of the frame.
     taps: fp32 [kernel, mixed], weights of the convolution.
-    decay, bias: fp32 [value_heads], factor and offset of the decay's logarithm.
+    decay: fp32 [value_heads], factors of the decay's logarithm.
+    bias: fp32 [value_heads], added to the decay's input.
     counts: int32 [4], of which [1] is the number of table rows.
     rows: the table; see `Walk.rows`.
     mixed: fp32 [lines, mixed], receives queries, keys and values of each table row.
     gates: fp32 [lines, GATES * value_heads], receives decay, rate and the decay's logarithm.
     from_input: numbers from one row of inputs to the next.
-    other_half, half: numbers from the first to the second half of a row in the pages, and numbers of a half.
+    other_half: numbers from the first half of a row's inputs to the second half in the pages.
+    half: numbers of one half.
     scale: factor of the queries.
-    key_heads, value_heads, key_dim, value_dim: numbers of heads of queries and keys, and of values, and
-        numbers of one of each.
+    key_heads: number of heads of queries and keys.
+    value_heads: number of heads of values.
+    key_dim: numbers of a query or key head.
+    value_dim: numbers of a value head.
     taps_of: rows that the convolution reads, the row itself included.
     columns: numbers of a table row: `taps_of` sources, then FIELDS fields.
     room: numbers of a head, rounded up to a power of two.
@@ -275,18 +279,20 @@ def _place(number, half, other_half):
 
 @kernel
 def _gate_row(
-    given, pages, source, slot, half, other_half, decay, bias, gates, head, width: tl.constexpr,
+    row_inputs, pages, source, slot, half, other_half, decay, bias, gates, head, width: tl.constexpr,
     value_heads: tl.constexpr,
 ):  # fmt: skip
     """Compute one head's gates of a row: the state's decay, the rate at which it takes up the row, the
     decay's logarithm.
 
-    given: address of the row in the frame's inputs.
+    row_inputs: address of the row in the frame's inputs.
     pages: address of the stored inputs.
     source: where the row's inputs come from: a slot, or -2 - row of the frame.
     slot: the row's slot, at which b and a are stored; negative: they are not.
-    half, other_half: numbers of a half, and from the first half to the second.
-    decay, bias: fp32 [value_heads], factor and offset of the decay's logarithm.
+    half: numbers of one half of a row's inputs.
+    other_half: numbers from the first half to the second half in the pages.
+    decay: fp32 [value_heads], factors of the decay's logarithm.
+    bias: fp32 [value_heads], added to the decay's input.
     gates: address of the row's gates, which are written.
     head: number of the value head.
     width: numbers of queries, keys and values.
@@ -297,8 +303,8 @@ def _gate_row(
     stored = pages + tl.maximum(source, 0) * half
     old_rate = tl.load(stored + _place(rate_at, half, other_half), mask=source >= 0, other=0.0)
     old_step = tl.load(stored + _place(step_at, half, other_half), mask=source >= 0, other=0.0)
-    new_rate = tl.load(given + rate_at, mask=source <= -2, other=0.0)
-    new_step = tl.load(given + step_at, mask=source <= -2, other=0.0)
+    new_rate = tl.load(row_inputs + rate_at, mask=source <= -2, other=0.0)
+    new_step = tl.load(row_inputs + step_at, mask=source <= -2, other=0.0)
     tl.store(pages + slot * half + _place(rate_at, half, other_half), new_rate, mask=slot >= 0)
     tl.store(pages + slot * half + _place(step_at, half, other_half), new_step, mask=slot >= 0)
     rate = tl.where(source >= 0, old_rate, new_rate).to(tl.float32)
@@ -319,13 +325,18 @@ def _walk(
     """Walk a few columns of one head's state row by row. The next row's inputs are loaded while one row is
     computed.
 
-    mixed, gates: fp32 [lines, ...], what `_prepare` computed of each table row.
-    counts, starts, rows: the table; see `WalkTables`.
+    mixed: fp32 [lines, queries, keys and values], what `_prepare` computed of each table row.
+    gates: fp32 [lines, GATES * value_heads], its decays, rates and logarithms of decays.
+    counts: int32 [4], how much of the tables is in use; see `WalkTables`.
+    starts: int32 [sequences + 1], the table rows of each sequence.
+    rows: int32 [lines, columns], the table rows; see `Walk.rows`.
     states: fp32 [states, value_heads, key_dim, value_dim], the stored states.
     aside: fp32 [places, value_heads, key_dim, value_dim], states that are set aside.
     out: fp32 [rows, value_heads, value_dim], receives the outputs.
-    key_heads, value_heads, key_dim, value_dim: numbers of heads of queries and keys, and of values, and
-        numbers of one of each.
+    key_heads: number of heads of queries and keys.
+    value_heads: number of heads of values.
+    key_dim: numbers of a query or key head.
+    value_dim: numbers of a value head.
     taps_of: rows that the convolution reads, the row itself included.
     columns: numbers of a table row: `taps_of` sources, then FIELDS fields.
     room: key_dim, rounded up to a power of two.
@@ -409,15 +420,20 @@ def _solve(
     Both are solved for here; `values` overwrite the inputs. pairs: how much each row's query takes from each
     row's value.
 
-    mixed, gates: fp32 [lines, ...], what `_prepare` computed of each table row; values are overwritten.
+    mixed: fp32 [lines, queries, keys and values], what `_prepare` computed of each table row; the values are
+        overwritten.
+    gates: fp32 [lines, GATES * value_heads], its decays, rates and logarithms of decays.
     counts: int32 [4], of which [3] is the number of chunks.
     known: fp32 [chunks * size, value_heads, key_dim], receives what each row takes from the state before the
         chunk.
     pairs: fp32 [chunks, value_heads, size, size], receives how much each row's query takes from each row's
         value.
-    key_heads, value_heads, key_dim, value_dim: numbers of heads of queries and keys, and of values, and
-        numbers of one of each.
-    room, wide: key_dim and value_dim, rounded up to powers of two.
+    key_heads: number of heads of queries and keys.
+    value_heads: number of heads of values.
+    key_dim: numbers of a query or key head.
+    value_dim: numbers of a value head.
+    room: `key_dim`, rounded up to a power of two.
+    wide: `value_dim`, rounded up to a power of two.
     size: rows of a chunk.
     precision: of products; EXACT or SHORT.
     early: whether the device starts kernels early (see `launching`).
@@ -477,14 +493,22 @@ def _walk_chunks(
 ):  # fmt: skip
     """Walk a few columns of one head's state from chunk to chunk.
 
-    mixed, gates: fp32 [lines, ...], what `_prepare` and `_solve` computed of each table row.
-    counts, chunks, rows: the table; see `WalkTables`.
-    known, pairs: what `_solve` computed.
+    mixed: fp32 [lines, queries, keys and values], what `_prepare` and `_solve` computed of each table row.
+    gates: fp32 [lines, GATES * value_heads], its decays, rates and logarithms of decays.
+    counts: int32 [4], how much of the tables is in use; see `WalkTables`.
+    chunks: int32 [chunked + 1], the chunks of each sequence with chunks.
+    rows: int32 [lines, columns], the table rows; see `Walk.rows`.
+    known: fp32 [chunks * size, value_heads, key_dim], what each row takes from the state before its chunk;
+        `_solve` computed it.
+    pairs: fp32 [chunks, value_heads, size, size], how much each row's query takes from each row's value;
+        `_solve` computed it.
     states: fp32 [states, value_heads, key_dim, value_dim], the stored states.
     aside: fp32 [places, value_heads, key_dim, value_dim], states that are set aside.
     out: fp32 [rows, value_heads, value_dim], receives the outputs.
-    key_heads, value_heads, key_dim, value_dim: numbers of heads of queries and keys, and of values, and
-        numbers of one of each.
+    key_heads: number of heads of queries and keys.
+    value_heads: number of heads of values.
+    key_dim: numbers of a query or key head.
+    value_dim: numbers of a value head.
     taps_of: rows that the convolution reads, the row itself included.
     columns: numbers of a table row: `taps_of` sources, then FIELDS fields.
     room: key_dim, rounded up to a power of two.
@@ -564,7 +588,8 @@ def _norm_gated(
     from_gate: numbers from one row of gates to the next.
     eps: epsilon of the norm.
     heads: number of heads.
-    size, room: numbers of a head, and the same rounded up to a power of two.
+    size: numbers of a head.
+    room: `size`, rounded up to a power of two.
     together: heads of one program.
     early: whether the device starts kernels early (see `launching`).
     """

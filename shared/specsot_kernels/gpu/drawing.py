@@ -24,6 +24,7 @@ BITS = {torch.bfloat16: 16, torch.float16: 20}
 
 # Temperature (0: argmax), top_k (0: none), top_p, min_p, 53-bit key.
 Setting = tuple[float, float, float, float, float]
+# The setting that chooses the token of the largest logit.
 ARGMAX: Setting = (0.0, 0.0, 1.0, 0.0, 0.0)
 
 
@@ -36,7 +37,7 @@ def choose_tokens(
     The host waits for the device once.
     meanwhile: on a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
         None.
-    logits: [rows, V].
+    logits: [rows, V], the logits of each row.
     settings: one for each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit key.
     """
     rows, columns = logits.shape
@@ -44,16 +45,16 @@ def choose_tokens(
     drawn = any(one[0] > 0 for one in settings)
     cut = any(one[1] or one[2] < 1 for one in settings)
     tokens = logits.new_empty(rows, dtype=torch.int32)
-    told = logits
+    device_settings = logits
     if drawn:
         here = torch.tensor(settings, dtype=torch.float64, pin_memory=logits.is_cuda)
-        told = here.to(logits.device, non_blocking=True)
+        device_settings = here.to(logits.device, non_blocking=True)
     wide = min(power_of_two(columns), WIDE)
     parts = power_of_two(-(-columns // wide))
     line = min(wide, LINE)
     with on_device_of(logits):
         _choose[(rows,)](
-            logits, told, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
+            logits, device_settings, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
             parts, line, drawn, cut, num_warps=32 if wide == WIDE else 4,
         )  # fmt: skip
     if meanwhile is not None and logits.is_cuda:
@@ -84,7 +85,9 @@ def _choose(
     columns: tokens of the vocabulary.
     from_row: numbers from one row of logits to the next.
     turns: turns of the binary search.
-    wide, parts, line: tokens of a part, parts of the vocabulary (a power of two), and tokens of a line.
+    wide: tokens of a part.
+    parts: number of parts of the vocabulary, a power of two.
+    line: tokens of a line.
     drawn: whether any row has a temperature.
     cut: whether any row has top_k or top_p.
     """
@@ -138,7 +141,8 @@ def _descend_far(weights, key, wide: tl.constexpr, line: tl.constexpr):
 
     weights: float64 [wide], the weights of a part's tokens.
     key: the row's key.
-    wide, line: tokens of the part and of a line.
+    wide: tokens of the part.
+    line: tokens of a line.
     """
     table = tl.reshape(weights, (wide // line, line))
     number = _descend(tl.sum(table, 1), key, line, wide // line)

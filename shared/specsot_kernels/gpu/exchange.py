@@ -43,10 +43,9 @@ def reach_each_other(
     driver: Callable[[], Any] = lambda: ctypes.CDLL("libcuda.so.1"),
 ) -> bool:
     """Return whether each GPU can read, and do atomic operations in, the memory of all others: over NVLink,
-    not PCIe.
+    not PCIe. Return False without CUDA's driver.
 
-    can_read, driver: replaced by tests.
-    devices: the GPUs.
+    devices: the GPUs of one host.
     can_read: tells whether one GPU can read the memory of another one; replaced by tests.
     driver: returns CUDA's driver library, or raises OSError; replaced by tests.
     """
@@ -66,10 +65,14 @@ def _can_count(driver: Any, source: torch.device, target: torch.device) -> bool:
     The driver numbers GPUs as PyTorch does.
 
     driver: CUDA's driver library.
-    source, target: the two GPUs.
+    source: the GPU that counts.
+    target: the GPU whose memory it counts in.
     """
     numbers = [ctypes.c_int() for _ in range(2)]
-    found = [driver.cuDeviceGet(ctypes.byref(one), at.index) for one, at in zip(numbers, (source, target))]
+    found = [
+        driver.cuDeviceGet(ctypes.byref(ordinal), device.index)
+        for ordinal, device in zip(numbers, (source, target))
+    ]
     able = ctypes.c_int()
     found.append(driver.cuDeviceGetP2PAttribute(ctypes.byref(able), NATIVE_ATOMICS, *numbers))
     return not any(found) and bool(able.value)
@@ -79,9 +82,9 @@ class PeerSums:
     """Buffers and counters for sums of at most `rows` rows of `size` numbers, one set for each GPU.
 
     counts: for each GPU int32 [1, rows], the number of sums of each row so far.
-    told: for each GPU int32 [GPUs, rows], the counts that the other GPUs wrote into its memory.
+    peer_counts: for each GPU int32 [GPUs, rows], the counts that the other GPUs wrote into its memory.
     devices: the GPUs, in order.
-    rows: most rows of a sum.
+    rows: largest number of rows of a sum.
     size: numbers of a row.
     dtype: type of the numbers.
     """
@@ -90,16 +93,16 @@ class PeerSums:
         self._devices = tuple(devices)
         shape = PLACES, rows, size
         self._buffers = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]
-        self.told, self.counts = (
-            [torch.zeros(many, rows, dtype=torch.int32, device=device) for device in devices]
-            for many in (len(devices), 1)
+        self.peer_counts, self.counts = (
+            [torch.zeros(count, rows, dtype=torch.int32, device=device) for device in devices]
+            for count in (len(devices), 1)
         )
-        places = [[each.data_ptr() for each in held] for held in (self._buffers, self.told)]
+        places = [[tensor.data_ptr() for tensor in tensors] for tensors in (self._buffers, self.peer_counts)]
         self._places = [torch.tensor(places, device=device) for device in devices]
-        for one, other in permutations(self._buffers, 2):
-            if one.is_cuda:
+        for source, target in permutations(self._buffers, 2):
+            if source.is_cuda:
                 # PyTorch enables peer access between two GPUs at their first copy.
-                other[0, 0].copy_(one[0, 0])
+                target[0, 0].copy_(source[0, 0])
 
     def own(self, part: int, place: int, rows: int) -> Tensor:
         """Return the buffer [rows, size] into which a GPU writes its part before `add`.
@@ -122,7 +125,7 @@ class PeerSums:
         buffer = self._buffers[part]
         with on_device_of(hidden):
             _add_parts[(rows,)](
-                hidden, *places, self.told[part], self.counts[part], place * buffer.stride(0), size,
+                hidden, *places, self.peer_counts[part], self.counts[part], place * buffer.stride(0), size,
                 buffer.shape[1], part, len(places[0]), power_of_two(size), num_warps=8, **pdl_options(hidden),
             )  # fmt: skip
 
@@ -135,13 +138,13 @@ class PeerSums:
         part: number of the GPU.
         """
         with on_device_of(self._buffers[part]):
-            self.told[part].fill_(OPEN)
+            self.peer_counts[part].fill_(OPEN)
             try:
                 yield
             finally:
                 self._wait()
-                for held in (*self.told, *self.counts):
-                    held.zero_()
+                for counters in (*self.peer_counts, *self.counts):
+                    counters.zero_()
                 self._wait()
 
     def _wait(self) -> None:
@@ -155,17 +158,21 @@ class PeerSums:
 
 @kernel
 def _add_parts(
-    hidden, buffers, others, told, counts, at, size, most, me: tl.constexpr, parts: tl.constexpr,
-    room: tl.constexpr, early: tl.constexpr,
+    hidden, buffers, peer_counters, peer_counts, counts, buffer_offset, size, max_rows,
+    own_part: tl.constexpr, parts: tl.constexpr, room: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Sum one row. buffers, others: int64 [parts], the addresses of each GPU's buffers and counters.
+    """Sum one row over all GPUs.
 
-    hidden: [rows, size], to which the sum is added, in place.
-    told, counts: the counters of this GPU; see `PeerSums`.
-    at: numbers from the beginning of a GPU's buffers to the buffer of this sum.
-    size, room: numbers of a row, and the same rounded up to a power of two.
-    most: rows of a buffer.
-    me: number of this GPU.
+    buffers: int64 [parts], the address of each GPU's buffers.
+    peer_counters: int64 [parts], the address of the counts in each GPU's memory that the other GPUs write.
+    hidden: [rows, size], this GPU's rows, to which the sum is added, in place.
+    peer_counts: int32 [parts, rows], the counts that the other GPUs wrote into this GPU's memory.
+    counts: int32 [1, rows], the number of sums of each row so far.
+    buffer_offset: numbers from the beginning of a GPU's buffers to the buffer of this sum.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
+    max_rows: rows of a buffer.
+    own_part: number of this GPU.
     parts: number of GPUs.
     early: whether the device starts kernels early (see `launching`).
     """
@@ -175,13 +182,15 @@ def _add_parts(
     await_preceding_kernel(early)
     count = tl.load(counts + row) + 1
     for part in tl.static_range(parts):
-        if part != me:
-            other = tl.load(others + part).to(told.dtype)
-            tl.atomic_xchg(other + me * most + row, count, sem="release", scope="sys")
+        if part != own_part:
+            other = tl.load(peer_counters + part).to(peer_counts.dtype)
+            tl.atomic_xchg(other + own_part * max_rows + row, count, sem="release", scope="sys")
     for part in tl.static_range(parts):
-        if part != me:
+        if part != own_part:
             # The difference is compared because counts may wrap around.
-            while tl.atomic_add(told + part * most + row, 0, sem="acquire", scope="sys") - count < 0:
+            while (
+                tl.atomic_add(peer_counts + part * max_rows + row, 0, sem="acquire", scope="sys") - count < 0
+            ):
                 pass
     tl.debug_barrier()
     tl.store(counts + row, count)
@@ -189,7 +198,7 @@ def _add_parts(
     total = tl.zeros((room,), tl.float32)
     for part in tl.static_range(parts):
         # PyTorch's tensors begin at multiples of 512 bytes, so that 16 bytes can be loaded at a time.
-        buffer = tl.multiple_of(tl.load(buffers + part).to(hidden.dtype), 16) + at
+        buffer = tl.multiple_of(tl.load(buffers + part).to(hidden.dtype), 16) + buffer_offset
         total += tl.load(buffer + place, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
     total += tl.load(hidden + place, mask=there, other=0.0).to(tl.float32)
     tl.store(hidden + place, total.to(hidden.dtype.element_ty), mask=there)

@@ -23,6 +23,7 @@ from specsot_kernels.growing import CandidatePool, LevelFrontier, LevelPlace
 
 # Columns. Range of a row of logits that one program reads. Untuned.
 WIDE = 4096
+# A key below all others: the smallest int64.
 LEAST = tl.constexpr(-9223372036854775808)
 
 
@@ -134,7 +135,8 @@ def _find(logits, keys, sums, columns, from_row, k: tl.constexpr, wide: tl.const
     logits: [rows, columns], `from_row` numbers from one row to the next.
     keys: int64 [rows, chunks, k], receives the keys of the best columns.
     sums: fp32 [rows, chunks, 2], receives the maximum and the sum of exponentials.
-    columns, from_row: columns of a row, and numbers from one row to the next.
+    columns: columns of a row.
+    from_row: numbers from one row to the next.
     k: how many to find.
     wide: columns of a range.
     early: whether the device starts kernels early (see `launching`).
@@ -169,17 +171,34 @@ def _choose(
     """Merge the k best of each of a tree's `nodes` rows, and choose the `width` best of all as the next
     frontier.
 
-    keys, sums: what `_find` found.
-    pool_scores, pool_tokens, pool_parents: the pool; receive the new candidates.
-    old_scores, old_numbers, old_bits: the preceding frontier, unless `roots`.
-    scores, tokens, numbers, origins, bits: receive the next frontier; see `LevelFrontier`.
+    keys: int64 [rows, chunks, k], the keys of the best columns that `_find` found.
+    sums: fp32 [rows, chunks, 2], the maximum and the sum of exponentials that `_find` found.
+    pool_scores: fp32 [trees, candidates], receives the scores of the new candidates; see `CandidatePool`.
+    pool_tokens: int64, of the same shape, receives their tokens.
+    pool_parents: int64, of the same shape, receives their parents.
+    old_scores: fp32 [trees, nodes], the scores of the preceding frontier, unless `roots`; see
+        `LevelFrontier`.
+    old_numbers: int64 [trees, nodes], its numbers in the pool.
+    old_bits: int32 [trees * nodes, words], its mask words.
+    scores: fp32 [trees, width], receives the scores of the next frontier; see `LevelFrontier`.
+    tokens: int64 [trees, width], receives its tokens.
+    numbers: int64 [trees, width], receives its numbers in the pool.
+    origins: int64 [trees, width], receives the rows of the head's outputs whose features it is fed with.
+    bits: int32 [trees * width, words], receives its mask words.
     offsets: int64, added to a draft token id, if `moved`.
-    first, fed: where the level lies; see `LevelPlace`.
-    from_pool, from_scores: numbers from one tree of the pool to the next.
+    first: number in the pool of the level's first candidate.
+    fed: number of the tree's rows that are fed before the level's frontier.
+    from_pool: numbers from one tree to the next in the pool's tokens and parents.
+    from_scores: numbers from one tree to the next in the pool's scores.
     chunks: ranges of a row.
-    k, nodes, width: children of a node, nodes of the level, and nodes of the next frontier.
+    k: children of a node.
+    nodes: nodes of the level.
+    width: nodes of the next frontier.
     words: mask words of a row.
-    high, across, many, pieces: nodes, k, chunks * k and chunks, rounded up to powers of two.
+    high: `nodes`, rounded up to a power of two.
+    across: `k`, rounded up to a power of two.
+    many: `chunks` * `k`, rounded up to a power of two.
+    pieces: `chunks`, rounded up to a power of two.
     roots: whether the rows are roots.
     moved: whether there are offsets.
     early: whether the device starts kernels early (see `launching`).

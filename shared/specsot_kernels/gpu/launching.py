@@ -22,7 +22,9 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.language.extra import cuda
 
+# Decorator of a Triton kernel, with a type that type checkers understand.
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit
+# A context that changes nothing.
 HERE: AbstractContextManager[None] = nullcontext()
 # Compute capability of H100 and H200.
 HOPPER = (9, 0)
@@ -49,17 +51,17 @@ def kernel_of_any(*arrays: str, numbers: tuple[str, ...]) -> Callable[[Callable[
     return triton.jit(do_not_specialize=list(numbers), do_not_specialize_on_alignment=list(arrays))
 
 
+# The compiled form of each kernel and kind of arguments; see `launch`.
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def launch(
     run: Any, grid: tuple[int, int, int], kind: tuple[Any, ...], arguments: tuple[Any, ...], **options: int
 ) -> None:
-    """Run `run[grid](*arguments)`; from the second launch on, skip Triton's inspection of each argument.
+    """Launch a kernel. If it was launched before with the same kind of arguments, Triton's inspection of each
+    argument, which is most of the cost of a launch, is skipped.
 
-    That inspection is most of the cost of a launch.
-
-    run: the kernel.
+    run: the kernel, a function that `kernel` decorated.
     grid: number of programs in each dimension.
     kind: hashable; everything that a compiled form depends on: the device, the types of arrays that may
         differ, the constants, and what numbers and addresses are specialized on.
@@ -88,8 +90,8 @@ def power_of_two(size: int) -> int:
 def on_device_of(tensor: Tensor) -> AbstractContextManager[None]:
     """Return a context that makes the tensor's device current.
 
-    It does nothing if that device is current already, or in Triton's interpreter, since a switch costs
-    microseconds.
+    The context does nothing if that device is current already, or in Triton's interpreter, since a switch
+    costs microseconds.
 
     tensor: a tensor on any device.
     """
@@ -118,7 +120,7 @@ def copies_blocks(device: torch.device) -> bool:
 
 @cache
 def _has_pdl(device: torch.device) -> bool:
-    """Return whether the device is an NVIDIA GPU of Hopper or later.
+    """Return whether the device is an NVIDIA GPU of Hopper or later; False for all other devices.
 
     device: the torch device in question.
     """

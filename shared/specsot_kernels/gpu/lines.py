@@ -18,7 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.attention_tables import QUERIES, WORD, sinces_of
-from specsot_kernels.gpu.attention import LOWEST, MERGERS, RUNNING, launch_of, send_tables, update_softmax
+from specsot_kernels.gpu.attention import (
+    LOOPING_PROGRAMS,
+    LOWEST,
+    MAX_MERGE_PROGRAMS,
+    launch_of,
+    send_tables,
+    update_softmax,
+)
 from specsot_kernels.gpu.launching import (
     await_preceding_kernel,
     kernel,
@@ -92,7 +99,7 @@ def plan_lines(
     device: torch.device | str,
     window: int | None = None,
 ) -> LinePlan:
-    """Plan one frame's attention, with one copy to the device.
+    """Return the plan of one frame's attention, with one copy to the device.
 
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
@@ -122,7 +129,7 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
     weights = q.new_empty((plan.slots, kv_heads * g, 2), dtype=torch.float32)
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
-    near = plan.sinces is not None
+    windowed = plan.sinces is not None
     sinces = plan.sinces if plan.sinces is not None else leads
     wide, *together = launch_of(QUERIES, room, q.itemsize)
     strides = (*q.stride()[:3], *kv_layer.stride()[:4])
@@ -130,16 +137,16 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
     tile, *alone = _own_launch(g, *together) if q.itemsize == 2 else (QUERIES, *together)
     with on_device_of(q):
         if len(pieces):
-            _read_pieces[(kv_heads, min(len(pieces), max(RUNNING // kv_heads, 1)))](
+            _read_pieces[(kv_heads, min(len(pieces), max(LOOPING_PROGRAMS // kv_heads, 1)))](
                 q, kv_layer, pieces, pages, leads, sinces, starts, parts, weights, *strides, len(pieces),
-                *given, QUERIES, wide, PIECE_COLUMNS, plan.page_rows % wide == 0, near,
+                *given, QUERIES, wide, PIECE_COLUMNS, plan.page_rows % wide == 0, windowed,
                 **_exactly(q, *together),
             )  # fmt: skip
         _read_own[(rows, kv_heads)](
             q, kv_layer, leads, sinces, starts, plan.own, plan.counts, parts, weights, *strides,
-            plan.own.shape[1], *given, tile, wide, PIECE_COLUMNS, near, **_exactly(q, *alone),
+            plan.own.shape[1], *given, tile, wide, PIECE_COLUMNS, windowed, **_exactly(q, *alone),
         )  # fmt: skip
-        each = power_of_two(-(-rows * kv_heads * g // MERGERS))
+        each = power_of_two(-(-rows * kv_heads * g // MAX_MERGE_PROGRAMS))
         _add_pieces[(rows, -(-kv_heads * g // each))](
             parts, weights, leads, starts, plan.counts, out, kv_heads * g, dim, room, each, PIECE_COLUMNS,
             **_exactly(q, 1, 2),
@@ -150,8 +157,9 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
 def _own_launch(g: int, warps: int, stages: int) -> tuple[int, int, int]:
     """Return queries of a tile, warps and stages for the columns that one row reads by itself.
 
-    warps, stages: those of the pieces. On tensor cores, one warp with 16 queries gives a row the same bits as
-        four warps with 64 queries; two warps with 32 queries did not on an H100.
+    warps: warps of a program that reads pieces. On tensor cores, one warp with 16 queries gives a row the
+        same bits as four warps with 64 queries; two warps with 32 queries did not on an H100.
+    stages: loop iterations in flight of a program that reads pieces.
     g: query heads of each KV head.
     """
     return (WARP, 1, 2) if g <= WARP and warps == QUERIES // WARP else (QUERIES, warps, stages)
@@ -177,14 +185,18 @@ def _lay(
     """Write one row's slots: of the columns from its lead to its base, then of the columns whose
     bit is set.
 
-    leads, bases, bits, wheres, pages: the tables of the frame; see `LineRoom.shapes`.
+    leads: int32 [rows], number of columns that each row reads in pieces; see `LineRoom.shapes`.
+    bases: int32 [rows], the column that bit 0 of each row's bits stands for.
+    bits: int32 [rows, words], which later columns each row sees.
+    wheres: int32 [rows], index in `pages` of the first page of each row's sequence.
+    pages: int32, page numbers of all sequences.
     own: int32 [rows, width], receives the slots.
     counts: int32 [rows], receives their number.
     page_rows: columns of a page.
     words: mask words of a row.
     width: slots of a row for which there is room.
     room: bits of a row, rounded up to a power of two.
-    block: BLOCK, the most columns between lead and base.
+    block: BLOCK, the largest number of columns between lead and base.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -194,9 +206,9 @@ def _lay(
     base = tl.load(bases + row)
     pages += tl.load(wheres + row)
     own += row.to(tl.int64) * width
-    near = lead + tl.arange(0, block)
-    page = tl.load(pages + near // page_rows, mask=near < base, other=0)
-    tl.store(own + near - lead, page * page_rows + near % page_rows, mask=near < base)
+    column = lead + tl.arange(0, block)
+    page = tl.load(pages + column // page_rows, mask=column < base, other=0)
+    tl.store(own + column - lead, page * page_rows + column % page_rows, mask=column < base)
     place = tl.arange(0, room)
     word = tl.load(bits + row * words + place // 32, mask=place // 32 < words, other=0)
     bit = (word >> (place % 32)) & 1
@@ -213,28 +225,37 @@ def _lay(
 def _read_pieces(
     q, kv, pieces, pages, leads, sinces, starts, parts, weights, q_row, q_group, q_head, kv_half, kv_page,
     kv_head, kv_row, many, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
-    wide: tl.constexpr, piece: tl.constexpr, flat: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
+    wide: tl.constexpr, piece: tl.constexpr, on_one_page: tl.constexpr, windowed: tl.constexpr,
+    early: tl.constexpr,
 ):  # fmt: skip
     """Read piece after piece under one KV head. Unused pieces come last and have no rows.
 
     q: [rows, kv_heads, g, dim], the scaled queries.
-    kv: [2, pages, kv_heads, page_rows, dim].
-    pieces, pages, leads, starts: the tables of the frame; see `LineCut`.
-    sinces: [rows], the first column that each row sees, if `near`.
+    kv: [2, pages, kv_heads, page_rows, dim], keys and values of the layer.
+    pieces: int32 [pieces, 5], the pieces of the frame; see `LineCut`.
+    pages: int32, page numbers of all sequences.
+    leads: int32 [rows], number of columns that each row reads in pieces.
+    starts: int32 [rows], first slot of each row.
+    sinces: [rows], the first column that each row sees, if `windowed`.
     parts: fp32 [slots, heads, dim], receives weighted values.
     weights: fp32 [slots, heads, 2], receives highest score and sum of weights.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
-    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
-        next.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_head: numbers from one KV head to the next.
+    kv_row: numbers from one row of a page to the next.
     many: number of pieces.
     g: query heads of each KV head.
     page_rows: columns of a page.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
     piece: PIECE_COLUMNS, the columns of a slot.
-    flat: whether the columns of a tile lie on one page.
-    near: whether rows have a first visible column.
+    on_one_page: whether the columns of a tile lie on one page.
+    windowed: whether rows have a first visible column.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -258,12 +279,12 @@ def _read_pieces(
         state = _nothing(tile, room)
         begin = at
         since = tl.zeros_like(lead)
-        if near:
+        if windowed:
             since = tl.load(sinces + row, mask=live, other=0)
             begin = tl.maximum(at, tl.min(tl.where(live, since, stop), 0) // wide * wide)
         for left in range(begin, stop, wide):
             column = left + tl.arange(0, wide)
-            if flat:
+            if on_one_page:
                 page = tl.load(pages + where + left // page_rows).to(tl.int64)
             else:
                 page = tl.load(pages + where + column // page_rows, mask=column < stop, other=0).to(tl.int64)
@@ -280,27 +301,37 @@ def _read_pieces(
 def _read_own(
     q, kv, leads, sinces, starts, own, counts, parts, weights, q_row, q_group, q_head, kv_half, kv_page,
     kv_head, kv_row, width, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
-    wide: tl.constexpr, piece: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
+    wide: tl.constexpr, piece: tl.constexpr, windowed: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Continue one row under one KV head with the columns that it reads by itself, from the state of its last
     piece.
 
     q: [rows, kv_heads, g, dim], the scaled queries.
-    kv: [2, pages, kv_heads, page_rows, dim].
-    leads, sinces, starts: as in `_read_pieces`.
-    own, counts: each row's own slots and their number; see `LinePlan`.
-    parts, weights: the states of all slots; those of the row's last piece are read, and then overwritten.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
-    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
-        next.
+    kv: [2, pages, kv_heads, page_rows, dim], keys and values of the layer.
+    leads: int32 [rows], number of columns that each row reads in pieces.
+    sinces: int32 [rows], the first column that each row sees, if `windowed`.
+    starts: int32 [rows], first slot of each row.
+    own: int32 [rows, width], KV slots of the columns that each row reads by itself; see `LinePlan`.
+    counts: int32 [rows], their number.
+    parts: fp32 [slots, heads, dim], weighted values of all slots; those of the row's last piece are read, and
+        then overwritten.
+    weights: fp32 [slots, heads, 2], highest score and sum of weights of all slots; as `parts`.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_head: numbers from one KV head to the next.
+    kv_row: numbers from one row of a page to the next.
     width: slots of a row in `own`.
     g: query heads of each KV head.
     page_rows: columns of a page.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     tile: queries of a tile.
     wide: columns that are read at a time.
     piece: PIECE_COLUMNS, the columns of a slot.
-    near: whether rows have a first visible column.
+    windowed: whether rows have a first visible column.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -316,7 +347,7 @@ def _read_own(
     await_preceding_kernel(early)
     end = lead + tl.load(counts + row)
     since = 0
-    if near:
+    if windowed:
         since = tl.load(sinces + row)
     own += row.to(tl.int64) * width - lead
     queries = _queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
@@ -349,10 +380,13 @@ def _add_pieces(
 
     parts: fp32 [slots, heads, dim], weighted values.
     weights: fp32 [slots, heads, 2], highest score and sum of weights.
-    leads, starts, counts: [rows], columns read in pieces, first slot, and number of own columns.
+    leads: int32 [rows], number of columns that each row reads in pieces.
+    starts: int32 [rows], first slot of each row.
+    counts: int32 [rows], number of columns that each row reads by itself.
     out: [rows, heads, dim], receives the outputs.
     heads: number of query heads.
-    dim, room: numbers of a head, and the same rounded up to a power of two.
+    dim: numbers of a head.
+    room: `dim`, rounded up to a power of two.
     each: heads of one program.
     piece: PIECE_COLUMNS, the columns of a slot.
     early: whether the device starts kernels early (see `launching`).
@@ -383,21 +417,21 @@ def _add_pieces(
 
 
 @kernel
-def _store_state(state, weights, parts, given, live, d, dim: tl.constexpr):
+def _store_state(state, weights, parts, places, live, d, dim: tl.constexpr):
     """Store the state of a piece without normalizing it.
 
     state: highest score, sum of weights and weighted values of a tile.
-    weights: fp32 [slots, heads, 2].
-    parts: fp32 [slots, heads, dim].
-    given: [tile], slot * heads + head of each line of the tile.
+    weights: fp32 [slots, heads, 2], each slot's highest score and sum of weights.
+    parts: fp32 [slots, heads, dim], each slot's weighted values.
+    places: [tile], slot * heads + head of each line of the tile.
     live: [tile], which lines are stored.
     d: [room], numbers of a head.
     dim: numbers of a head.
     """
     highest, total, sums = state
-    tl.store(weights + 2 * given, highest, mask=live)
-    tl.store(weights + 2 * given + 1, total, mask=live)
-    tl.store(parts + given[:, None] * dim + d[None, :], sums, mask=live[:, None] & (d < dim)[None, :])
+    tl.store(weights + 2 * places, highest, mask=live)
+    tl.store(weights + 2 * places + 1, total, mask=live)
+    tl.store(parts + places[:, None] * dim + d[None, :], sums, mask=live[:, None] & (d < dim)[None, :])
 
 
 @kernel
@@ -412,7 +446,9 @@ def _queries(q, row, live, line, head, g, d, dim: tl.constexpr, q_row, q_group, 
     g: query heads of each KV head.
     d: [room], numbers of a head.
     dim: numbers of a head.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
     """
     source = q + row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
     return tl.load(source[:, None] + d[None, :], mask=live[:, None] & (d < dim)[None, :], other=0.0)
@@ -437,7 +473,7 @@ def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.cons
     """Return the state, updated with a block of columns.
 
     state: highest score, sum of weights and weighted values of a tile.
-    queries: [tile, room].
+    queries: [tile, room], the queries.
     kv: address of the KV head's keys in page 0.
     place: [wide], where the key of each column begins.
     there: [wide], which columns exist.

@@ -29,22 +29,22 @@ from specsot_kernels.gpu.launching import (
 )
 
 # Outputs. Smallest tile: what one instruction multiplies.
-HIGH = 64
+MIN_TILE_OUTPUTS = 64
 # Programs. The inputs are cut until at least so many programs read the matrix; an H100 has 132
 # multiprocessors.
 PROGRAMS = 144
 # Inputs. A part is a multiple of it, and it is a multiple of a tile's inputs.
 UNIT = 128
 # Inputs. Smallest part. Untuned.
-LEAST = 512
+MIN_PART_INPUTS = 512
 # Rows. Up to so many, each part has its own program; more rows are loaded in blocks by descriptors.
-FEW = 64
+FEW_ROWS = 64
 # Rows. Up to so many, cuBLAS is slower on an H100, whatever the matrix.
-FEWEST = 16
+ALWAYS_FASTER_ROWS = 16
 # Tiles of outputs. From so many on, cuBLAS is slower up to FEW rows. Untuned.
-TALL = 192
+TALL_OUTPUT_TILES = 192
 # Tiles of a gated matrix. With fewer, cuBLAS is never slower.
-SHORT = 128
+SHORT_GATED_TILES = 128
 # Columns. Tile of a program that adds up parts. Untuned.
 WIDE = 1024
 
@@ -77,12 +77,16 @@ def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
     """
     many = max(power_of_two(rows), 16)
     if itemsize > 2:
-        return OrderedTile(HIGH, min(many, 64), 32, 4, 2)
+        return OrderedTile(MIN_TILE_OUTPUTS, min(many, 64), 32, 4, 2)
     if many == 16:
-        return OrderedTile(HIGH, 16, 128, 4, 2 if gated else 3, ahead=True)
-    if many <= FEW:
-        return OrderedTile(HIGH, many, 64, 4, 3) if gated else OrderedTile(HIGH, many, 128, 4, 4)
-    return OrderedTile(2 * HIGH, 128, 64, 8, 4)
+        return OrderedTile(MIN_TILE_OUTPUTS, 16, 128, 4, 2 if gated else 3, ahead=True)
+    if many <= FEW_ROWS:
+        return (
+            OrderedTile(MIN_TILE_OUTPUTS, many, 64, 4, 3)
+            if gated
+            else OrderedTile(MIN_TILE_OUTPUTS, many, 128, 4, 4)
+        )
+    return OrderedTile(2 * MIN_TILE_OUTPUTS, 128, 64, 8, 4)
 
 
 def is_faster(x: Tensor, outputs: int, gated: bool) -> bool:
@@ -90,12 +94,18 @@ def is_faster(x: Tensor, outputs: int, gated: bool) -> bool:
 
     Tiles of odd widths are not loaded asynchronously, so that they are left to cuBLAS.
 
-    x: [rows, inputs].
+    x: [rows, inputs], the input.
     outputs: number of outputs of the weight, both halves if gated.
     gated: whether the product is gated.
     """
-    tiles = outputs // (HIGH * (1 + gated))
-    few = FEW if tiles >= TALL else 0 if gated and tiles < SHORT else FEWEST
+    tiles = outputs // (MIN_TILE_OUTPUTS * (1 + gated))
+    few = (
+        FEW_ROWS
+        if tiles >= TALL_OUTPUT_TILES
+        else 0
+        if gated and tiles < SHORT_GATED_TILES
+        else ALWAYS_FASTER_ROWS
+    )
     return x.itemsize == 2 and x.shape[1] % 16 == 0 and 0 < len(x) <= few
 
 
@@ -107,9 +117,9 @@ def parts_of(outputs: int, inputs: int) -> int:
     outputs: number of outputs.
     inputs: number of inputs.
     """
-    programs = -(-outputs // HIGH)
+    programs = -(-outputs // MIN_TILE_OUTPUTS)
     parts = 1
-    while programs * parts < PROGRAMS and inputs >= 2 * parts * LEAST:
+    while programs * parts < PROGRAMS and inputs >= 2 * parts * MIN_PART_INPUTS:
         parts *= 2
     return parts
 
@@ -142,14 +152,14 @@ def multiply_ordered(
     out = x.new_empty((rows, wanted), dtype=dtype) if into is None else into
     parts = parts or parts_of(outputs, inputs)
     high, many, wide, warps, stages, ahead = tile or tile_for(rows, x.itemsize, gated)
-    apart = parts > 1 and rows <= FEW
+    apart = parts > 1 and rows <= FEW_ROWS
     sums = x.new_empty((parts, rows, outputs), dtype=torch.float32) if apart else out
     span = -(-inputs // (parts * UNIT)) * UNIT
     whole = inputs % wide == 0 and wanted % high == 0 and (parts - 1) * span < inputs
     extra = bias is not None, gated, into is not None
     source: Tensor | TensorDescriptor = x
     lines: Tensor | TensorDescriptor = weight
-    if blocks := rows > FEW and _in_blocks(x) and _in_blocks(weight):
+    if blocks := rows > FEW_ROWS and _in_blocks(x) and _in_blocks(weight):
         source = TensorDescriptor.from_tensor(x, [many, wide])
         lines = TensorDescriptor.from_tensor(weight, [high, wide])
     with on_device_of(x):
@@ -169,7 +179,7 @@ def multiply_ordered(
 def _in_blocks(matrix: Tensor) -> bool:
     """Return whether blocks of the matrix can be loaded by tensor descriptors.
 
-    matrix: [rows, columns].
+    matrix: [rows, columns], the matrix.
     """
     aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
     return copies_blocks(matrix.device) and aligned and matrix.stride(1) == 1
@@ -185,21 +195,28 @@ def _multiply(
     """Compute a tile of the result, or of one part's sums if `apart`. Row tiles of the same outputs run one
     after another.
 
-    x, weight: [rows, inputs] and [outputs, inputs], or tensor descriptors of them if `blocks`.
+    x: [rows, inputs], or a tensor descriptor of it if `blocks`.
+    weight: [outputs, inputs], or a tensor descriptor of it if `blocks`.
     bias: [outputs], if `biased`.
     out: [rows, outputs], receives the product.
     sums: fp32 [parts, rows, outputs, twice if gated], receives the sums of the parts, if `apart`.
-    rows, outputs, inputs: sizes of the product.
+    rows: number of rows.
+    outputs: number of outputs.
+    inputs: number of inputs.
     from_x: numbers from one row of x to the next.
     span: inputs of a part.
     parts: into how many parts the inputs are cut.
-    many, high, wide: rows, outputs and inputs of the tile.
+    many: rows of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     whole: whether tiles fit the matrix, so that loads need no mask.
     blocks: whether x and weight are loaded by descriptors.
     apart: whether each part has a program of its own.
     cut: whether there are several parts.
     ahead: whether the first weights are loaded before the preceding kernel has ended.
-    biased, gated, added: whether there are a bias, a gate, and a tensor that the product is added to.
+    biased: whether there is a bias.
+    gated: whether the product is gated.
+    added: whether the product is added to `out`.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -219,7 +236,7 @@ def _multiply(
         given = source, line, column, column, outputs.to(tl.int64) * inputs
     if not ahead:
         await_preceding_kernel(early)
-    total, beside = _sum_up(
+    total, second_half = _sum_up(
         given, part * span, inputs, span, many, high, wide, whole, blocks, gated, ahead, early
     )  # fmt: skip
     if apart:
@@ -228,7 +245,7 @@ def _multiply(
         held = there[:, None] & live[None, :]
         tl.store(place, total, mask=held)
         if gated:
-            tl.store(place + outputs, beside, mask=held)
+            tl.store(place + outputs, second_half, mask=held)
     else:
         if cut:
             for number in range(1, parts):
@@ -236,40 +253,42 @@ def _multiply(
                     given, number * span, inputs, span, many, high, wide, whole, blocks, gated, False, early
                 )  # fmt: skip
                 total += one
-                beside += two
+                second_half += two
         place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
         held = there[:, None] & live[None, :]
-        before = total
+        addend = total
         if added:
-            before = tl.load(place, mask=held, other=0.0).to(tl.float32)
+            addend = tl.load(place, mask=held, other=0.0).to(tl.float32)
         offset = tl.zeros((high,), tl.float32)
         if biased:
             offset = tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
-        result = _finish(total, beside, offset[:, None], before, biased, gated, added)
+        result = _finish(total, second_half, offset[:, None], addend, biased, gated, added)
         tl.store(place, result.to(out.dtype.element_ty), mask=held)
 
 
 @kernel
 def _sum_up(
-    given, begin, inputs, span, many: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    arguments, begin, inputs, span, many: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     whole: tl.constexpr, blocks: tl.constexpr, gated: tl.constexpr, ahead: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Sum the products of one part's inputs; if gated, for the other half of the outputs, too.
 
     ahead: the first weights are requested before this function waits for the preceding kernel.
-    given: addresses of x and weight with their offsets, as `_multiply` makes them.
+    arguments: addresses of x and weight with their offsets, as `_multiply` makes them.
     begin: first input of the part.
     inputs: number of inputs.
     span: inputs of a part.
-    many, high, wide: rows, outputs and inputs of the tile.
+    many: rows of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     whole: whether loads need no mask.
     blocks: whether x and weight are loaded by descriptors.
     gated: whether the other half of the outputs is summed, too.
     early: whether the device starts kernels early (see `launching`).
     """
-    x, line, top, first, other = given
+    x, line, top, first, other = arguments
     total = tl.zeros((high, many), tl.float32)
-    beside = tl.zeros((high, many), tl.float32)
+    second_half = tl.zeros((high, many), tl.float32)
     end = tl.minimum(begin + span, inputs)
     if ahead:
         tile = _fetch(line + begin, (begin + first < inputs)[None, :], whole)
@@ -278,7 +297,7 @@ def _sum_up(
         values = _fetch(x + begin, (begin + top < inputs)[:, None], whole)
         total = tl.dot(tile, values, total, input_precision="ieee")
         if gated:
-            beside = tl.dot(twin, values, beside, input_precision="ieee")
+            second_half = tl.dot(twin, values, second_half, input_precision="ieee")
         begin += wide
     for left in range(begin, end, wide):
         if blocks:
@@ -293,15 +312,15 @@ def _sum_up(
                 twin = line.load([other, left])
             else:
                 twin = _fetch(line + other + left, (left + first < inputs)[None, :], whole)
-            beside = tl.dot(twin, values, beside, input_precision="ieee")
-    return total, beside
+            second_half = tl.dot(twin, values, second_half, input_precision="ieee")
+    return total, second_half
 
 
 @kernel
 def _fetch(place, inside, whole: tl.constexpr):
     """Load numbers, with a mask only if some inputs are missing.
 
-    place: addresses.
+    place: addresses of the numbers, of any shape.
     inside: which inputs exist; the others become 0.
     whole: whether all inputs exist.
     """
@@ -310,22 +329,24 @@ def _fetch(place, inside, whole: tl.constexpr):
 
 @kernel
 def _finish(
-    total, beside, offset, before, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr
+    total, second_half, offset, addend, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr
 ):  # fmt: skip
     """Return the sums after gate, bias and addition.
 
     total: fp32, the sums of a tile.
-    beside: fp32, the sums of the second half, if `gated`.
+    second_half: fp32, the sums of the second half, if `gated`.
     offset: fp32, the bias, if `biased`.
-    before: fp32, what the result is added to, if `added`.
-    biased, gated, added: which of these steps are done.
+    addend: fp32, what the result is added to, if `added`.
+    biased: whether the bias is added.
+    gated: whether the sums are gated.
+    added: whether `addend` is added.
     """
     if gated:
-        total = total / (1 + tl.exp(-total)) * beside
+        total = total / (1 + tl.exp(-total)) * second_half
     if biased:
         total += offset
     if added:
-        total += before
+        total += addend
     return total
 
 
@@ -343,7 +364,9 @@ def _add_parts(
     outputs: number of outputs.
     wide: columns of one program.
     parts: number of parts.
-    biased, gated, added: whether there are a bias, a gate, and a tensor that the product is added to.
+    biased: whether there is a bias.
+    gated: whether the product is gated.
+    added: whether the product is added to `out`.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -357,16 +380,16 @@ def _add_parts(
     place = sums + row * size + column
     step = tl.num_programs(0).to(tl.int64) * size
     total = tl.load(place, mask=there, other=0.0)
-    beside = tl.zeros((wide,), tl.float32)
+    second_half = tl.zeros((wide,), tl.float32)
     if gated:
-        beside = tl.load(place + outputs, mask=there, other=0.0)
+        second_half = tl.load(place + outputs, mask=there, other=0.0)
     for _ in tl.static_range(1, parts):
         place += step
         total += tl.load(place, mask=there, other=0.0)
         if gated:
-            beside += tl.load(place + outputs, mask=there, other=0.0)
-    before = total
+            second_half += tl.load(place + outputs, mask=there, other=0.0)
+    addend = total
     if added:
-        before = tl.load(out + row * outputs + column, mask=there, other=0.0).to(tl.float32)
-    result = _finish(total, beside, offset, before, biased, gated, added)
+        addend = tl.load(out + row * outputs + column, mask=there, other=0.0).to(tl.float32)
+    result = _finish(total, second_half, offset, addend, biased, gated, added)
     tl.store(out + row * outputs + column, result.to(out.dtype.element_ty), mask=there)

@@ -68,7 +68,7 @@ def multiply_row(
     """Return weight @ x, [1, outputs], computed in fp32.
 
     gated: the result is silu(first half) * second half, [1, outputs / 2].
-    x: [1, inputs].
+    x: [1, inputs], the input.
     weight: [outputs, inputs], contiguous.
     norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first; None: no norm.
     add: [outputs], bias or residual that is added; may be `into`. None: nothing is added.
@@ -101,11 +101,15 @@ def _multiply_one(
     weight: [outputs, inputs], both halves of the outputs if gated.
     add: [outputs], if `added`.
     out: [outputs], receives the product.
-    outputs, inputs: sizes of the product.
+    outputs: number of outputs.
+    inputs: number of inputs.
     eps: epsilon of the norm.
-    high, wide: outputs and inputs of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     whole: whether tiles fit the matrix, so that loads need no mask.
-    normed, added, gated: whether there are a norm, an addition and a gate.
+    normed: whether there is a norm.
+    added: whether there is an addition.
+    gated: whether the product is gated.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -151,7 +155,7 @@ def _multiply_one(
 def _fetch(place, held, whole: tl.constexpr):
     """Load weights; they are read once, so that they need not stay in the cache.
 
-    place: addresses.
+    place: addresses of the numbers, of any shape.
     held: which weights exist; the others become 0.
     whole: whether all exist.
     """
@@ -198,7 +202,7 @@ def multiply_short_row(
 
     x is quantized, with the scale of its own peak, as it is read.
 
-    x: [1, inputs].
+    x: [1, inputs], the input.
     weight: [outputs, inputs] float8_e4m3fn, contiguous.
     scales: fp32 [outputs], the scales of the weight's rows.
     norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first; None: no norm.
@@ -237,11 +241,16 @@ def _multiply_short_one(
     scales: fp32, the scales of the weight's rows.
     add: [outputs], if `added`.
     out: [outputs], receives the product.
-    outputs, inputs, room: sizes of the product, and inputs rounded up to a power of two.
+    outputs: number of outputs.
+    inputs: number of inputs.
+    room: `inputs`, rounded up to a power of two.
     eps: epsilon of the norm.
-    high, wide: outputs and inputs of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     whole: whether tiles fit the matrix, so that loads need no mask.
-    normed, added, gated: whether there are a norm, an addition and a gate.
+    normed: whether there is a norm.
+    added: whether there is an addition.
+    gated: whether the product is gated.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -301,7 +310,7 @@ def _load(place, held, whole: tl.constexpr):
     Masks that are always true would keep the compiler from separating the last iteration of the loop from the
     others.
 
-    place: addresses.
+    place: addresses of the numbers, of any shape.
     held: which numbers exist; the others become 0.
     whole: whether all exist.
     """
@@ -317,7 +326,8 @@ def _add_up(tile, part, high: tl.constexpr, wide: tl.constexpr):
 
     tile: fp8 [high, wide], weights.
     part: fp32 [wide], inputs.
-    high, wide: outputs and inputs of the tile.
+    high: outputs of the tile.
+    wide: inputs of the tile.
     """
     product = tile.to(tl.float32) * part[None, :]
     return tl.sum(tl.reshape(product, (high, wide // LANES, LANES)), 2)

@@ -26,7 +26,9 @@ COLUMNS = 64
 # ten pairs on an H100.
 WARPS = 4
 STAGES = 3
+# log2(e): scores are multiplied by it, so that weights are powers of two.
 LOG2E = tl.constexpr(1.4426950408889634)
+# The score of a hidden column, as in `attention`.
 LOWEST = tl.constexpr(-1e30)
 
 
@@ -34,8 +36,8 @@ LOWEST = tl.constexpr(-1e30)
 class PromptPlan:
     """The tables of `tabulate_prompts` on the device. A tile of no rows does nothing.
 
-    tiles: int32 [tiles, 4].
-    pages: int32 [pages].
+    tiles: int32 [tiles, 4], the tiles of rows.
+    pages: int32 [pages], the page numbers.
     """
 
     tiles: Tensor
@@ -61,7 +63,7 @@ def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
 def plan_prompts(
     spans: Sequence[TableSpan], page_rows: int, heads_per_kv: int, device: torch.device | str
 ) -> PromptPlan:
-    """Plan one frame of prompts.
+    """Return the tables of one frame of prompts.
 
     spans: one span per prompt, in row order; all causal.
     page_rows: columns of a page.
@@ -104,13 +106,16 @@ def _prompt(
     q, blocks, out, tiles, pages, q_row, q_group, q_head, g, half, page_rows, dim: tl.constexpr,
     tile: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of rows under one KV head.
+    """Compute one tile of rows under one KV head. A tile without rows writes nothing.
 
     q: [rows, kv_heads, g, dim], the scaled queries.
     blocks: a tensor descriptor of the KV, in blocks of [wide, dim].
     out: [rows, heads, dim], receives the outputs.
-    tiles, pages: see `tabulate_prompts`.
-    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
+    tiles: int32 [tiles, 4], the tiles of rows; see `tabulate_prompts`.
+    pages: int32, page numbers of all prompts.
+    q_row: numbers from one row of `q` to the next.
+    q_group: numbers from the queries of one KV head to those of the next.
+    q_head: numbers from one query head to the next.
     g: query heads of each KV head.
     half: descriptor rows from keys to values.
     page_rows: columns of a page.
@@ -163,7 +168,7 @@ def _take_in(state, scores, values):
 
     state: highest score [tile], sum of weights [tile] and weighted values [tile, dim].
     scores: fp32 [tile, wide]; LOWEST where a row does not see a column.
-    values: [wide, dim].
+    values: [wide, dim], the values.
     """
     highest, total, sums = state
     higher = tl.maximum(highest, tl.max(scores, 1) * LOG2E)

@@ -40,11 +40,11 @@ MOVED = 256
 class Turning:
     """How queries and keys are rotated and scaled (rotary embedding).
 
-    heads: query heads.
-    kv_heads: KV heads.
+    heads: number of query heads.
+    kv_heads: number of KV heads.
     frequencies: fp32 [head_dim / 2], radians for each position.
     scale: factor of the queries.
-    norms: weights [head_dim] of the norms over each query and each key head, or None.
+    norms: weights [head_dim] of the norms over each query and each key head; None: heads are not normed.
     eps: epsilon of these norms.
     turned: `scale` applies to the first so many pairs only, and the others are multiplied by `still`; None:
         all pairs.
@@ -74,7 +74,6 @@ def turn_and_store(
 
     qkv: [rows, heads + 2 * kv_heads, head_dim]; the two numbers of a rotated pair are adjacent
         (`rotary.interleave`).
-    positions, slots: [rows]; keys and values of a row with a negative slot are not stored.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim]; or int8 with each row's fp16 scale after its numbers.
     positions: [rows], the position of each row in its sequence.
     slots: [rows], the KV slot of each row; keys and values of a row with a negative slot are not stored.
@@ -104,7 +103,7 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the RMSNorm of each row, [rows, size], contiguous, computed in fp32.
 
     x: [rows, size], contiguous.
-    weight: [size].
+    weight: [size], weight of the norm.
     eps: added to the mean square.
     """
     out = x.new_empty(x.shape)
@@ -130,7 +129,8 @@ def gate(gate_up: Tensor) -> Tensor:
 
 
 def move_rows(kv: Tensor, moves: Tensor) -> None:
-    """Copy KV rows of every layer from slots to slots; all are read before any is written.
+    """Copy KV rows of every layer from slots to slots; all are read before any is written. Nothing is done if
+    there are no layers.
 
     kv: [layers, 2, pages, kv_heads, page_rows, head_dim], contiguous.
     moves: [2, many], source and target slots; a negative pair moves nothing.
@@ -165,7 +165,7 @@ def join_rows(
     norms: weights [size] of the norms of embedding and feature.
     normed: the residual is the normed feature instead of the feature.
     table: [V, size], the embedding.
-    features: [n, size].
+    features: [n, size], the features.
     eps: epsilon of both norms.
     returns [rows, 2 * size] and [rows, size].
     """
@@ -190,22 +190,31 @@ def _turn(
 ):  # fmt: skip
     """Rotate and store a few heads of one row; queries, keys and values may be among them.
 
-    qkv: [rows, heads + 2 * kv_heads, 2 * pairs].
-    positions, slots: [rows], of each row.
+    qkv: [rows, heads + 2 * kv_heads, 2 * pairs], queries, keys and values of each row.
+    positions: [rows], the position of each row in its sequence.
+    slots: [rows], the KV slot of each row; negative: nothing is stored.
     kv: the KV of one layer.
     steps: fp16, the scales of int8 KV rows, if `eight`.
     frequencies: fp32 [pairs], radians for each position.
-    query_norm, key_norm: [2 * pairs], weights of the head norms, if `normed`.
-    own, columns: fp32 [rows] and [outputs], scales of qkv, if `scaled`.
-    from_row, from_head: numbers from one row and head of qkv to the next.
-    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
-        next.
-    scale, still: factor of the queries' first `many` pairs, and of the others if `apart`.
+    query_norm: [2 * pairs], weights of the norm over each query head, if `normed`.
+    key_norm: [2 * pairs], weights of the norm over each key head, if `normed`.
+    own: fp32 [rows], scale of each row of `qkv`, if `scaled`.
+    columns: fp32 [outputs], scale of each column of `qkv`, if `scaled`.
+    from_row: numbers from one row of `qkv` to the next.
+    from_head: numbers from one head of `qkv` to the next.
+    kv_half: numbers from the keys to the values.
+    kv_page: numbers from one page to the next.
+    kv_head: numbers from one KV head to the next.
+    kv_row: numbers from one row of a page to the next.
+    scale: factor of the queries' first `many` pairs.
+    still: factor of the queries' other pairs, if `apart`.
     many: number of pairs that `scale` applies to.
     eps: epsilon of the head norms.
-    heads, kv_heads: query heads and KV heads.
+    heads: number of query heads.
+    kv_heads: number of KV heads.
     page_rows: columns of a page.
-    pairs, room: pairs of a head, and the same rounded up to a power of two.
+    pairs: pairs of a head.
+    room: `pairs`, rounded up to a power of two.
     together: heads of one program.
     normed: whether there are head norms.
     apart: whether pairs have two factors.
@@ -289,7 +298,7 @@ def _round(values):
 def _pick(weight, column, inside):
     """Load a norm's weights, fp32 [1, pairs], as a row that broadcasts over heads.
 
-    weight: [head_dim].
+    weight: [head_dim], weight of the norm.
     column: [pairs], which weights.
     inside: [pairs], which of them exist; the others become 0.
     """
@@ -300,10 +309,11 @@ def _pick(weight, column, inside):
 def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     """Norm one row.
 
-    x: [rows, size].
-    weight: [size].
+    x: [rows, size], the input.
+    weight: [size], weight of the norm.
     out: [rows, size], receives the result.
-    size, room: numbers of a row, and the same rounded up to a power of two.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
     eps: added to the mean square.
     early: whether the device starts kernels early (see `launching`).
     """
@@ -324,10 +334,14 @@ def _move(
 ):  # fmt: skip
     """Move one head's keys, or its values, in one layer; for long rows only a range of columns.
 
-    kv: [layers, 2, pages, kv_heads, page_rows, dim].
+    kv: [layers, 2, pages, kv_heads, page_rows, dim], keys and values of all layers.
     moves: [2, count], source and target slots.
-    pages, kv_heads, page_rows, dim: sizes of kv.
-    count, many: number of moves, and the same rounded up to a power of two.
+    pages: number of pages.
+    kv_heads: number of KV heads.
+    page_rows: rows of a page.
+    dim: numbers of a row of one head.
+    count: number of moves.
+    many: `count`, rounded up to a power of two.
     room: numbers of a row that one program moves.
     early: whether the device starts kernels early (see `launching`).
     """
@@ -358,13 +372,16 @@ def _join(
 ):  # fmt: skip
     """Norm one row's embedding (half 0) or its feature (half 1).
 
-    tokens, origins: [rows], row numbers in table and features.
+    tokens: [rows], row numbers in `table`.
+    origins: [rows], row numbers in `features`.
     table: [V, size], the embedding.
-    features: [n, size].
-    token_norm, feature_norm: [size], weights of the norms.
+    features: [n, size], the features.
+    token_norm: [size], weights of the norm of embeddings.
+    feature_norm: [size], weights of the norm of features.
     inputs: [rows, 2 * size], receives both normed halves.
     plain: [rows, size], receives the residual.
-    size, room: numbers of a row, and the same rounded up to a power of two.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
     eps: epsilon of both norms.
     normed: whether the residual is the normed feature.
     early: whether the device starts kernels early (see `launching`).
@@ -393,7 +410,7 @@ def _join(
 def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
     """Gate a range of columns of one row.
 
-    gate_up: [rows, 2 * width].
+    gate_up: [rows, 2 * width], gates followed by ups.
     out: [rows, width], receives the result.
     width: number of columns.
     wide: columns of one program.
@@ -420,9 +437,9 @@ def shorten_rows(
     """Quantize rows: return [rows, size] as float8_e4m3fn, and each row's scale, fp32 [rows].
 
     x: [rows, size]; the numbers of a row are adjacent.
-    norm: weight [size] and epsilon of an RMSNorm that is applied first.
+    norm: weight [size] and epsilon of an RMSNorm that is applied first; None: no norm.
     added: (y, scales, columns) of `lengthen_rows`; their scaled product is added to x, in place, before the
-        norm.
+        norm. None: nothing is added.
     """
     rows, size = x.shape
     short = x.new_empty((rows, size), dtype=torch.float8_e4m3fn)
@@ -497,10 +514,13 @@ def _shorten(
 
     x: [rows, size], the rows; `from_x` numbers from one row to the next.
     weight: [size], weight of the norm, if `normed`.
-    y, own, columns: a product [rows, size] and its scales [rows] and [size], added to x if `added`.
+    y: [rows, size], a product without its scales, added to `x` if `added`.
+    own: fp32 [rows], scale of each row of `y`.
+    columns: fp32 [size], scale of each column of `y`.
     short: fp8 [rows, size], receives the quantized rows.
     scales: fp32 [rows], receives their scales.
-    size, room: numbers of a row, and the same rounded up to a power of two.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
     from_x: numbers from one row of x to the next.
     eps: epsilon of the norm.
     normed: whether to norm.
@@ -537,10 +557,12 @@ def _shorten_gated(
     """Scale, gate and quantize one row.
 
     y: [rows, 2 * size], a product.
-    scales, columns: fp32 [rows] and [2 * size], its scales.
+    scales: fp32 [rows], scale of each row of `y`.
+    columns: fp32 [2 * size], scale of each column of `y`.
     short: fp8 [rows, size], receives the quantized rows.
     new: fp32 [rows], receives their scales.
-    size, room: numbers of a row, and the same rounded up to a power of two.
+    size: numbers of a row.
+    room: `size`, rounded up to a power of two.
     early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
@@ -584,9 +606,11 @@ def _lengthen(
     """Scale, and gate or add if asked to, a range of columns of one row.
 
     y: [rows, size], a product.
-    scales, columns: fp32 [rows] and [size], its scales.
+    scales: fp32 [rows], scale of each row of `y`.
+    columns: fp32 [size], scale of each column of `y`.
     out: [rows, wanted], receives the result.
-    size, wanted: columns of y and of the result.
+    size: columns of `y`.
+    wanted: columns of the result.
     from_out: numbers from one row of out to the next.
     wide: columns of one program.
     gated: whether to gate.

@@ -10,7 +10,9 @@ from torch import Tensor
 from specsot_kernels.contract import Verified
 from specsot_kernels.gpu.launching import kernel, kernel_of_any, launch, on_device_of, power_of_two
 
+# Arguments of the kernels that describe the trees.
 TREE = ("candidates", "slots", "first", "following")
+# Arguments of the kernels that receive the results.
 FOUND = ("predicts", "accepted", "counts")
 
 
@@ -89,9 +91,16 @@ def _verify(candidates, targets, slots, first, following, predicts, accepted, co
     """Walk down one tree. A walk looks at no more children than the tree has nodes, so that circular links
     end.
 
-    candidates, targets, slots, first, following: [bs, n], the arrays of `verify_tree_greedy` in its order.
-    predicts, accepted, counts: the results; see `Verified`.
-    nodes, steps: number of nodes, and levels that a path may go down.
+    candidates: [bs, n], tokens of the nodes, the root first.
+    targets: [bs, n], the target's token after each node.
+    slots: [bs, n], the row of each node in the batch.
+    first: [bs, n], the first child of each node, -1 for none.
+    following: [bs, n], the next child of the same parent, -1 for none.
+    predicts: int32 [bs * n], receives the token after each row on the path; see `Verified`.
+    accepted: int32 [bs, levels + 1], receives the rows of the accepted nodes.
+    counts: int32 [bs], receives the number of accepted drafts.
+    nodes: number of nodes of each tree.
+    steps: how many levels a path may go down.
     """
     b = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0) * nodes
@@ -122,7 +131,7 @@ def number_at(array, place, size):
     """Return array[place] as int64, or -1 if the place is outside the array.
 
     array: address of the array's first number.
-    place: the index.
+    place: the index; it may lie outside the array.
     size: length of the array.
     """
     return tl.load(array + place, mask=(place >= 0) & (place < size), other=-1).to(tl.int64)
@@ -133,7 +142,7 @@ def put_at(array, place, size, value):
     """Set array[place] = value; do nothing if the place is outside the array.
 
     array: address of the array's first number.
-    place: the index.
+    place: the index; it may lie outside the array.
     size: length of the array.
     value: the new value.
     """
@@ -194,15 +203,18 @@ def tree_speculative_sampling(
     aligned = (target.data_ptr() % 16 == 0, draft.data_ptr() % 16 == 0)
     kind = (candidates.device, *types, *aligned, kinds, drafted)
     before = (*tree, coins, target, draft, *found, ends)
-    behind = (nodes, steps, kinds)
+    later_arguments = (nodes, steps, kinds)
     with on_device_of(candidates):
         launch(
-            _weigh, (batch, parts, 1), (*kind, single, acc), (*before, *behind, single, acc, drafted, PART)
+            _weigh,
+            (batch, parts, 1),
+            (*kind, single, acc),
+            (*before, *later_arguments, single, acc, drafted, PART),
         )
         room = power_of_two(parts)
         launch(
             _draw, (batch, 1, 1), kind,
-            (*tree, last, target, draft, *found, ends, *behind, parts, drafted, PART, room),
+            (*tree, last, target, draft, *found, ends, *later_arguments, parts, drafted, PART, room),
         )  # fmt: skip
     return found
 
@@ -216,12 +228,21 @@ def _weigh(
 
     ends: float64 [bs * (1 + parts), 2]: first each request's last node and its row; then each range's mass
         that the rejected children leave, and its whole mass.
-    candidates, slots, first, following: [bs, n], tokens, rows, first children and next siblings.
+    candidates: [bs, n], tokens of the nodes, the root first.
+    slots: [bs, n], the row of each node in the batch.
+    first: [bs, n], the first child of each node, -1 for none.
+    following: [bs, n], the next child of the same parent, -1 for none.
     coins: [bs, n], uniform numbers.
-    target, draft: [bs, n, kinds], probabilities.
-    predicts, accepted, counts: the results; see `Verified`.
-    nodes, steps, kinds: number of nodes, levels that a path may go down, and tokens of the vocabulary.
-    single, acc: both thresholds.
+    target: [bs, n, kinds], the target's probabilities after each node.
+    draft: [bs, n, kinds], the drafter's probabilities, if `drafted`.
+    predicts: int32 [bs * n], receives the token after each row on the path; see `Verified`.
+    accepted: int32 [bs, levels + 1], receives the rows of the accepted nodes.
+    counts: int32 [bs], receives the number of accepted drafts.
+    nodes: number of nodes of each tree.
+    steps: how many levels a path may go down.
+    kinds: tokens of the vocabulary.
+    single: a child whose own probability reaches it is accepted.
+    acc: factor of the uniform numbers.
     drafted: whether there are draft probabilities.
     part: tokens of one range.
     """
@@ -277,13 +298,22 @@ def _draw(
 ):  # fmt: skip
     """Draw the final token of one request: first the range of the vocabulary, then a token in this range.
 
-    candidates, slots, first, following: [bs, n], tokens, rows, first children and next siblings.
+    candidates: [bs, n], tokens of the nodes, the root first.
+    slots: [bs, n], the row of each node in the batch.
+    first: [bs, n], the first child of each node, -1 for none.
+    following: [bs, n], the next child of the same parent, -1 for none.
     coins: [bs], uniform numbers of the last draw.
-    target, draft: [bs, n, kinds], probabilities.
-    predicts, accepted, counts: the results; see `Verified`.
+    target: [bs, n, kinds], the target's probabilities after each node.
+    draft: [bs, n, kinds], the drafter's probabilities, if `drafted`.
+    predicts: int32 [bs * n], receives the token after each row on the path; see `Verified`.
+    accepted: int32 [bs, levels + 1], receives the rows of the accepted nodes.
+    counts: int32 [bs], receives the number of accepted drafts.
     ends: what `_weigh` found.
-    nodes, steps, kinds: number of nodes, levels that a path may go down, and tokens of the vocabulary.
-    parts, room: number of ranges, and the same rounded up to a power of two.
+    nodes: number of nodes of each tree.
+    steps: how many levels a path may go down.
+    kinds: tokens of the vocabulary.
+    parts: number of ranges of the vocabulary.
+    room: `parts`, rounded up to a power of two.
     drafted: whether there are draft probabilities.
     part: tokens of one range.
     """
@@ -334,13 +364,17 @@ def _left(
     """Return the tokens' probabilities after node `at`: what the rejected children leave (all of it if
     `whole`), and all.
 
-    candidates, first, following: addresses of the request's tokens, first children and next siblings.
-    target, draft: probabilities of all rows.
+    candidates: address of the request's tokens.
+    first: address of the first child of each of its nodes.
+    following: address of the next sibling of each of its nodes.
+    target: the target's probabilities of all rows.
+    draft: the drafter's probabilities of all rows, if `drafted`.
     row: row of the request's root.
     at: number of the node.
     whole: whether nothing is subtracted in the first result.
     tokens: [part], token ids.
-    nodes, kinds: number of nodes, and tokens of the vocabulary.
+    nodes: number of nodes of the tree.
+    kinds: tokens of the vocabulary.
     drafted: whether there are draft probabilities.
     """
     start = (row + at) * kinds
@@ -373,6 +407,6 @@ def _chances(array, tokens, there):
 def _chance(place):
     """Load one number as float64.
 
-    place: its address.
+    place: address of the number.
     """
     return tl.load(place).to(tl.float64)

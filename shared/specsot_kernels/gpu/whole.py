@@ -62,7 +62,11 @@ def whole_tile_of(rows: int, outputs: int, gated: bool) -> WholeTile:
     if rows > 64:
         return WholeTile(64, 128, 1, 4, 4) if gated else WholeTile(128, 128, 2, 8, 3)
     if rows > 16:
-        return WholeTile(64, power_of_two(rows), 2, 8, 4) if outputs < MANY else WholeTile(128, 64, 2, 4, 4)
+        return (
+            WholeTile(64, power_of_two(rows), 2, 8, 4)
+            if outputs < LM_HEAD_OUTPUTS
+            else WholeTile(128, 64, 2, 4, 4)
+        )
     return WholeTile(64, 16, 4, 4, 3, asked=1)
 
 
@@ -80,13 +84,13 @@ def fitting(tile: WholeTile, device: torch.device) -> WholeTile:
 
 
 # Outputs. Only an lm_head has so many.
-MANY = 64 * 1024
+LM_HEAD_OUTPUTS = 64 * 1024
 # Programs. From so many on, a GPU is filled (an H100 has 132 multiprocessors).
-FILLED = 192
+FULL_GPU_PROGRAMS = 192
 # Parts. How many the inputs of a matrix with few outputs are cut into.
 PARTS = 4
 # Rows. Up to so many, each part has its own program; more rows fill a GPU anyway.
-MOST_APART = 512
+MAX_SPLIT_ROWS = 512
 
 
 def parts_of(outputs: int, inputs: int, gated: bool) -> int:
@@ -98,7 +102,7 @@ def parts_of(outputs: int, inputs: int, gated: bool) -> int:
     inputs: number of inputs.
     gated: whether the product is gated.
     """
-    few = not gated and outputs < FILLED * 64 and inputs >= PARTS * 4 * GROUP.value
+    few = not gated and outputs < FULL_GPU_PROGRAMS * 64 and inputs >= PARTS * 4 * GROUP.value
     return PARTS if few else 1
 
 
@@ -107,7 +111,7 @@ def round_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Ten
     rows].
 
     x: [rows, size]; the numbers of a row are adjacent.
-    norm: weight [size] and epsilon of an RMSNorm that is applied first.
+    norm: weight [size] and epsilon of an RMSNorm that is applied first; None: no norm.
     A group with a number that is not finite gets a scale of NaN.
 
     A row of 130 numbers has 3 groups: 0..63, 64..127 and 128..129.
@@ -136,7 +140,8 @@ def _round(
     weight: [size], weight of the norm, if `normed`.
     codes: int8 [rows, size], receives the quantized rows.
     scales: fp32 [groups, rows], receives their scales.
-    rows, size: sizes of x.
+    rows: number of rows.
+    size: numbers of a row.
     from_x: numbers from one row of x to the next.
     eps: epsilon of the norm.
     room: groups of a row, rounded up to a power of two.
@@ -188,11 +193,10 @@ def multiply_whole(
 ) -> Tensor:
     """Return the product of quantized rows, [rows, outputs] of `dtype`.
 
-    codes, scales: from `round_rows`.
     weight: int8 [outputs, inputs], contiguous.
     columns: fp32 [outputs], the scales of the weight's rows.
     counts: int32 [outputs], zeros, and zeros again afterwards; two products must not use it at the same time.
-    tile: overrides `whole_tile_of`.
+    tile: overrides `whole_tile_of`; None: it does not.
     codes: int8 [rows, inputs], from `round_rows`.
     scales: fp32 [groups, rows], from `round_rows`.
     bias: [outputs]; None: none is added.
@@ -237,11 +241,12 @@ def _launch(
 ) -> None:
     """Launch a product, gated if there are `steps` (the scales of its quantized result).
 
-    codes, scales: quantized rows, from `round_rows`.
-    weight: int8 [outputs, or twice as many if gated, inputs].
+    codes: int8 [rows, inputs], the quantized rows, from `round_rows`.
+    scales: fp32 [groups, rows], their scales.
+    weight: int8 [outputs, or twice as many if gated, inputs], the weight.
     columns: fp32, the scales of the weight's rows.
     counts: int32 [outputs], zeros; see `multiply_whole`.
-    bias: [outputs], or None.
+    bias: [outputs]; None: none is added.
     out: [rows, outputs], receives the product.
     steps: fp32 [groups of outputs, rows], receives the scales of a gated product; None: the product is not
         gated.
@@ -254,7 +259,7 @@ def _launch(
     tile = tile or fitting(whole_tile_of(rows, outputs, gated), codes.device)
     high, many, together, warps, stages, asked = tile
     parts = parts_of(outputs, inputs, gated)
-    apart = parts > 1 and rows <= MOST_APART
+    apart = parts > 1 and rows <= MAX_SPLIT_ROWS
     sums = scales.new_empty((parts, rows, outputs)) if apart else scales
     groups = -(-inputs // (GROUP.value * parts))
     with on_device_of(codes):
@@ -282,16 +287,21 @@ def _multiply(
     apart: each part has a program; the last one that finishes adds the parts up.
     tall: the first axis of a tile are rows, else outputs: a multiprocessor multiplies 64 of that axis at
         once.
-    as_bits: see `_sum_up`.
-    codes, scales: int8 [rows, inputs] and fp32 [groups, rows], the quantized rows.
-    weight, columns: int8 [outputs, inputs] and fp32 [outputs], the quantized weight.
+    as_bits: whether integer sums become floats by their bits, see `_sum_up`.
+    codes: int8 [rows, inputs], the quantized rows.
+    scales: fp32 [groups, rows], their scales.
+    weight: int8 [outputs, inputs], the quantized weight.
+    columns: fp32 [outputs], the scales of its rows.
     bias: [outputs], if `biased`.
     out: [rows, outputs], receives the product.
     steps: fp32 [groups of outputs, rows], receives the scales of the result, if `gated`.
     sums: fp32 [parts, rows, outputs], scratch, if `apart`.
     counts: int32, how many parts of each tile have finished, if `apart`.
-    rows, outputs, inputs: sizes of the product.
-    high, many: outputs and rows of the tile.
+    rows: number of rows.
+    outputs: number of outputs.
+    inputs: number of inputs.
+    high: outputs of the tile.
+    many: rows of the tile.
     together: groups of inputs at a time.
     parts: into how many parts the inputs are cut.
     whole: whether all inputs exist, so that loads need no mask.
@@ -383,10 +393,10 @@ def _multiply(
 def _ask_for(weight, output, inputs, begin, width: tl.constexpr, early: tl.constexpr):
     """Prefetch the weights of some outputs into the L2 cache without waiting for them.
 
-    weight: the weight.
+    weight: int8 [outputs, inputs], the weight.
     output: [high], numbers of the outputs.
     inputs: number of inputs of the weight.
-    begin: first input.
+    begin: number of the first input that is prefetched.
     width: bytes of each output.
     early: whether the device is an NVIDIA GPU of Hopper or later; nothing is prefetched on others.
     """
@@ -413,7 +423,7 @@ def _zeros(high: tl.constexpr, many: tl.constexpr, tall: tl.constexpr):
 def _fetch(place, inside, whole: tl.constexpr):
     """Load numbers, with a mask only if some inputs are missing.
 
-    place: addresses.
+    place: addresses of the numbers, of any shape.
     inside: which inputs exist; the others become 0.
     whole: whether all inputs exist.
     """

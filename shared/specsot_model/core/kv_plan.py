@@ -291,9 +291,9 @@ def _hide_by_policy(
         case Window():
             return hide_outside_window(policy, span, positions)
         case HeadPruning():
-            kept = table.rows_kept_by_head(sequence)
+            rows_kept = table.rows_kept_by_head(sequence)
             since = table.pruned_columns(sequence)[1]
-            return hide_pruned_by_head(kept, since, span, positions, policy.skip_layers)
+            return hide_pruned_by_head(rows_kept, since, span, positions, policy.skip_layers)
         case Pruning():
             return hide_pruned(table.pruned_columns(sequence), span, policy.skip_layers)
         case HeadWindows():
@@ -306,17 +306,18 @@ def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip_layers: int) -> Row
 
     Return `span` itself if pruning emptied no column.
 
-    pruned: (kept, since), in columns. Of the columns before `since`, pruning left keys in the first `kept`.
+    pruned: (num_kept, since), in columns. Of the columns before `since`, pruning left keys in the first
+        `num_kept`.
     span: the rows of one segment; the result sees a part of its columns.
     skip_layers: number of first layers of the model that are not pruned and see every column.
 
         # columns [0 1 2 3 | 4 .. 9 | 10 11 12], pruned (4, 10) -> rows see 0..3 and 10 onwards, not 4..9
     """
-    kept, since = pruned
-    if kept == since:
+    num_kept, since = pruned
+    if num_kept == since:
         return span
     rows = span.rows
-    sight = VisibleColumns((kept,) * rows, (since,) * rows, (0,) * rows)
+    sight = VisibleColumns((num_kept,) * rows, (since,) * rows, (0,) * rows)
     return PolicySpan(rows, span.base, span.tail, span.pages, span.seen, sight, skip_layers)
 
 

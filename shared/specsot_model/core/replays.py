@@ -101,7 +101,8 @@ class CachedStates:
         step: int = CHUNK,
         shared: Callable[[int], bool] = lambda page: False,
     ) -> None:
-        """
+        """Start with all states free.
+
         count: Number of states, without the zero state.
         page_rows: Rows of a KV page.
         step: States are stored only at multiples of this position; 1 or CHUNK.
@@ -167,9 +168,9 @@ class CachedStates:
 
     def commit(self) -> None:
         """Make the reserved states valid: call it after all layers have run the plan."""
-        for page, kept in self._reserved.items():
+        for page, entry in self._reserved.items():
             self._free_state(page)
-            self._state_of_page[page] = kept
+            self._state_of_page[page] = entry
         self._reserved = {}
 
     def copy(self, source: int, target: int, rows: int) -> tuple[int, int] | None:
@@ -282,9 +283,9 @@ class CachedStates:
         latest = self._latest_start(span)
         for place in range(min(latest // self.page_rows, len(span.pages) - 1), -1, -1):
             page = span.pages[place]
-            if (held := self._state_of_page.get(page)) is None:
+            if (entry := self._state_of_page.get(page)) is None:
                 continue
-            row = place * self.page_rows + held[1]
+            row = place * self.page_rows + entry[1]
             end = -(-row // CHUNK) * CHUNK
             if row <= latest and not (row < end <= latest and self._ran_as_chunk(span, end)):
                 # Reinserting the key makes the state the most recently used one.
@@ -343,7 +344,7 @@ class CachedStates:
                 return self._state_of_page.pop(candidate)[0]
         if self._free:
             return self._free.pop()
-        oldest = next((one for one in self._state_of_page if one not in self._starts), None)
+        oldest = next((used for used in self._state_of_page if used not in self._starts), None)
         return None if oldest is None else self._state_of_page.pop(oldest)[0]
 
 
@@ -365,7 +366,7 @@ def _paths_of(replay: SpanReplay, first_row: int, history: int, page_rows: int) 
     saves = tuple(((end - start) // CHUNK - 1, state) for end, state in replay.saves)
     for path, needed in _paths(span):
         columns = [*range(start - history, span.base), *(span.base + node for node in path)]
-        slots = tuple(-1 if replay < 0 else _slot_of(span, replay, page_rows) for replay in columns)
+        slots = tuple(-1 if column < 0 else _slot_of(span, column, page_rows) for column in columns)
         outputs = tuple(
             (tree_row + node, span.base - start + place)
             for place, node in enumerate(path)
@@ -384,10 +385,10 @@ def _paths(span: RowSpan) -> Iterator[tuple[list[int], int]]:
 
     span: The rows of one segment of the frame, with its sequence's pages.
     """
-    own = span.tail - span.rows
-    missing = ((1 << span.rows) - 1) << own
+    first_own = span.tail - span.rows
+    missing = ((1 << span.rows) - 1) << first_own
     while missing:
-        seen = missing if span.visible is None else span.visible[missing.bit_length() - 1 - own]
+        seen = missing if span.visible is None else span.visible[missing.bit_length() - 1 - first_own]
         yield [node for node in range(span.tail) if seen >> node & 1], seen & missing
         missing &= ~seen
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from specsot_kernels.segments import RowSpan
 from specsot_model.core.replays import CHUNK, CHUNKED_ROWS, KEPT_ROWS, SpanReplay
 
+# A table of int32 numbers, as kernels read it.
 Numbers = NDArray[np.int32]
 
 # The last four columns of a table row: where the token's state is taken from, where the state after it is set
@@ -33,7 +34,7 @@ FIELDS = 4
 NOTHING = -1
 # The pseudo node that the first nodes of a tree follow.
 ROOT = -1
-# Sequences. How many the kernel walks side by side; equals `TEXTS` of specsot_kernels.gpu.delta. Sequences
+# Sequences. How many the kernel walks side by side; equals `LANES` of specsot_kernels.gpu.delta. Sequences
 # i, i + LANES, i + 2 * LANES, ... run one after another in the same lane.
 LANES = 16
 # Table rows. What one pass runs at most if the tables are not captured in a CUDA graph; as many as a frame of
@@ -41,8 +42,8 @@ LANES = 16
 BLOCK_ROWS = 2048
 # Sequences. How many may carry a state from one pass to the next at the same time: one of each lane.
 CARRIED = LANES
-# Placeholders in TAKEN and ASIDE: HANDED - i stands for the i-th carried state until the number of states
-# that are set aside is known; `_Block.walk` then replaces it by that number + i.
+# Placeholders in TAKEN and ASIDE: CARRIED_STATE - i stands for the i-th carried state until the number of
+# states that are set aside is known; `_Block.walk` then replaces it by that number + i.
 CARRIED_STATE = -(1 << 30)
 
 
@@ -78,7 +79,9 @@ class Walk:
 
     @property
     def counts(self) -> Numbers:
-        """[4]: number of sequences that run token by token, table rows, sequences with chunks, chunks."""
+        """Return int32 [4]: number of sequences that run token by token, table rows, sequences with chunks,
+        chunks.
+        """
         sequences = len(self.starts) - 1
         chunks = len(self.chunks) - 1
         return np.array((sequences, len(self.rows), chunks, self.chunks[-1]), np.int32)
@@ -113,7 +116,7 @@ class WalkRoom:
 
     @property
     def lines(self) -> int:
-        """Number of table rows, with room for replayed tokens.
+        """Return the number of table rows, with room for replayed tokens.
 
         A sequence replays as many tokens as the last frame may have accepted, or up to KEPT_ROWS if its last
         state was evicted.
@@ -122,12 +125,14 @@ class WalkRoom:
 
     @property
     def chunks(self) -> int:
-        """Number of chunks, for prompts that begin and end anywhere; 0 if frames are too small for chunks."""
+        """Return the number of chunks, for prompts that begin and end anywhere; 0 if frames are too small for
+        chunks.
+        """
         return 2 * self.rows // CHUNK + 2 if self.rows >= CHUNKED_ROWS else 0
 
     @property
     def aside(self) -> int:
-        """Number of states that may be set aside at once.
+        """Return the number of states that may be set aside at once.
 
         Three nodes set aside one state at most, and few sequences set aside many at once, so this is enough
         for most frames; `holds` checks it.
@@ -136,7 +141,7 @@ class WalkRoom:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the four tables: counts, starts, chunks, rows."""
+        """Return the shapes of the four tables: counts, starts, chunks, rows."""
         sequences = self.rows // CHUNKED_ROWS + 1
         return (4,), (self.rows + 1,), (sequences,), (self.lines, self.history + 1 + FIELDS)
 
@@ -249,7 +254,7 @@ def set_aside_of(num_aside: Sequence[int]) -> int:
 
     num_aside: For each sequence, how many states it sets aside at once.
 
-        # held: sixteen times 1, then 3 and 2 -> lane 0 needs 3, lane 1 needs 2, the others 1: 19
+        # num_aside: sixteen times 1, then 3 and 2 -> lane 0 needs 3, lane 1 needs 2, the others 1: 19
     """
     return sum(max(num_aside[lane::LANES]) for lane in range(min(LANES, len(num_aside))))
 
@@ -257,7 +262,7 @@ def set_aside_of(num_aside: Sequence[int]) -> int:
 def walk_of(sequences: Sequence[SequenceRows]) -> Walk:
     """Return one walk that runs all sequences in a single pass.
 
-    sequences: Table rows of each sequence; their arrays are modified.
+    sequences: Table rows of each sequence, at least one; their arrays are modified.
     """
     (walk,) = in_blocks(sequences, sum(len(sequence.rows) for sequence in sequences))
     return walk
@@ -300,24 +305,24 @@ class _Block:
         self.num_aside += [] if chunked else [num_aside]
         self.lines += len(part)
 
-    def walk(self, aside: int, migrated: int) -> Walk:
+    def walk(self, aside: int, num_carried: int) -> Walk:
         """Return the finished walk.
 
-        aside: Number of states that are set aside at once, in any block of the frame.
-        migrated: Number of carried states, which are stored after those.
+        aside: Largest number of states that a block of the frame sets aside at once.
+        num_carried: Number of carried states, which are stored after those.
         """
         if any(self.num_aside):
             _share_aside(self.rows, self.num_aside)
         parts = [*self.chunks, *self.rows]
         rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        if migrated:
+        if num_carried:
             for places in rows[:, TAKEN], rows[:, ASIDE]:
                 carried = places <= CARRIED_STATE
                 places[carried] = aside + CARRIED_STATE - places[carried]
         chunks = [*accumulate(map(len, self.chunks), initial=0)]
         starts = [*accumulate(map(len, self.rows), initial=chunks[-1])]
         ends = np.array([chunk // CHUNK for chunk in chunks], np.int32)
-        return Walk(np.array(starts, np.int32), rows, aside + migrated, ends)
+        return Walk(np.array(starts, np.int32), rows, aside + num_carried, ends)
 
 
 def in_blocks(sequences: Sequence[SequenceRows], max_rows: int = BLOCK_ROWS) -> list[Walk]:
@@ -341,12 +346,12 @@ def in_blocks(sequences: Sequence[SequenceRows], max_rows: int = BLOCK_ROWS) -> 
         else:
             first_free[slot] = _put_parts(sequence, blocks, first_free[slot], max_rows, CARRIED_STATE - slot)
     aside = max(set_aside_of(block.num_aside) for block in blocks)
-    migrated = CARRIED if any(first_free) else 0
-    return [block.walk(aside, migrated) for block in blocks]
+    num_carried = CARRIED if any(first_free) else 0
+    return [block.walk(aside, num_carried) for block in blocks]
 
 
 def _put_parts(
-    sequence: SequenceRows, blocks: list[_Block], block_index: int, max_rows: int, migrated: int
+    sequence: SequenceRows, blocks: list[_Block], block_index: int, max_rows: int, carried_state: int
 ) -> int:
     """Distribute one sequence over blocks, and add blocks as needed; return the number of the block after its
     last part.
@@ -358,13 +363,13 @@ def _put_parts(
     blocks: All blocks of the frame; changed in place.
     block_index: Number of the first block that may be used.
     max_rows: Table rows of a block at most.
-    migrated: Placeholder of the state that the sequence carries from part to part.
+    carried_state: Placeholder of the state that the sequence carries from part to part.
     """
     begin = 0
     rows = sequence.rows
     has_single_tokens = False
     assert sequence.num_together <= max_rows, "a tree runs in one block"
-    rows[rows[:, TAKEN] == CARRIED_STATE, TAKEN] = migrated
+    rows[rows[:, TAKEN] == CARRIED_STATE, TAKEN] = carried_state
     for end, chunked in sequence.pieces:
         while begin < end:
             if block_index == len(blocks):
@@ -379,7 +384,7 @@ def _put_parts(
                 has_single_tokens = False
                 continue
             if begin:
-                rows[begin - 1, ASIDE] = rows[begin, TAKEN] = migrated
+                rows[begin - 1, ASIDE] = rows[begin, TAKEN] = carried_state
             begin, part = begin + size, rows[begin : begin + size]
             blocks[block_index].put(part, chunked, sequence.num_aside if begin == len(rows) else 0)
             # Chunks of a block run before its single tokens, so a chunk after these needs the next block.
@@ -388,7 +393,8 @@ def _put_parts(
 
 
 def _share_aside(parts: Sequence[Numbers], num_aside: Sequence[int]) -> None:
-    """Renumber the states that each sequence sets aside from 0 .. held - 1 to its lane's places, in place.
+    """Renumber the states that each sequence sets aside from 0 .. num_aside - 1 to its lane's places, in
+    place.
 
     parts: Table rows of each sequence.
     num_aside: For each sequence, how many states it sets aside at once.
@@ -451,7 +457,6 @@ def _depth_first(
     """Return the table rows of the tokens that lead to a tree and of the tree itself.
 
     The second result is the number of states that the tree sets aside at once.
-
 
     Of the children of a node, the one with the largest subtree comes last. The state of the parent is
     released before that subtree runs, so few states are held at once.

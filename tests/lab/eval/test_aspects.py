@@ -9,18 +9,18 @@ from specsot_lab.eval.core.aspect_table import (
     PlannedAnswer,
     aspects_of,
     by_category,
-    copied,
+    copied_titles,
+    count_distinct,
     coverage,
-    cut,
-    distinct,
+    cut_to_words,
     interval_of,
     lines_of,
-    listed,
+    listed_titles,
+    mean_overlap,
     measure,
-    overlap,
     plans_of,
     repetition,
-    shuffled,
+    shuffled_controls,
     singular,
     terms_of,
 )
@@ -65,7 +65,7 @@ def test_coverage_is_the_share_of_aspects_in_any_part() -> None:
     [(3, ["a", "b", "f"]), (6, ["a", "b c", "f g h"]), (9, ["a", "b c d e", "f g h i"]), (0, ["", "", ""])],
 )
 def test_a_cut_takes_from_every_part_alike(words: int, left: list[str]) -> None:
-    assert cut(["a", "b c d e", "f g h i"], words) == left
+    assert cut_to_words(["a", "b c d e", "f g h i"], words) == left
 
 
 def planned(*bodies: str) -> PlannedAnswer:
@@ -74,11 +74,11 @@ def planned(*bodies: str) -> PlannedAnswer:
 
 def test_the_control_has_its_own_headings_over_points_of_another_of_its_category() -> None:
     answers = {"a": planned("1", "2"), "b": planned("3"), "c": planned("4"), "d": PlannedAnswer("direct")}
-    found = shuffled(answers, {"a": "x", "b": "x", "c": "y", "d": "x"})
+    found = shuffled_controls(answers, {"a": "x", "b": "x", "c": "y", "d": "x"})
     assert (found["a"].headings, found["a"].bodies) == (("t0", "t1"), ("3", "3"))
     assert found["b"].bodies == ("1",)
     assert set(found) == {"a", "b"}, "nobody is there to change with c, and d has no points"
-    assert shuffled(answers, {"a": "x", "b": "y", "c": "z", "d": "x"}).keys() == {"a", "b", "c"}
+    assert shuffled_controls(answers, {"a": "x", "b": "y", "c": "z", "d": "x"}).keys() == {"a", "b", "c"}
 
 
 def test_an_interval_holds_the_mean_and_is_the_same_every_time() -> None:
@@ -95,19 +95,19 @@ def test_repetition_counts_four_words_that_stood_there_before() -> None:
 
 
 def test_titles_are_the_same_whatever_their_case_and_points() -> None:
-    assert distinct(["Eat well", "eat well.", "Sleep"]) == 2
+    assert count_distinct(["Eat well", "eat well.", "Sleep"]) == 2
 
 
 def test_a_title_is_copied_if_its_words_stand_together_in_a_source() -> None:
     sources = ["What are the benefits of regular exercise?", "Where the idea comes from"]
     titles = ["Regular exercise", "Better exercise", "Where the idea comes from", "Exercise regular", "art"]
-    assert copied(titles, sources) == ["Regular exercise", "Where the idea comes from"]
+    assert copied_titles(titles, sources) == ["Regular exercise", "Where the idea comes from"]
 
 
 def test_a_title_that_the_question_lists_is_no_copy() -> None:
     question = "Describe the pros and cons of cats, and what is a petting zoo?"
     titles = ["Pros", "Cons", "Cats", "A petting zoo", "Prices"]
-    assert listed(titles, question) == ["Pros", "Cons", "A petting zoo"]
+    assert listed_titles(titles, question) == ["Pros", "Cons", "A petting zoo"]
     answer = PlannedAnswer("a b", ("Pros", "Point 1 of ours"), ("a", "b"))
     found = plans_of([AskedQuestion("1", "one", question, "", answer, ())], ["Point 1 of ours"])
     assert (found["copied"], found["listed"]) == (0.5, 0.5)
@@ -115,8 +115,8 @@ def test_a_title_that_the_question_lists_is_no_copy() -> None:
 
 
 def test_points_that_say_the_same_overlap() -> None:
-    assert overlap(["a b c", "a b c", "x y z"]) == pytest.approx(1 / 3)
-    assert overlap(["a b c"]) is None
+    assert mean_overlap(["a b c", "a b c", "x y z"]) == pytest.approx(1 / 3)
+    assert mean_overlap(["a b c"]) is None
 
 
 def question(name: str, words: str, direct: str, *bodies: str) -> AskedQuestion:

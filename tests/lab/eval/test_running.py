@@ -174,7 +174,7 @@ async def test_another_model_behind_the_same_master_is_refused(tmp_path: Path) -
 async def test_records_without_settings_are_refused(tmp_path: Path) -> None:
     await ask(Speaker(), tmp_path)
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(InvalidRequest, match="is not told"):
+    with pytest.raises(InvalidRequest, match="is not recorded"):
         await ask(Speaker(), tmp_path)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specsot_lab.eval.aggregate import UNCLEAR, CategoryRow, page_of, pairs_of, rows_by_category
+from specsot_lab.eval.aggregate import UNCLEAR_NOTE, CategoryRow, page_of, pairs_of, rows_by_category
 
 
 def turn(seconds: float, tokens: int = 100) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_a_plan_pays_where_it_is_faster_and_no_worse_by_all_that_is_known(
     assert line.verdict == verdict
     shown = page_of([line]).splitlines()
     assert shown[2].split("|")[-2].strip() == verdict
-    assert (shown[-1] == UNCLEAR) == (verdict == "unclear")
+    assert (shown[-1] == UNCLEAR_NOTE) == (verdict == "unclear")
 
 
 def test_only_turns_that_both_have_are_compared() -> None:
@@ -73,11 +73,11 @@ def test_the_table() -> None:
 def test_every_category_is_in_the_plot(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from specsot_lab.eval.running import fill, plot
+    from specsot_lab.eval.running import draw_panels, plot
 
     lines = [line_of(0.5, 0.4, 1.0), line_of(None, None, 3.0)]
     panels: Any = Figure().subplots(1, 2)
-    fill(panels, lines)
+    draw_panels(panels, lines)
     speed, quality = panels
     assert [one.get_text() for one in speed.get_yticklabels()] == ["planning: travel (1)"] * 2
     assert [round(bar.get_width(), 2) for bar in speed.patches] == [2.0, 0.67]

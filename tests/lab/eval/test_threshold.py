@@ -10,13 +10,13 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot_lab.eval import threshold
-from specsot_lab.eval.threshold import Scored, auc, rows_of, threshold_of
+from specsot_lab.eval.threshold import ScoredPrompt, auc, rows_of, threshold_of
 from specsot_master.prompts import read_threshold
 
 
-def scored(several: list[float], one: list[float], rule: bool | None = None) -> list[Scored]:
-    return [Scored("list", True, rule, score) for score in several] + [
-        Scored("chat", False, rule, score) for score in one
+def scored(several: list[float], one: list[float], rule: bool | None = None) -> list[ScoredPrompt]:
+    return [ScoredPrompt("list", True, rule, score) for score in several] + [
+        ScoredPrompt("chat", False, rule, score) for score in one
     ]
 
 
@@ -34,10 +34,10 @@ def test_a_score_that_separates_nothing_has_no_threshold() -> None:
 
 def test_rules_come_first_and_the_score_decides_the_rest() -> None:
     found = [
-        Scored("list", True, None, 2.0),
-        Scored("list", True, True, -9.0),
-        Scored("list", True, False, 9.0),
-        Scored("list", True, None, None),
+        ScoredPrompt("list", True, None, 2.0),
+        ScoredPrompt("list", True, True, -9.0),
+        ScoredPrompt("list", True, False, 9.0),
+        ScoredPrompt("list", True, None, None),
     ]
     (row,) = rows_of(found, 1.0)
     assert (row["rules"], row["undecided"], row["score"], row["router"]) == (0.25, 0.5, 0.5, 0.5)

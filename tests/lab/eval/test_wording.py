@@ -146,7 +146,7 @@ def test_a_run_names_the_form_that_a_model_writes_best_in_and_goes_on_where_it_w
     questions = [f"{QUESTION} Number {n}." for n in range(3)]
     found = asyncio.run(wording._measure_forms(run, questions, io.StringIO()))
     out = io.StringIO()
-    assert wording.show(found, out) == "turns"
+    assert wording.print_best_form(found, out) == "turns"
     assert "the form with the fewest faults is turns" in out.getvalue()
     assert found["turns"].branches == 6
     asked = len(speaker.asked)
@@ -163,5 +163,5 @@ async def test_a_fleet_elsewhere_has_no_file_to_write_to(tmp_path: Path) -> None
         raise AssertionError
 
     given = FleetOptions(master="127.0.0.1:1")
-    with pytest.raises(InvalidRequest, match="no --master"):
+    with pytest.raises(InvalidRequest, match="--master cannot be used"):
         await wording.evaluate(given, None, tmp_path, False, 1, opener, io.StringIO(), io.StringIO())

@@ -15,7 +15,7 @@ import torch
 from specsot.errors import ModelError
 from specsot.members import Range
 from specsot_lab.train import rows as stock
-from specsot_lab.train.running import ROWS, make_rows, stored_rows_of, train
+from specsot_lab.train.running import ROWS_FILE, make_rows, stored_rows_of, train
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
 from specsot_model.decoder import Decoder
 from tests.models import Shape, write_base
@@ -86,14 +86,14 @@ def test_rows_of_what_is_given_or_with_nothing_given_are_used(changes: dict[str,
     ],
 )
 def test_rows_of_something_else_are_refused(changes: dict[str, Any], names: str) -> None:
-    with pytest.raises(ModelError, match=rf"{ROWS} was made with other {names}; name another --output"):
+    with pytest.raises(ModelError, match=rf"{ROWS_FILE} was made with other {names}; name another --output"):
         train(replace(WANTED, **changes), io.StringIO(), io.StringIO())
 
 
 def test_rows_of_unknown_making_are_used_only_where_no_sources_are_given(tmp_path: Path) -> None:
     wanted = replace(WANTED, output=tmp_path)
     assert stored_rows_of(wanted) is None
-    stock.save([stock.row_of([((1, 2, 3), True)], 0)], wanted.training / ROWS)
+    stock.save([stock.row_of([((1, 2, 3), True)], 0)], wanted.training / ROWS_FILE)
     assert len(stored_rows_of(replace(wanted, **ALONE)) or ()) == 1
-    with pytest.raises(ModelError, match=f"{ROWS} does not say what it was made of"):
+    with pytest.raises(ModelError, match=f"{ROWS_FILE} does not say what it was made of"):
         train(wanted, io.StringIO(), io.StringIO())

@@ -10,7 +10,7 @@ import pytest
 
 from specsot.errors import ModelError
 from specsot_lab.train import rows as stock
-from specsot_lab.train.trainer import chains
+from specsot_lab.train.trainer import chain_acceptance
 
 
 def test_a_chain_ends_with_its_first_miss_and_the_next_begins_behind_the_bonus_token() -> None:
@@ -19,14 +19,14 @@ def test_a_chain_ends_with_its_first_miss_and_the_next_begins_behind_the_bonus_t
     learned[2:] = True  # the root is token 2, drafted from row 1
     hits[1] = True, True, False  # tokens 3 and 4 accepted, 5 is the bonus: root 5
     hits[4] = True, True, True  # 6, 7, 8 accepted, 9 is the bonus: root 9, the end
-    found = chains(hits, learned, 3)
+    found = chain_acceptance(hits, learned, 3)
     assert (found.tested, found.accepted, found.steps) == ((2, 2, 2), (2, 2, 1), 2)
     assert found.per_step == pytest.approx(5 / 6)
     assert found.tokens_per_step == 3.5
 
 
 def test_an_answer_of_one_token_drafts_nothing() -> None:
-    assert chains(np.ones((3, 2), np.bool_), np.array([False, False, True]), 2).steps == 0
+    assert chain_acceptance(np.ones((3, 2), np.bool_), np.array([False, False, True]), 2).steps == 0
 
 
 def made(lengths: list[int]) -> list[stock.Row]:

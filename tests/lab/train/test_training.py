@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     optimiser.step()
     trainer.save(tmp_path, head, optimiser, 1, {})
     assert trainer.restore(tmp_path, head, optimiser, {}) == 1
-    file = tmp_path / trainer.FILE
+    file = tmp_path / trainer.CHECKPOINT_FILE
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ModelError, match="not a whole checkpoint"):
         trainer.restore(tmp_path, head, optimiser, {})

@@ -1,1 +1,1 @@
-"""What is computed of answers: pure functions of their texts."""
+"""Measures that are computed from answers: pure functions of their texts."""
