@@ -178,7 +178,7 @@ class StageRows:
     """Migrates the KV in a stage's pages: copies it for the layers' next owners, and fills the pages of
     openings that reuse KV.
 
-    handed: The KV that was received.
+    migrated: The KV that was received.
     """
 
     def __init__(self, table: PageTable, kv: KVPages, layers: Range) -> None:
@@ -262,8 +262,8 @@ Copies = Callable[[Sequence[LayerRows]], Awaitable[Sequence[Tensor | None]]]
 
 
 class RowHandover:
-    """A worker's part in a migration: it sends KV of layers that other workers will run, and tells the master
-    when it has received the KV of its own layers.
+    """A worker's part in a migration: it sends KV of layers that other workers will run, and reports to the
+    master when it has received the KV of its own layers.
     """
 
     def __init__(self, name: str, dialer: Dialer) -> None:

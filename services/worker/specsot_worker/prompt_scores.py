@@ -30,7 +30,7 @@ class _Score:
 
 
 class PromptScores:
-    """Scores the tokens of prompts: every hidden state of a prompt tells how likely the next token was.
+    """Scores the tokens of prompts: each hidden state of a prompt gives the probability of the next token.
     Chunks of a prompt arrive in order.
     """
 

@@ -308,7 +308,7 @@ def find_targets(
     queries: Sequence[TargetQuery],
     at_once: bool | None = None,
     meanwhile: Meanwhile | None = None,
-    astray: Callable[[int], None] = lambda _: None,
+    mispredicted: Callable[[int], None] = lambda _: None,
 ) -> list[Targets]:
     """Return the target token id at each node, one list for each query.
 
@@ -322,8 +322,8 @@ def find_targets(
         Negative values stand for None. Where a grammar mask may exclude tokens, the value is the unmasked
         argmax. It is called only if every query that is walked node by node is greedy. None: nothing is
         called.
-    astray: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because a
-        mask excluded an argmax, or because a target became an end token.
+    mispredicted: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because
+        a mask excluded an argmax, or because a target became an end token.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     # Walks by number of the query.
@@ -344,7 +344,7 @@ def find_targets(
         walk.best = best
     asked = _walk(logits, list(walks.values()))
     for walk in asked if alone else ():
-        astray(walk.query.state.opening.sequence)
+        mispredicted(walk.query.state.opening.sequence)
     found = [
         walks[number].targets if number in walks else best[one.row : one.row + len(one.tree.tokens)]
         for number, one in enumerate(queries)
@@ -352,7 +352,7 @@ def find_targets(
     softly = [_end_softly(one, targets) for one, targets in zip(queries, found)]
     for one, before, after in zip(queries, found, softly):
         if alone and after is not before:
-            astray(one.state.opening.sequence)
+            mispredicted(one.state.opening.sequence)
     return softly
 
 

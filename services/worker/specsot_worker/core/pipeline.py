@@ -293,10 +293,10 @@ class PipelineDepth:
         """
         share = max(self._shares) if self._overlap else 1.0
         limit = MAX_PROMPT_STALL * self._compute_seconds((num_decode_tokens + num_waiting) * share)
-        least = min(MIN_PROMPT_ROWS, max_tokens)
-        more = range(least + 1, max_tokens + 1)
+        min_tokens = min(MIN_PROMPT_ROWS, max_tokens)
+        more = range(min_tokens + 1, max_tokens + 1)
         num_overlapped = num_decode_tokens * share
-        return least + bisect_right(
+        return min_tokens + bisect_right(
             more, limit, key=lambda rows: self._compute_seconds(num_overlapped + rows)
         )
 
