@@ -523,9 +523,9 @@ class SuffixBackend(DraftBackend):
 
         configuration: The epoch as the master has configured it.
         """
-        most = max(configuration.shape.nodes - 1, 1)
+        max_nodes = max(configuration.shape.nodes - 1, 1)
         own = self._suffixes
-        shape = replace(own, levels=min(own.levels, most), nodes=min(own.nodes, most))
+        shape = replace(own, levels=min(own.levels, max_nodes), nodes=min(own.nodes, max_nodes))
         return SuffixProposer(shape, configuration.pages)
 
 
@@ -556,7 +556,7 @@ MEASURED_ROWS = (1, 4, 16, 64)
 CONTEXT_ROWS = 256
 # Levels. The depth of a measured tree.
 MEASURED_LEVELS = 3
-# Runs. The least number of timed runs per size; their median counts.
+# Runs. The minimum number of timed runs per size; their median counts.
 MIN_TURNS = 5
 # Seconds. About how long measuring may take, so that it does not delay a start. Untuned.
 MAX_SECONDS = 0.3

@@ -61,12 +61,12 @@ class DraftMask:
     feature: Tensor
     depth: int | None = None
 
-    def levels(self, most: int) -> int:
+    def levels(self, max_levels: int) -> int:
         """Return the levels of a tree, bounded by what the head learned.
 
-        most: Maximum number of levels.
+        max_levels: Maximum number of levels.
         """
-        return most if self.depth is None else min(most, self.depth)
+        return max_levels if self.depth is None else min(max_levels, self.depth)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -46,7 +46,7 @@ class DeviceGrowth(AsyncGrowth):
     """Trees that a captured graph grows from what the device itself has accepted.
 
     places: By sequence id, the index of its tree in the frame and its number of tokens before that tree.
-    due:    Most accepted tokens of a tree for which the device stores features.
+    due:    Maximum number of accepted tokens of a tree for which the device stores features.
     read:   Waits for the device. Returns the candidates of all trees, and the acceptance that the device
             found, int32 [trees, 1 + due]: the number of tokens that continue the sequence, then these tokens.
     pool:   Where the device may select nodes from; None: it cannot.
@@ -99,9 +99,9 @@ class DeviceGrowth(AsyncGrowth):
         sequences: The sequences whose trees are requested. None stands for a sequence that is not followed.
         """
         known = [one for one in sequences if one]
-        most = self.due
+        max_due = self.due
         at = self.places
-        here = [one for one in known if 0 < one.due <= most and at.get(one.id, NOWHERE)[1] == one.extended]
+        here = [one for one in known if 0 < one.due <= max_due and at.get(one.id, NOWHERE)[1] == one.extended]
         if self.state is not OverlapState.LAUNCHED or len(here) < len(sequences):
             self.discard()
             return []

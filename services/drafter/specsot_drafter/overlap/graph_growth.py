@@ -87,7 +87,7 @@ class GraphSize:
     k: Number of children of every node that is fed.
     widths: Number of nodes of level 1, 2, ... that are fed.
     floor: Cumulative log-probability below which a node is barred from being fed.
-    due: Most due rows of a tree.
+    due: Maximum number of due rows of a tree.
     attending: Number of the last due rows that take part in attention.
     """
 
@@ -370,8 +370,8 @@ class _TreeGraph:
         self._nothing = grown.new_zeros((trees * size.attending, 1))
         self._below = np.repeat(np.arange(size.levels - 1), size.widths)
         self._pooled = aligned(trees * sum(size.level_sizes) * 5)
-        said = trees * (1 + size.due)
-        self._flat = torch.zeros(self._pooled + said, dtype=torch.int32, device=head.device)
+        due_size = trees * (1 + size.due)
+        self._flat = torch.zeros(self._pooled + due_size, dtype=torch.int32, device=head.device)
         self._candidates = _pool(self._flat, size)
         depths = np.arange(1, size.levels + 1, dtype=np.int32)
         self._depths = torch.from_numpy(depths.repeat(size.level_sizes)).to(head.device)

@@ -43,7 +43,8 @@ class Proposer(ABC):
     A proposer may stop following a sequence, for example when features are missing or no KV page is free;
     then it offers no candidates for that sequence.
 
-    widths: Most nodes per tree that are fed to grow level 2, 3, ...; the deepest tree has one level more.
+    widths: Maximum number of nodes per tree that are fed to grow level 2, 3, ...; the deepest tree has one
+        level more.
     positions: Number of positions that the draft model supports.
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
     """

@@ -45,9 +45,9 @@ class BeamShape:
     """The shape of a small model's trees.
 
     breadth: Number of children of every node that is fed.
-    widths: Most nodes of level 1, 2, ... that are fed.
+    widths: Maximum number of nodes of level 1, 2, ... that are fed.
     floor: Cumulative log-probability below which a node is not fed.
-    nodes: Most nodes of a tree, its root included.
+    nodes: Maximum number of nodes of a tree, its root included.
     """
 
     breadth: int
@@ -70,7 +70,9 @@ def read_small(directory: Path) -> ModelConfig:
     """
     config = read_config(directory)
     if config.delta:
-        raise HeadMismatch(f"{directory}: gated delta layers cannot draft: they keep no states behind drafts")
+        raise HeadMismatch(
+            f"{directory}: gated delta layers cannot draft: they keep no states after draft tokens"
+        )
     return config
 
 

@@ -21,8 +21,8 @@ from specsot_drafter.proposers import Proposer
 class SuffixShape:
     """The shape of suffix trees. With one place and no past, these are n-grams of the sequence itself.
 
-    levels: Most levels of a tree.
-    nodes: Most nodes of a tree, without its root.
+    levels: Maximum number of levels of a tree.
+    nodes: Maximum number of nodes of a tree, without its root.
     places: Number of earlier occurrences that are used, see `grow_suffixes`.
     min_match: Number of tokens that must match, see `grow_suffixes`.
     past: Number of tokens of past requests that are kept; 0: none.
@@ -100,8 +100,8 @@ class SuffixProposer(Proposer):
             followed = self._followed.get(feature_batch.sequence)
             if followed and followed.suggested:
                 before, tree = followed.suggested
-                right, told = tree.walk(followed.sequence.tokens[before:])
-                self._trust(tree).record([(told, (), right)])
+                right, num_known = tree.walk(followed.sequence.tokens[before:])
+                self._trust(tree).record([(num_known, (), right)])
                 followed.suggested = None
 
     def close(self, sequence: int) -> None:
@@ -130,14 +130,14 @@ class SuffixProposer(Proposer):
         trees = [self._suggest(followed, levels) for followed in sequences]
         return align_levels(trees) if any(tree.tokens for tree in trees) else None
 
-    def _suggest(self, sequence: DraftSequence, most: int) -> SuffixTree:
+    def _suggest(self, sequence: DraftSequence, max_levels: int) -> SuffixTree:
         """Return a tree for one sequence; an empty one if nothing matches, or if no level is allowed.
 
         sequence: The sequence.
-        most: Maximum number of levels.
+        max_levels: Maximum number of levels.
         """
         followed = self._followed.get(sequence.id)
-        levels = min(most, self.max_levels(sequence))
+        levels = min(max_levels, self.max_levels(sequence))
         if followed is None or levels <= 0:
             return SuffixTree()
         shape = self._shape
