@@ -167,7 +167,7 @@ class KVPages:
         move_rows(self._whole, moves)
 
     @torch.inference_mode()
-    def keep_least(
+    def keep_smallest_keys(
         self,
         layer: int,
         sources: Tensor,

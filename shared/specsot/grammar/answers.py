@@ -487,8 +487,8 @@ class Matchers:
     def copy_matcher(self, failed_batch: int | None = None) -> tuple[int, LLMatcher]:
         """Return the number of the present batch, and a matcher of it before its first token.
 
-        failed_batch: number of a batch whose matchers fail. If it is the present batch, a new one is begun; a
-            number of an earlier batch changes nothing. None if no matcher failed.
+        failed_batch: number of a batch whose matchers fail. If it is the present batch, a new batch is
+            started; a number of an earlier batch changes nothing. None if no matcher failed.
         """
         with self._lock:
             if failed_batch == self._batch:
