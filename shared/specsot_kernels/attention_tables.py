@@ -59,7 +59,7 @@ PIECE_OVERHEAD_COLUMNS = 384
 # Pieces. Largest number that one page run is cut into, because the pieces of a row are merged one after
 # another.
 MAX_PIECES = 32
-# Waves of programs. How many cutting may add to the least number of pieces; buffers are sized for all of
+# Waves of programs. How many cutting may add to the smallest number of pieces; buffers are sized for all of
 # them.
 MAX_EXTRA_WAVES = 2
 # Bits. Width of one word of a visibility mask.
