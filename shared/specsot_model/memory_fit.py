@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 # Bytes. What libraries allocate for the stream on which graphs are captured. Untuned.
 LIBRARY_BYTES = 64 << 20
-# Where Linux tells the machine's memory, and the limit of this process's cgroup.
+# Where Linux reports the machine's memory, and the limit of this process's cgroup.
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -445,8 +445,8 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
 
     Return None if neither is known.
 
-    meminfo: File in which Linux tells the machine's memory.
-    cgroup: Folder in which Linux tells the limit of this process's cgroup.
+    meminfo: File in which Linux reports the machine's memory.
+    cgroup: Folder in which Linux reports the limit of this process's cgroup.
     """
     known = [free for free in (_free_on_machine(meminfo), _free_in_container(cgroup)) if free is not None]
     return min(known, default=None)
@@ -455,7 +455,7 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
 def _free_on_machine(meminfo: Path) -> int | None:
     """Return the available bytes of the machine, or None if they are unknown.
 
-    meminfo: File in which Linux tells the machine's memory.
+    meminfo: File in which Linux reports the machine's memory.
     """
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
