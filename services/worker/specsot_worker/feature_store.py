@@ -19,7 +19,12 @@ from specsot_model.kv import indices, untouched_zeros
 
 
 class FeatureRows(NamedTuple):
-    """Positions start .. stop - 1 of one sequence."""
+    """Range of positions of one sequence, whose features are meant.
+
+    sequence: Id of the sequence.
+    start: First position of the range.
+    stop: Position after the last one of the range. Equal to `start` if the range is empty.
+    """
 
     sequence: int
     start: int
@@ -32,8 +37,8 @@ MAX_UNWRITTEN = 16
 
 
 class FeatureStore:
-    """Features in as many pages as the KV cache has. Only committed tokens are stored, so these pages never
-    run out before the KV pages do.
+    """Store of features, in as many pages as the KV cache has. Only committed tokens are stored, so these
+    pages never run out before the KV pages do.
     """
 
     def __init__(
@@ -149,7 +154,8 @@ class FeatureStore:
         rows: The sequence and its next positions.
         features: [num_positions, width].
 
-        Raises NotFound, Overloaded, and WireError for another dtype or width.
+        Raises WireError for another dtype or width, NotFound if the sequence is unknown, and Overloaded if
+        there are too few pages.
         """
         stored = self._features
         if (features.dtype, features.shape[1]) != (stored.dtype, stored.shape[1]):

@@ -34,13 +34,14 @@ from specsot_worker.migrated_kv import MigratedKV
 
 @dataclass(slots=True)
 class _DraftedSequence:
-    """One sequence: what has been committed, and which drafter drafts for it.
+    """State of one drafted sequence: what has been committed, and which drafter drafts for it.
 
     opening: What every stage knows about the sequence.
     committed: Number of tokens whose features are final.
     drafter: Name of the sequence's drafter. None if no drafter is present.
     draft_round: Number of the draft round that is wanted next. None while the prompt is being fed.
-    forced: Tokens that the grammar leaves no choice about, after the newest token.
+    forced: Ids of the tokens after the newest token that the grammar leaves no choice about. Empty if nothing
+        is forced.
     ended: True if the sequence has ended. Then its drafter is sent nothing more about it but that it closed.
     """
 
@@ -54,7 +55,7 @@ class _DraftedSequence:
 
 @dataclass(slots=True)
 class _Receiver:
-    """What one drafter has been sent.
+    """Record of what one drafter has been sent.
 
     sent: By sequence, how many tokens the drafter has. It has the sequences that it drafts for, and those
         from which one of them forks. None: the drafter was not even sent the opening.
@@ -90,8 +91,10 @@ SOLE_DRAFTER = ""
 
 
 class FeatureStream:
-    """Knows every drafted sequence, which drafter it belongs to, and how much of it that drafter has been
-    sent.
+    """Source of the drafters' features: knows every drafted sequence, which drafter it belongs to, and how
+    much of it that drafter has been sent.
+
+    migrated: Features that were migrated from the previous epoch. The verifier sets it.
     """
 
     def __init__(
@@ -113,7 +116,6 @@ class FeatureStream:
         # Verified frames and their outcomes that are not recorded yet.
         self._deferred: list[tuple[Frame, Mapping[int, Outcome]]] = []
         self._step_clock = StepTimer()
-        # Features that were migrated from the previous epoch.
         self.migrated = MigratedKV()
 
     def copies(self, requests: Sequence[RowsOf]) -> list[Tensor | None]:
@@ -239,7 +241,8 @@ class FeatureStream:
         return tuple(messages)
 
     def catch_up(self) -> None:
-        """Record the verified frames that were left aside during a pause of drafting.
+        """Record the verified frames that were left aside during a pause of drafting. Nothing happens if
+        there are none.
 
         Call it while a device computes, so that steps during a pause do not wait for it.
         """
@@ -271,7 +274,7 @@ class FeatureStream:
         return unforked
 
     def _unknown_to(self, receiver: _Receiver) -> list[_DraftedSequence]:
-        """Return the sequences of a drafter whose opening it has not been sent.
+        """Return the sequences of a drafter whose opening it has not been sent; [] if there are none.
 
         receiver: What the drafter has been sent.
         """

@@ -50,10 +50,11 @@ FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFrame:
-    """What the verification of a frame has produced.
+    """Result of a frame's verification, with the features or trees that follow from it.
 
-    result: For the master and stage 0.
-    features: By drafter, the messages that it is to be sent now, in order.
+    result: The outcomes of the frame's sequences, to be sent to the master and to stage 0.
+    features: The feature messages that are to be sent now, in order, by name of the drafter. Empty if no
+        drafter is to be sent anything.
     drafts: The trees of a drafter on this thread, which has been given its features already. None if no such
         drafter answered; then `features` is to be sent.
     """
@@ -72,7 +73,14 @@ class VerifiedFrame:
 
 
 class Verifier:
-    """Verifies frames that have passed every layer. Remembers the tokens of every sequence."""
+    """Verifier of the last stage: verifies frames that have passed every layer, and remembers the tokens of
+    every sequence.
+
+    near: The drafter on this worker's compute thread, if there is one, and the launches that need its trees.
+    quiet: Returns True if no message or prompt has arrived that would change the next frame, so that the next
+        step may be launched before its frame is composed. The worker sets it; until then it always returns
+        True.
+    """
 
     def __init__(
         self,
@@ -179,7 +187,8 @@ class Verifier:
 
     @torch.inference_mode()
     def verify_pending(self) -> VerifiedFrame:
-        """Verify the held-back segments whose grammar has been compiled.
+        """Verify the held-back segments whose grammar has been compiled, and return their outcomes and
+        features. Call it only while `pending_ready` is True.
 
         The result has frame number 0, because no step belongs to it.
         """
@@ -194,7 +203,8 @@ class Verifier:
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
     def _open(self, opening: Opening) -> None:
-        """Open a sequence: its tokens so far, and, if it decodes, its grammar and state.
+        """Open a sequence: remember its tokens so far, and, if it decodes, its grammar and state. A grammar
+        that is still being compiled is added to the pending ones.
 
         opening: What every stage knows about the sequence.
         """
@@ -235,7 +245,8 @@ class Verifier:
         return compiling
 
     def _append_prompt(self, frame: Frame) -> None:
-        """Append the prompt tokens of a frame to the tokens of their sequences.
+        """Append the prompt tokens of a frame to the tokens of their sequences. A frame without prompt chunks
+        changes nothing.
 
         frame: The frame that is being verified.
         """
@@ -286,7 +297,8 @@ class Verifier:
 
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
         """Return whether every sequence of a frame feeds exactly its one new token in the next frame, unless
-        that token ends it, and the sequences are in the order of the next frame's trees.
+        that token ends it, and the sequences are in the order of the next frame's trees. Return False for the
+        frame of `verify_pending`, and while segments wait for a grammar.
 
         frame: The frame that is being verified.
         queries: Queries of its decoding segments, in the order of the segments.

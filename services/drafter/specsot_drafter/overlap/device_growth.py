@@ -33,8 +33,9 @@ NOWHERE = (-1, -1)
 class VerifiedTree(NamedTuple):
     """A tree that the device has verified, or is verifying, and whose result the host has not read.
 
-    segment: The tree, and the number of committed tokens before its root.
-    pages: Draft KV pages of its sequence, up to the last row that accepting and growing may need.
+    segment: The tree segment: the tree, its sequence, and the number of committed tokens before its root.
+    pages: Numbers of the draft KV pages of its sequence, up to the last row that accepting and growing may
+        need.
     """
 
     segment: TreeSegment
@@ -49,7 +50,7 @@ class DeviceGrowth(AsyncGrowth):
     due:    Maximum number of accepted tokens of a tree for which the device stores features.
     read:   Waits for the device. Returns the candidates of all trees, and the acceptance that the device
             found, int32 [trees, 1 + due]: the number of tokens that continue the sequence, then these tokens.
-    pool:   Where the device may select nodes from; None: it cannot.
+    pool:   The candidates on the device from which it may select nodes. None: it cannot select.
     observed: Ids of the sequences whose feature batch of this step has arrived. A later batch of such a
             sequence belongs to another step, even if it begins at the same position.
     """
@@ -127,7 +128,8 @@ class DeviceGrowth(AsyncGrowth):
         return Candidates(offer.tokens[places], offer.scores[places], offer.parents[places], offer.depths)
 
     def choose(self, sequences: Sequence[int], nodes: int, room: int, trust: Floats) -> DeviceChoice | None:
-        """Let the device select trees. Return None if the device cannot.
+        """Let the device select nodes of these trees, and return the selection. Return None if the device
+        cannot select, if a sequence has no tree here, or if only roots would fit.
 
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
@@ -144,7 +146,11 @@ class DeviceGrowth(AsyncGrowth):
 
 
 class VerifiedTreeSender:
-    """Sends a frame's trees to the device, so that the device can find out which nodes were accepted."""
+    """Sender of a frame's trees to the device, so that the device can find out which nodes were accepted.
+
+    room: Number of draft rows per tree that get a slot: accepted tokens, and the rows of the next tree.
+    targets: Target tokens of a made-up tree of one node, int32 [1], for the warm-up.
+    """
 
     def __init__(self, room: int, trees: int, page_rows: int, device: torch.device) -> None:
         """Allocate the buffers.
@@ -161,7 +167,6 @@ class VerifiedTreeSender:
         size = 2 * MAX_VERIFIED_ROWS + trees * (3 + room) + 4 * ALIGNED
         self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(size, device)
-        # Target tokens of the made-up tree of the warm-up.
         self.targets = self._numbers.new_zeros(1)
 
     def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
@@ -169,8 +174,8 @@ class VerifiedTreeSender:
         if there are too many.
 
         trees: The trees in the order of the frame, with the pages of their sequences.
-        targets: The base model's token after each node, int32, at least one per node of the frame, on the
-            device.
+        targets: Id of the base model's token after each node, int32 [num_tokens] on the device, at least one
+            per node of the frame.
         """
         tokens = list[int]()
         parents = list[int]()

@@ -27,7 +27,7 @@ from specsot_model.cuda_graphs import Capture
 
 
 class BlockProposer(Proposer):
-    """Drafts whole blocks in one forward pass. See `Proposer`.
+    """Proposer that drafts whole blocks with a DFlash head in one forward pass.
 
     Once features of a sequence are missing, or no KV page is free for them, the sequence is not followed any
     more.
@@ -62,10 +62,10 @@ class BlockProposer(Proposer):
         return self._table.free
 
     def open(self, sequence: DraftSequence) -> None:
-        """Follow a sequence from its start or from its fork.
+        """Follow a sequence from its start or from its fork. Nothing happens for a fork whose source is not
+        followed, or if no KV page is free for it: it is not followed then.
 
-        sequence: What the drafter knows of the sequence. A fork is not followed if its source is not
-            followed, or if no KV page is free.
+        sequence: What the drafter knows of the sequence.
         """
         fork = sequence.opening.fork
         sequence_id = sequence.id
@@ -84,7 +84,8 @@ class BlockProposer(Proposer):
         self._followed.add(sequence_id)
 
     def follows(self, sequence: int) -> bool:
-        """Return whether the features of a sequence are complete so far.
+        """Return whether the features of a sequence are complete so far. Return False for an unknown
+        sequence, and for one that was dropped.
 
         sequence: Id of the sequence.
         """
@@ -135,7 +136,7 @@ class BlockProposer(Proposer):
 
         sequences: The sequences to draft for, in the order of the result.
         levels: Maximum number of levels.
-        keep_growing: Not called, since one pass drafts all levels.
+        keep_growing: Not called, since one pass drafts all levels. It may be None.
         """
         rooms = [self._reserve(sequence) for sequence in sequences]
         found = [(sequence, room) for sequence, room in zip(sequences, rooms) if room]
@@ -172,8 +173,8 @@ class BlockProposer(Proposer):
         return best_of(head, outputs, self._breadth)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Reserve a block's rows after a sequence's own rows. Return None if the sequence is not followed, or
-        no page is free.
+        """Reserve a block's rows after a sequence's own rows, and return where they are. Return None if the
+        sequence is not followed, or if no page is free.
 
         sequence: The sequence that a block is to be drafted for.
         """

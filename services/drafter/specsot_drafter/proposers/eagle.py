@@ -35,7 +35,8 @@ WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)
 
 
 class EagleProposer(Proposer):
-    """Grows trees with an EAGLE head, in captured CUDA graphs where the head and the machine allow it.
+    """Proposer that grows trees with an EAGLE head, in captured CUDA graphs where the head and the machine
+    allow it.
 
     Once features of a sequence are missing, or no KV page is free for them, the sequence is not followed any
     more, because every later draft row would attend to the gap.
@@ -94,7 +95,8 @@ class EagleProposer(Proposer):
             self._pages.close(sequence.id)
 
     def follows(self, sequence: int) -> bool:
-        """Return whether the features of a sequence are complete so far.
+        """Return whether the features of a sequence are complete so far. Return False for an unknown
+        sequence, and for one that was dropped.
 
         sequence: Id of the sequence.
         """
@@ -137,7 +139,9 @@ class EagleProposer(Proposer):
         self._pages.close(sequence)
 
     def catch_up(self) -> None:
-        """Compute the due rows of all sequences, at a time when no sequence waits for a tree."""
+        """Compute the due rows of all sequences, at a time when no sequence waits for a tree. Nothing happens
+        if no rows are due.
+        """
         self._compute_due(self._followed.values())
 
     def _compute_due(self, sequences: Iterable[FollowedSequence]) -> None:
@@ -150,7 +154,7 @@ class EagleProposer(Proposer):
             compute_rows(self._head, self._pages, due)
 
     def _prefilling(self) -> list[FollowedSequence]:
-        """Return the sequences with due rows whose prompts are not complete yet."""
+        """Return the sequences with due rows whose prompts are not complete yet; [] if there are none."""
         return [one for one in self._followed.values() if one.sequence.root is None and one.due]
 
     def _take_due(self, followed: Sequence[FollowedSequence]) -> list[DueRows]:
@@ -271,7 +275,9 @@ class EagleProposer(Proposer):
             return None
 
         def offer() -> Candidates | None:
-            """Wait for the candidates; grow them again if the device accepted other tokens than the host."""
+            """Wait for the candidates and return them, which are never None. If the device accepted other
+            tokens than the host, they are grown again.
+            """
             found = ahead.candidates_for(due)
             if found is None and self._graphs:
                 rooms = [room for sequence in sequences if (room := self._reserve(sequence))]
@@ -287,8 +293,8 @@ class EagleProposer(Proposer):
         ones; see `Proposer.start_growth`. Return None if nothing was launched.
 
         verification: The trees that are being verified, and their results on the device.
-        ids: Number of token ids that may be fed.
-        levels: Levels of the trees that grow.
+        ids: Number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
+        levels: Number of levels of the trees that grow.
 
         Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
         tree and its pages can be reserved. Outstanding rows are computed first.
@@ -317,7 +323,7 @@ class EagleProposer(Proposer):
         """Let the device select nodes of the trees that grow asynchronously; see `DeviceGrowth.choose`.
         Return None if it cannot.
 
-        growth: What `start_growth` has returned.
+        growth: The trees that are growing, from `start_growth`.
         sequences: Ids of the sequences, in the order of the trees in the next frame.
         nodes: Maximum number of nodes per tree, root included.
         room: Maximum number of levels that every sequence can have.
@@ -336,8 +342,8 @@ class EagleProposer(Proposer):
         return known and self._pages.table.policy(tree.sequence) is None
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Reserve the rows of a tree after a sequence's own rows. Return None if the sequence is not
-        followed, or no page is free.
+        """Reserve the rows of a tree after a sequence's own rows, and return where they are. Return None if
+        the sequence is not followed, or if no page is free.
 
         sequence: The sequence that a tree is to grow for.
         """
