@@ -146,14 +146,14 @@ def react(event: RequestEvent) -> Sequence[Command]:
     Raises the error of a `PromptMade` event that has one.
     """
     request = event.request
-    unread = event.request.events
+    events = event.request.events
     match event:
         case EventsRead():
             return [commands.RenewLeases()]
         case ReaderLeft():
             return [commands.KeepRequest() if request.ask.resumable else commands.DropRequest()]
-        case ReadingOverdue(position=position) if unread.has_reader and unread.unread:
-            if unread.position != position:
+        case ReadingOverdue(position=position) if events.has_reader and events.unread:
+            if events.position != position:
                 return [commands.WatchReader()]
             return [commands.CutReader(), *react(ReaderLeft(request))]
         case KeepingOver():

@@ -276,8 +276,8 @@ class EncodedPrompt:
     score: the prompt of the router's score if the model's score decides between both ways, else None.
     kind: the kind of question, by which the forecast keeps its averages; "" for a prompt in tokens, and for a
         model that forks by itself.
-    points: the most points that a list plan may have within the client's time limit, or None for no such
-        limit.
+    points: the maximum number of points that a list plan may have within the client's time limit, or None for
+        no such limit.
     tags: the token ids of the fork and join tags, for a model that was trained to fork its answer; else None.
     speculates: True if the plan is started together with the direct answer.
     """

@@ -73,7 +73,7 @@ class SequenceFactory:
         seed: the request's sampling seed.
         ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
             `min_tokens`.
-        limit: the most tokens that the sequence may decode.
+        limit: the maximum number of tokens that the sequence may decode.
         rules: the plan grammar that constrains the sequence; None for a sequence that is no skeleton, or is
             not constrained.
         trace: the request's tracing context, which the stages put on their spans; None without tracing.

@@ -495,7 +495,7 @@ def pages_of(request: RequestState, turn: PromptTurn, limit: int, state: RingSta
 
     request: the request that the sequence belongs to.
     turn: the prompt of the sequence.
-    limit: the most tokens that the sequence may generate.
+    limit: the maximum number of tokens that the sequence may generate.
     state: sizes and limits of the running ring.
     """
     return own_pages(len(turn.tokens) + limit, request.shares(turn), state, request.ask.policy)

@@ -220,8 +220,8 @@ def choose_stages(
 
     workers: the registrations of the workers, in the order in which they joined.
     config: the options of the ring, with the model's number of layers.
-    min_workers: the fewest workers to use.
-    max_workers: the most workers to use for the sake of speed; None for `min_workers`.
+    min_workers: the minimum number of workers to use.
+    max_workers: the maximum number of workers to use for the sake of speed; None for `min_workers`.
 
     Raises Refused, which says what is missing, if the workers have no room for the model.
     """
