@@ -553,7 +553,7 @@ def tabulate_prompts(
 
 
 def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, places: int) -> int:
-    """Return the columns of a piece, a multiple of `page_rows`, that reads all page runs in the least
+    """Return the columns of a piece, a multiple of `page_rows`, that reads all page runs in the shortest
     estimated time.
 
     The model: pieces run in waves of `places`; a piece costs its columns plus PIECE_OVERHEAD_COLUMNS; the

@@ -339,7 +339,7 @@ def kv_page_bytes(
 def graph_bytes(
     rows: int, heads: tuple[int, int, int], columns: int, itemsize: int, invariant: bool = False
 ) -> int:
-    """Return the most bytes that CUDA graphs take while they are captured.
+    """Return the maximum number of bytes that CUDA graphs take while they are captured.
 
     All graphs live in the memory of the largest one, and its layers reuse the same memory. The work runs once
     before it is captured, in memory of its own; hence the factor two. Attention needs memory for one partial
@@ -366,7 +366,8 @@ def step_bytes(
     long_prompt_frames: bool = True,
     invariant: bool = False,
 ) -> int:
-    """Return the most bytes that the CUDA graphs of a layer range take, and frames of prompts alone.
+    """Return the maximum number of bytes that the CUDA graphs of a layer range take, and frames of prompts
+    alone.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     itemsize: Bytes of a number of the activations.

@@ -33,7 +33,7 @@ from specsot_worker.penalties import apply_penalties
 NUCLEUS_CANDIDATES = 512
 # Temperatures are clamped to this range, because float32 divides by them; values beyond it change nothing.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
-# The least weight of a token that can be drawn: the smallest normal float32.
+# The smallest weight of a token that can be drawn: the smallest normal float32.
 MIN_WEIGHT = torch.finfo(torch.float32).tiny
 # Is called with all target tokens on the device, int32 [num_tokens], before the host has them.
 Meanwhile = Callable[[torch.Tensor], None]
@@ -224,8 +224,8 @@ def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch
 
 
 def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return for each row the least weight of a token that stays, [num_rows, 1], as far as the given weights
-    can tell.
+    """Return for each row the smallest weight of a token that stays, [num_rows, 1], as far as the given
+    weights can tell.
 
     values: Weights of the likeliest tokens, [num_rows, n], in descending order.
     sampling: Top-k, top-p and min-p of all rows.
