@@ -9,6 +9,10 @@ are n features, and n draft rows once the next token is known:
     features  f0 f1 f2
     rows      (f0 t1) (f1 t2) (f2 t3)
 
+Features may be missing, because they were overwritten during a long pause of drafting or were lost. The rows
+of these positions are skipped: they have no slots, and later rows attend to the rows before them and after
+them, at their true positions.
+
 A fork at n shares n - 1 draft rows with its source, because row n - 1 contains token n, which the fork does
 not share. *True* features come from the base model; features of drafted tokens are the head's own outputs.
 """
@@ -55,11 +59,13 @@ class FollowedSequence:
     """A sequence whose features are stored.
 
     sequence: What the drafter knows of the sequence: its tokens and how many of them are committed.
-    extended: Number of draft rows, from the first, that were computed from true features.
+    extended: Number of draft rows, from the first, that were computed from true features or skipped.
+    skipped: The last skipped row lies before this row. 0 if no row was skipped.
     """
 
     sequence: DraftSequence
     extended: int = 0
+    skipped: int = 0
 
     @property
     def id(self) -> int:
@@ -68,7 +74,7 @@ class FollowedSequence:
 
     @property
     def length(self) -> int:
-        """The number of known features; they belong to the positions 0 .. length - 1."""
+        """The number of known and skipped features; they belong to the positions 0 .. length - 1."""
         return self.sequence.committed
 
     @property

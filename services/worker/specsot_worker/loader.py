@@ -33,7 +33,7 @@ from specsot_model.memory_fit import Need, check_fit, free_on, gpus_on, tensors_
 from specsot_model.published import PublishedWeights, as_published, open_weights
 from specsot_model.tensor_parallel import check_split, devices_of
 from specsot_model.weights import WeightFiles, Weights
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.memory import LayerMemory
 from specsot_worker.penalties import without_tokens
 from specsot_worker.sampling import compile_draws
@@ -283,15 +283,14 @@ class StageLoader:
         self._read_vocabulary()
         decoder = self._load(stage.layers)
         width = configuration.width_at(stage.layers)
-        pages = configuration.pages, configuration.page_rows
-        store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
+        ring = FeatureRing(width, decoder.dtype, decoder.device) if width else None
         logits = without_tokens(decoder.logits, self._token_bytes.unnamed if self._has_text else ())
         if decoder.capturable:
             row = torch.zeros(1, self._config.hidden, dtype=decoder.dtype, device=decoder.device)
             compile_draws(logits(row))
         ahead = stage if isinstance(stage, DecoderStage) else None
         sentences = sentence_ends(self._token_bytes) if self._has_text else None
-        return Verifier(logits, self._find_grammar, store, ahead, sentences)
+        return Verifier(logits, self._find_grammar, ring, ahead, sentences)
 
     def _read_vocabulary(self) -> None:
         """Read the vocabulary and build its grammar tables now, so that the first request, or the forming of

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from specsot.checkpoint.config import ModelConfig
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.members import Configuration, Range, WeightBytes
 from specsot.service.options import ModelOptions
 from specsot_model.core.replays import KEPT_ROWS
@@ -127,7 +128,7 @@ class LayerMemory:
 
     def pages(self, configuration: Configuration, layers: Range) -> int:
         """Return the bytes of the KV pages, and of what is kept for the drafter: slices of its head, and the
-        features on the last stage. Without a draft head, only the KV pages count.
+        ring of features on the last stage. Without a draft head, only the KV pages count.
 
         configuration: The epoch as the master has configured it.
         layers: The layer range of this worker.
@@ -137,7 +138,7 @@ class LayerMemory:
         slices = taps * self.config.hidden * (configuration.head.width if configuration.head else 0)
         # On a CPU, layers with weights of few bits read a second copy of a slice, in 8 bits.
         each = self.dtype.itemsize + self.held.packed
-        features = rows * configuration.width_at(layers) * self.dtype.itemsize
+        features = FEATURE_RING_ROWS * configuration.width_at(layers) * self.dtype.itemsize
         return self._pages(layers, rows) + features + slices * each
 
     def graphs(

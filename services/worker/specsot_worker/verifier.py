@@ -32,7 +32,7 @@ from specsot_model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.core.pipeline import are_in_order
 from specsot_worker.core.soft_end import make_rule
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.logprobs import add_logprobs
 from specsot_worker.migrated_kv import MigratedKV
@@ -86,7 +86,7 @@ class Verifier:
         self,
         logits: Logits,
         find_grammar: FindGrammar,
-        store: FeatureStore | None = None,
+        ring: FeatureRing | None = None,
         stage: OverlapsSteps | None = None,
         sentences: SentenceEnds | None = None,
     ) -> None:
@@ -94,7 +94,7 @@ class Verifier:
 
         logits: Maps hidden states [n, hidden_size] to logits [n, vocab].
         find_grammar: Returns the grammar of an opening, or a future of it, or None.
-        store: Keeps features for the drafter. None if the drafter wants none.
+        ring: Keeps features for the drafter. None if the drafter wants none.
         stage: The stage that can launch the next frame speculatively. None if there is none.
         sentences: Finds ends of sentences, for soft ends. None if the model has no tokenizer.
         """
@@ -107,7 +107,7 @@ class Verifier:
         # yet.
         self._tokens: dict[int, list[int]] = {}
         self._habits = SpellingHabits()
-        self._features = FeatureStream(self._tokens, store)
+        self._features = FeatureStream(self._tokens, ring)
         self._pending = PendingGrammars()
         self._scores = PromptScores(logits)
         self._stage = stage
@@ -179,7 +179,7 @@ class Verifier:
     @torch.inference_mode()
     def feature_rows(self, asked: Sequence[RowsOf]) -> list[torch.Tensor | None]:
         """Return copies of features on the host, for the last stage of the next epoch: [num_positions,
-        feature_size] for each request. None for a sequence without these features.
+        feature_size] for each request. None for a sequence of which some of these features were overwritten.
 
         asked: The requests: a sequence and a range of its positions each.
         """

@@ -36,10 +36,13 @@ class VerifiedTree(NamedTuple):
     segment: The tree segment: the tree, its sequence, and the number of committed tokens before its root.
     pages: Numbers of the draft KV pages of its sequence, up to the last row that accepting and growing may
         need.
+    column: Column of its root in these pages. It is smaller than the number of committed tokens if the
+        sequence has skipped rows.
     """
 
     segment: TreeSegment
     pages: tuple[int, ...]
+    column: int
 
 
 @dataclass(slots=True)
@@ -164,7 +167,7 @@ class VerifiedTreeSender:
         self.room = room
         self._max_trees = trees
         self._page_rows = page_rows
-        size = 2 * MAX_VERIFIED_ROWS + trees * (3 + room) + 4 * ALIGNED
+        size = 2 * MAX_VERIFIED_ROWS + trees * (4 + room) + 4 * ALIGNED
         self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(size, device)
         self.targets = self._numbers.new_zeros(1)
@@ -179,28 +182,28 @@ class VerifiedTreeSender:
         """
         tokens = list[int]()
         parents = list[int]()
-        tree_numbers = list[tuple[int, int, int]]()
+        tree_numbers = list[tuple[int, int, int, int]]()
         size = self._page_rows
-        for segment, _ in trees:
+        for segment, _, column in trees:
             tree = segment.tree
-            tree_numbers.append((len(tokens), len(tree.tokens), segment.committed))
+            tree_numbers.append((len(tokens), len(tree.tokens), segment.committed, column))
             tokens += tree.tokens
             parents += tree.parents
         if len(tokens) > MAX_VERIFIED_ROWS or len(trees) > self._max_trees:
             return None
         parts = [np.array(part, np.int32) for part in (tokens, parents, tree_numbers)]
-        # The slots of `room` draft rows per tree, [trees, room], from the committed tokens on. `every` has
+        # The slots of `room` draft rows per tree, [trees, room], from the root's column on. `all_pages` has
         # the pages of all trees, `firsts` where each tree's pages begin in it. A row at column c lies in the
         # page c // size, and its slot is page * size + c % size = (page - c // size) * size + c.
-        # size 4, pages [7 2 5], 6 committed tokens, room 3 -> columns [6 7 8] -> slots [10 11 20]
-        page_counts = np.array([len(pages) for _, pages in trees], np.int32)
+        # size 4, pages [7 2 5], column 6, room 3 -> columns [6 7 8] -> slots [10 11 20]
+        page_counts = np.array([len(pages) for _, pages, _ in trees], np.int32)
         all_pages = np.fromiter(
-            chain.from_iterable(pages for _, pages in trees), np.int32, int(page_counts.sum())
+            chain.from_iterable(pages for _, pages, _ in trees), np.int32, int(page_counts.sum())
         )
-        columns = parts[2][:, 2:] + np.arange(self.room, dtype=np.int32)
+        columns = parts[2][:, 3:] + np.arange(self.room, dtype=np.int32)
         place = columns // np.int32(size)
         firsts = (page_counts.cumsum(dtype=np.int32) - page_counts)[:, None]
         parts.append((all_pages[place + firsts] - place) * np.int32(size) + columns)
         self._staging.send(parts, self._numbers)
-        shapes = (len(tokens),), (len(tokens),), (len(trees), 3), (len(trees), self.room)
+        shapes = (len(tokens),), (len(tokens),), (len(trees), 4), (len(trees), self.room)
         return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))

@@ -191,7 +191,7 @@ class TreeGraphs:
         )
         # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
         if width := pages.features.shape[1]:
-            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.async_rows)
+            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.async_rows, 0)
             verified = self._verified_trees.send([one], self._verified_trees.targets)
             assert verified is not None
             self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
@@ -236,7 +236,7 @@ class TreeGraphs:
         read = graph.begin_async(trees, verified, features, ids, self._staging)
         if read is None:
             return None
-        found = {tree.sequence: (place, tree.committed) for place, (tree, _) in enumerate(trees)}
+        found = {tree.sequence: (place, tree.committed) for place, (tree, _, _) in enumerate(trees)}
         return DeviceGrowth.launched(found, self.due, read, graph.grown(self._chooser))
 
     @torch.inference_mode()
@@ -418,7 +418,7 @@ class _TreeGraph:
         must be called before the graph is launched again.
         """
         rows = self._pages.table.page_rows
-        tables = self._tables([(one.committed // rows * rows, pages) for one, pages in trees])
+        tables = self._tables([(column // rows * rows, pages) for _, pages, column in trees])
         if tables is None:
             return None
         staging.send([*self._no_due_numbers(), *tables], self._numbers)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from specsot.core.cost_curve import UNIT_CURVE, CostCurve
-from specsot.core.draft_pause import DraftPause, PauseEvent, PauseState
+from specsot.core.draft_pause import FEATURE_RING_ROWS, DraftPause, PauseEvent, PauseState
 from specsot.core.frames import Frame, Opening, TreeSegment
 from specsot.members import Curve
 
@@ -51,9 +51,6 @@ CHUNK_DIVISORS = (1, 2, 4, 8)
 FIRST_BACKOFF_TREES = 32
 # Trees. Upper bound of the doubled number. Untuned.
 MAX_BACKOFF_TREES = 1024
-# Hidden states. The last stage keeps at most about this many features unsent during one pause of drafting;
-# then the pause ends. Untuned.
-MAX_UNSENT_ROWS = 8192
 # Hidden states. At most this many features are sent to a drafter with one step, unless the step's own frame
 # has more tokens. The default of `--rows`. What a drafter still lacks after a pause follows with later steps.
 MAX_ROWS_PER_STEP = 512
@@ -417,7 +414,8 @@ class DraftTimeout:
         # Misses by drafter.
         self._backoffs = dict[str, _Backoff]()
         # Number of features that were held back during the pause, and of features of sequences that the
-        # drafter never saw. Both are sent later, at most MAX_ROWS_PER_STEP with every step.
+        # drafter never saw. Both are sent later, at most MAX_ROWS_PER_STEP with every step, and neither is
+        # more than the last stage keeps.
         self._unsent_rows = 0
         self._missed_rows = 0
         # Number of steps for which the drafter may still catch up before its trees are waited for regardless.
@@ -519,7 +517,7 @@ class DraftTimeout:
 
         num_features: Number of features (one per token) that the drafter must be sent.
         """
-        self._missed_rows += num_features
+        self._missed_rows = min(self._missed_rows + num_features, FEATURE_RING_ROWS)
         self._catch_up_steps = MAX_CATCH_UP_STEPS
         self._pause = self._pause.on(PauseEvent.MISSED)
 
@@ -530,14 +528,12 @@ class DraftTimeout:
         num_tokens: Number of its tokens.
         num_drafted: Number of drafted sequences.
 
-        During a pause, the trees count towards its end, and the tokens towards MAX_UNSENT_ROWS, which also
-        ends it. Otherwise the backlog shrinks by what can be sent with the frame.
+        During a pause, the trees count towards its end, and the tokens are added to the backlog. Otherwise
+        the backlog shrinks by what can be sent with the frame.
         """
         if self.paused:
-            self._unsent_rows += num_tokens
+            self._unsent_rows = min(self._unsent_rows + num_tokens, FEATURE_RING_ROWS)
             self._pause = self._pause.passed(num_trees, num_drafted)
-            if self._unsent_rows >= MAX_UNSENT_ROWS:
-                self._pause = self._pause.end()
             self._catch_up_steps = MAX_CATCH_UP_STEPS
             return
         self._catch_up_steps = max(self._catch_up_steps - 1, 0)
