@@ -83,7 +83,7 @@ class DraftOptions:
         None,
         "Tokens of past requests that the suffix drafter, and --blend, may draft from.",
         flag="draft-past",
-        least=0,
+        min_value=0,
         unset=f"{PAST_TOKENS} with --drafter suffix, otherwise 0",
     )
 

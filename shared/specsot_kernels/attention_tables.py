@@ -59,7 +59,7 @@ PIECE_OVERHEAD_COLUMNS = 384
 # Pieces. Largest number that one page run is cut into, because the pieces of a row are merged one after
 # another.
 MAX_PIECES = 32
-# Waves of programs. How many cutting may add to the least number of pieces; buffers are sized for all of
+# Waves of programs. How many cutting may add to the smallest number of pieces; buffers are sized for all of
 # them.
 MAX_EXTRA_WAVES = 2
 # Bits. Width of one word of a visibility mask.
@@ -553,7 +553,7 @@ def tabulate_prompts(
 
 
 def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, places: int) -> int:
-    """Return the columns of a piece, a multiple of `page_rows`, that reads all page runs in the least
+    """Return the columns of a piece, a multiple of `page_rows`, that reads all page runs in the shortest
     estimated time.
 
     The model: pieces run in waves of `places`; a piece costs its columns plus PIECE_OVERHEAD_COLUMNS; the

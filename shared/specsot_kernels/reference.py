@@ -10,7 +10,7 @@ from specsot_kernels.contract import Array, DraftResults, TreeArrays, TreeMaskMo
 
 # (node, its children in order) -> the accepted child, or None.
 Pick = Callable[[int, Iterator[int]], int | None]
-# (most nodes, element type) of the words of QLEN_ONLY_BITPACKING.
+# (maximum number of nodes, element type) of the words of QLEN_ONLY_BITPACKING.
 WORDS = ((8, "u1"), (16, "<u2"), (32, "<u4"))
 
 

@@ -27,7 +27,7 @@ FLOATS_AT_A_TIME = 1 << 24
 
 # Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
 Part = Callable[[str], Tensor]
-# Tells whether the matrix has a tensor with this suffix.
+# Returns whether the matrix has a tensor with this suffix.
 Has = Callable[[str], bool]
 
 
@@ -183,7 +183,7 @@ def _awq(part: Part, has: Has, numbers: Numbers, published: Published) -> Stored
     """Read AWQ: qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out].
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: The group size.
     published: How the model's files are quantized, as its config says.
     """
@@ -197,7 +197,7 @@ def _gptq(part: Part, has: Has, numbers: Numbers, published: Published) -> Store
     n is the number of codes in an int32.
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: Bits, group size and kind of the matrix's numbers, as the config says.
     published: Its `zero_offset` is added to the stored zero points.
     """
@@ -220,7 +220,7 @@ def _compressed_tensors(part: Part, has: Has, numbers: Numbers, published: Publi
     A scale belongs to a group of inputs, a row, a block, or the whole matrix.
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: Bits, group size and kind of the matrix's numbers, as the config says.
     published: How the model's files are quantized, as its config says.
     """
@@ -263,7 +263,7 @@ def _mxfp4(part: Part, has: Has, numbers: Numbers, published: Published) -> Stor
     [experts, out, groups].
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: Bits, group size and kind of the matrix's numbers, as the config says.
     published: How the model's files are quantized, as its config says.
     """
@@ -278,7 +278,7 @@ def _fp8(part: Part, has: Has, numbers: Numbers, published: Published) -> Stored
     Despite its name, weight_scale_inv is multiplied with the weight.
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: The size of a block, if scales belong to blocks.
     published: How the model's files are quantized, as its config says.
     """
@@ -293,7 +293,7 @@ def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) 
     8 bits itself. In 8 bits: weight [out, in] and SCB [out], 127 times the scale.
 
     part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
-    has: Tells whether the matrix has a tensor with this suffix.
+    has: Returns whether the matrix has a tensor with this suffix.
     numbers: Bits, group size and kind of the matrix's numbers, as the config says.
     published: How the model's files are quantized, as its config says.
     """
@@ -380,7 +380,7 @@ def decode(module: str, part: Part, has: Has, published: Published) -> StoredMat
     """Read the quantized matrix `module` as the format `published` describes it.
 
     part: Returns a tensor of the module by its suffix.
-    has: Tells whether the module has a tensor with this suffix.
+    has: Returns whether the module has a tensor with this suffix.
     module: Name of the module, for errors.
     published: How the model's files are quantized, as its config says.
 

@@ -65,7 +65,7 @@ class KVPages:
     page_rows: Number of rows (tokens) of a page.
     pages: Number of pages of every layer.
     layers: By layer, the view of its keys and values.
-    shared: Function that tells whether several sequences hold a page, given its number.
+    shared: Function that returns whether several sequences hold a page, given its number.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class KVPages:
         self.layers = self._whole.unbind()
         self.pages = pages
         self.page_rows = page_rows
-        # Tells whether several sequences hold a page; the owner of the page table replaces it.
+        # Returns whether several sequences hold a page; the owner of the page table replaces it.
         self.shared: Callable[[int], bool] = lambda page: False
         # A view [pages, page_rows, layers, 2, kv_heads, head_dim], indexed by page and offset.
         self._rows = self._whole.permute(2, 4, 0, 1, 3, 5)
@@ -167,7 +167,7 @@ class KVPages:
         move_rows(self._whole, moves)
 
     @torch.inference_mode()
-    def keep_least(
+    def keep_smallest_keys(
         self,
         layer: int,
         sources: Tensor,
@@ -175,7 +175,7 @@ class KVPages:
         holds_row: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
-        """Prune by key norm: move the rows of each head whose keys have the least L2 norm to `targets`.
+        """Prune by key norm: move the rows of each head whose keys have the smallest L2 norm to `targets`.
 
         The rows keep their order. All sources are gathered first, so sources and targets may overlap.
 

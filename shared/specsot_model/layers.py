@@ -408,7 +408,7 @@ def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, devic
 def _name_of_embedding(fetch: Fetch, config: ModelConfig) -> str:
     """Return the tensor name of the embedding: the lm_head's if a tied model is published only with that.
 
-    fetch: Tells which tensors the files have.
+    fetch: Knows which tensors the files have.
     config: The model's config: tensor names, and whether embedding and lm_head are tied.
     """
     embedding_name = config.names.embedding
@@ -422,7 +422,7 @@ def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
     If a model has an lm_head, it is used even if the config says that the weights are tied, as in
     Transformers.
 
-    fetch: Tells which tensors the files have.
+    fetch: Knows which tensors the files have.
     config: The model's config: tensor names, and whether embedding and lm_head are tied.
     """
     head_name = config.names.head

@@ -457,7 +457,7 @@ def describe_rounding(kind: Quantization | None, device: str) -> str:
         return f"int8 weights, {LONG_GROUP} activations a scale"
     if not uses_packed_kernels(kind, device):
         return kind or ""
-    groups = f"{LONG_GROUP}" if kind == "int8" else f"{GROUP} ({LONG_GROUP} beside 8 bits)"
+    groups = f"{LONG_GROUP}" if kind == "int8" else f"{GROUP} ({LONG_GROUP} for 8-bit weights)"
     return f"{kind} weights, int8 embedding, {groups} activations a scale"
 
 
@@ -595,7 +595,7 @@ class Int4:
     # inputs [q0 q1 q2 q3] -> bytes [q0 | q2 << 4, q1 | q3 << 4]
     """
 
-    __slots__ = ("_least", "_pairs", "_scale")
+    __slots__ = ("_offset", "_pairs", "_scale")
 
     def __init__(self, weight: Tensor | Codes) -> None:
         codes, scale, offset = weight if isinstance(weight, Codes) else _int4_codes(weight)
@@ -603,7 +603,7 @@ class Int4:
         self._pairs: Tensor = lower | (upper << 4)
         short = weight.dtype if isinstance(weight, Tensor) and weight.itemsize == SCALE else torch.float16
         self._scale: Tensor = scale.to(short)[..., None]
-        self._least: Tensor = offset.to(short)[..., None]
+        self._offset: Tensor = offset.to(short)[..., None]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply x [rows, in] -> [rows, out].
@@ -622,7 +622,7 @@ class Int4:
         floats[:, 0] = self._pairs & 15
         floats[:, 1] = self._pairs >> 4
         grouped = floats.view(outputs, -1, GROUP)
-        torch.addcmul(self._least.to(dtype), grouped, self._scale.to(dtype), out=grouped)
+        torch.addcmul(self._offset.to(dtype), grouped, self._scale.to(dtype), out=grouped)
         return floats.view(outputs, -1)
 
 

@@ -63,7 +63,7 @@ class LoadedParts:
         """Drop everything that a range of layers does not need.
 
         layers: The range whose layers, and embedding or lm_head if it is an end of the model, stay loaded.
-        config: The model's config, which tells how many layers there are.
+        config: The model's config, which has the number of layers.
         """
         needed = range(layers.first, layers.last)
         self.blocks = {index: block for index, block in self.blocks.items() if index in needed}

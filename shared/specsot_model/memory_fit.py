@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 # Bytes. What libraries allocate for the stream on which graphs are captured. Untuned.
 LIBRARY_BYTES = 64 << 20
-# Where Linux tells the machine's memory, and the limit of this process's cgroup.
+# Where Linux reports the machine's memory, and the limit of this process's cgroup.
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -339,7 +339,7 @@ def kv_page_bytes(
 def graph_bytes(
     rows: int, heads: tuple[int, int, int], columns: int, itemsize: int, invariant: bool = False
 ) -> int:
-    """Return the most bytes that CUDA graphs take while they are captured.
+    """Return the maximum number of bytes that CUDA graphs take while they are captured.
 
     All graphs live in the memory of the largest one, and its layers reuse the same memory. The work runs once
     before it is captured, in memory of its own; hence the factor two. Attention needs memory for one partial
@@ -366,7 +366,8 @@ def step_bytes(
     long_prompt_frames: bool = True,
     invariant: bool = False,
 ) -> int:
-    """Return the most bytes that the CUDA graphs of a layer range take, and frames of prompts alone.
+    """Return the maximum number of bytes that the CUDA graphs of a layer range take, and frames of prompts
+    alone.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     itemsize: Bytes of a number of the activations.
@@ -445,8 +446,8 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
 
     Return None if neither is known.
 
-    meminfo: File in which Linux tells the machine's memory.
-    cgroup: Folder in which Linux tells the limit of this process's cgroup.
+    meminfo: File in which Linux reports the machine's memory.
+    cgroup: Folder in which Linux reports the limit of this process's cgroup.
     """
     known = [free for free in (_free_on_machine(meminfo), _free_in_container(cgroup)) if free is not None]
     return min(known, default=None)
@@ -455,7 +456,7 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
 def _free_on_machine(meminfo: Path) -> int | None:
     """Return the available bytes of the machine, or None if they are unknown.
 
-    meminfo: File in which Linux tells the machine's memory.
+    meminfo: File in which Linux reports the machine's memory.
     """
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)

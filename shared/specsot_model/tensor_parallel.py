@@ -277,7 +277,7 @@ class SplitPages(KVPages):
         for part in self.parts:
             part.move(moves)
 
-    def keep_least(
+    def keep_smallest_keys(
         self,
         layer: int,
         sources: Tensor,
@@ -301,7 +301,9 @@ class SplitPages(KVPages):
             first = heads.stop
             part_holds_row = None if holds_row is None else holds_row[:, heads].to(device)
             part_counts = None if counts is None else counts[heads].to(device)
-            part.keep_least(layer, sources.to(device), targets.to(device), part_holds_row, part_counts)
+            part.keep_smallest_keys(
+                layer, sources.to(device), targets.to(device), part_holds_row, part_counts
+            )
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of a page to another page, in every layer, on every device.

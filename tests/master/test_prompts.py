@@ -295,7 +295,7 @@ def test_a_branch_tokenises_what_is_behind_the_prefix(name: str, form: Form) -> 
     counted.work = 0
     conversation.branch(POINTS[0], POINTS, [], 80)
     assert counted.work < 1000
-    assert conversation.behind < 1000
+    assert conversation.num_branch_characters < 1000
 
 
 def test_a_demo_branch_renders_nothing_anew() -> None:
@@ -304,7 +304,7 @@ def test_a_demo_branch_renders_nothing_anew() -> None:
     counted.work = 0
     conversation.branch(POINTS[0], POINTS, [], 80)
     assert counted.work < 300
-    assert conversation.behind < 300
+    assert conversation.num_branch_characters < 300
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_any_chat_model_is_told_the_language_of_markers(tmp_path: Path, template
     for one in (conversation.skeleton, turn):
         assert one.shared == len(conversation.prefix) > 0
         assert one.tokens[: one.shared] == conversation.prefix
-    assert conversation.told is None, "its plan is no list"
+    assert conversation.instructions is None, "its plan is no list"
 
 
 def test_the_shipped_words_can_be_copied_into_a_models_directory(tmp_path: Path) -> None:
@@ -545,7 +545,7 @@ def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
         ("¿Cuál es la diferencia entre TCP y UDP?", "nombres de los aspectos"),
         ("比较一下电动汽车和汽油车。", "比较的方面"),
     ):
-        told = prompts.plan((Message("user", question),), LISTED).told
+        told = prompts.plan((Message("user", question),), LISTED).instructions
         assert told is not None
         assert asked in told[0]
 
@@ -555,7 +555,7 @@ def test_parts_need_a_template_that_puts_turns_behind_each_other(tmp_path: Path)
         json.dumps({"skeleton_turn": "Plan.", "branch_turn": "{id}"}), encoding="utf-8"
     )
     _, prompts = with_template(tmp_path, "{{ messages[-1]['content'] }}{{ messages[0]['content'] }}")
-    with pytest.raises(ModelError, match="one behind the other"):
+    with pytest.raises(ModelError, match="one after the other"):
         ask_all(prompts)
 
 
@@ -565,6 +565,6 @@ def test_a_list_is_asked_for_as_many_points_as_the_question_asks_for(speak: Spea
         ("Name five rivers.", "list of 5 points,"),
         ("Why rivers?", "list of at most 5 points,"),
     ):
-        told = prompts.plan((Message("user", question),), LISTED).told
+        told = prompts.plan((Message("user", question),), LISTED).instructions
         assert told is not None
         assert asked in told[0]

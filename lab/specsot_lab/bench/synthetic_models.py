@@ -336,7 +336,7 @@ class SyntheticOptions:
 
     name: Annotated[str, Option(f"One of {', '.join(DIRECTORY_SHAPES)}.", positional=True)]
     folder: Annotated[Path, Option("Directory for the model.", positional=True)]
-    share: float = option(1.0, "Share of tokens that are followed as with 1.", least=0, most=1)
+    share: float = option(1.0, "Share of tokens that are followed as with 1.", min_value=0, max_value=1)
     tokenizer: Path | None = option(
         None, "A model whose tokenizer it gets.", metavar="DIR", unset="the demo's"
     )

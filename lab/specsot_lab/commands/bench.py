@@ -184,7 +184,7 @@ class GpuOptions:
         "steps,speculation,product,fp8,served",
         "Parts to measure; product and served are of Llama-3.1-8B alone.",
     )
-    gpus: int = option(1, "Above 1, instead: layer ranges over this many GPUs.", least=1)
+    gpus: int = option(1, "Above 1, instead: layer ranges over this many GPUs.", min_value=1)
     transport: Transport | None = option(
         None, "What carries messages between those, each in its own process.", unset="all in one process"
     )
@@ -228,16 +228,18 @@ class RingBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     rtt: tuple[float, ...] = option(
-        (), "Round trip between neighbours, in milliseconds.", least=0, metavar="MS"
+        (), "Round trip between neighbours, in milliseconds.", min_value=0, metavar="MS"
     )
-    stages: tuple[int, ...] = option((), "Number of stages.", least=2, aliases=("pipeline-parallel-size",))
+    stages: tuple[int, ...] = option(
+        (), "Number of stages.", min_value=2, aliases=("pipeline-parallel-size",)
+    )
     rounds: int | None = option(None, shared(SAMPLES, "rounds", "Paired runs of each kind."))
     max_new_tokens: tuple[int, ...] = option((), LENGTHS)
     only: str | None = option(None, "`mock`, or `model`: the small pair or --model.", unset="both")
-    mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", least=1, unset="no limit")
+    mbit: tuple[float, ...] = option((), "Megabits a second of every hop.", min_value=1, unset="no limit")
     hop_dtype: HopDtype = option("auto", "What hidden rows of the model's ring travel in.")
     answer_tokens: int = option(
-        0, "Whole answers of so many tokens, too, with a master; 0: branches alone.", least=0
+        0, "Whole answers of so many tokens, too, with a master; 0: branches alone.", min_value=0
     )
     quick: bool = option(False, "A quick look: two distances, two stages, one pair.")
     fleet: Annotated[FleetOptions, Offer(only=OF_RING, defaults={"dtype": "fp32"})] = field(
@@ -309,7 +311,7 @@ class PolicyOptions:
     )
     find_heads: bool = option(False, "Instead: write what each head should keep into the model's directory.")
     gathering: int | None = option(
-        None, "Recent tokens that heads keep which attend everywhere.", least=1, unset="all"
+        None, "Recent tokens that heads keep which attend everywhere.", min_value=1, unset="all"
     )
     fleet: Annotated[
         FleetOptions, Offer(only=("model", *PRECISION, "device"), defaults={"dtype": "fp32"})
@@ -564,8 +566,8 @@ class TunerBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
     task: str = option("vicuna", "Task whose questions are asked.")
-    every: int = option(4, "Of its questions one in so many.", least=1)
-    first: int = option(0, "Of those, skip so many.", least=0)
+    every: int = option(4, "Of its questions one in so many.", min_value=1)
+    first: int = option(0, "Of those, skip so many.", min_value=0)
     samples: int = option(20, shared(SAMPLES, "samples", "Questions, each answered in every setting."))
     max_new_tokens: int = option(200, LENGTH)
     clients: tuple[int, ...] = option(
@@ -634,12 +636,12 @@ class PeerBenchOptions:
         "Ways of each, of plain, drafts, branches, both and `by script`: the same plan asked of llama.cpp.",
         kind=list_kind("WAYS", "plain|drafts|branches|both|by script", "{} are no ways"),
     )
-    threads: int = option(2, "Threads of each.", least=1)
+    threads: int = option(2, "Threads of each.", min_value=1)
     tokens: int = option(
         64, shared(LENGTH, "tokens", "Tokens of a direct answer; a plan has four times as many.")
     )
     rounds: int = option(6, shared(SAMPLES, "rounds", "Rounds, a question each."))
-    minutes: float = option(60.0, "No round begins that would end later.", least=0)
+    minutes: float = option(60.0, "No round begins that would end later.", min_value=0)
     fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 

@@ -63,7 +63,7 @@ class EvalOptions:
         "planning", "Tasks, separated by commas, such as planning,gsm8k.", keywords={"task": str}
     )
     prompts: Path | None = option(None, "Prompts of your own (JSON lines), for one task.", metavar="FILE")
-    num_samples: int | None = option(None, "Prompts of each task, from the first.", least=1)
+    num_samples: int | None = option(None, "Prompts of each task, from the first.", min_value=1)
     output: Path | None = option(
         None,
         "Folder of records, from which a run is continued.",
@@ -71,12 +71,12 @@ class EvalOptions:
         unset="eval; with other settings than its records have, eval-2 and so on",
     )
     fresh: bool = option(False, "Delete its records first.")
-    max_new_tokens: int = option(512, "Maximum number of tokens per answer.", least=1)
+    max_new_tokens: int = option(512, "Maximum number of tokens per answer.", min_value=1)
     aspects: int | None = option(
         None,
         "Instead of scores, measure coverage of what at least two of this many sampled direct "
         "answers mention.",
-        least=2,
+        min_value=2,
     )
     draft_shapes: str | None = option(
         None,
@@ -94,7 +94,7 @@ class EvalOptions:
     at_once: int = option(
         1,
         "Answers written at once; more than one is faster, but the times are not those of single answers.",
-        least=1,
+        min_value=1,
     )
     enable_parallel: bool = option(
         True,

@@ -252,7 +252,9 @@ def _branches(turn: Conversation, question: str, plan: str) -> list[tuple[int, .
     question: The words of the question.
     plan: The plan as the base model wrote it.
     """
-    points = _listed_points(plan, question, turn.told) if turn.told is not None else _points(plan)
+    points = (
+        _listed_points(plan, question, turn.instructions) if turn.instructions is not None else _points(plan)
+    )
     return [turn.branch(point, points, [], point.length).tokens for point in points if not point.needs]
 
 

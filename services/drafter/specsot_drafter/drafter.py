@@ -192,7 +192,7 @@ class Drafter:
                 raise Unavailable(f"{stage.name} did not take its slice of the head, of layer {layer}")
             sent_layers.append(layer)
             size = memory_in_words(weight.nbytes)
-            log.info("a stage has its slice of the head", layer=layer, whom=stage.name, size=size)
+            log.info("a stage received its slice of the head", layer=layer, stage=stage.name, size=size)
 
 
 class EngineProvider(Protocol):

@@ -382,8 +382,8 @@ class DraftEngine:
         """
         self._growing_seconds = 0.0
         default = self.speculators[self._default]
-        told = (self._speculator_by_id.get(one.sequence, default) for one in feature_batches)
-        lanes = {id(lane): lane for lane in told}
+        speculators = (self._speculator_by_id.get(one.sequence, default) for one in feature_batches)
+        lanes = {id(lane): lane for lane in speculators}
         for lane in lanes.values():
             lane.record_step([ROOT_ONLY] * batch.fed, StepSeconds(batch.seconds, batch.wall))
 

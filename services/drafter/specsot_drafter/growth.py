@@ -224,8 +224,8 @@ class TreeGrowth:
         if self._floor == -math.inf:
             return best, chosen
         alive = best >= self._floor
-        most = int(alive.sum(1).max())
-        return best.masked_fill(~alive, -torch.inf)[:, :most], chosen[:, :most]
+        max_alive = int(alive.sum(1).max())
+        return best.masked_fill(~alive, -torch.inf)[:, :max_alive], chosen[:, :max_alive]
 
     def _top_followers(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and token ids of the top_k likeliest next tokens of each node, both [B,

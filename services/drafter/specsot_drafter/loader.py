@@ -38,7 +38,7 @@ from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
 from specsot_drafter.heads.decoder import DecoderHead
-from specsot_drafter.heads.dflash import MASK, MOST_BLOCK, BlockHead, block_plan, depth_of
+from specsot_drafter.heads.dflash import MASK, MAX_BLOCK_ROWS, BlockHead, block_plan, depth_of
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.fused import fuse_head, graph_head
 from specsot_drafter.heads.loading import load_head
@@ -536,9 +536,9 @@ class SuffixBackend(DraftBackend):
 
         configuration: The epoch as the master has configured it.
         """
-        most = max(configuration.shape.nodes - 1, 1)
+        max_nodes = max(configuration.shape.nodes - 1, 1)
         own = self._suffixes
-        shape = replace(own, levels=min(own.levels, most), nodes=min(own.nodes, most))
+        shape = replace(own, levels=min(own.levels, max_nodes), nodes=min(own.nodes, max_nodes))
         return SuffixProposer(shape, configuration.pages)
 
 
@@ -570,7 +570,7 @@ MEASURED_ROWS = (1, 4, 16, 64)
 CONTEXT_ROWS = 256
 # Levels. The depth of a measured tree.
 MEASURED_LEVELS = 3
-# Runs. The least number of timed runs per size; their median counts.
+# Runs. The minimum number of timed runs per size; their median counts.
 MIN_TURNS = 5
 # Seconds. About how long measuring may take, so that it does not delay a start. Untuned.
 MAX_SECONDS = 0.3
@@ -630,7 +630,7 @@ def _blocks(head: DraftHead, trees: int) -> Grow:
     trees: Number of sequences.
     """
     shape = TreeShape(head.block.drafts - 1) if isinstance(head, BlockHead) else TreeShape()
-    page_rows = CONTEXT_ROWS + MOST_BLOCK
+    page_rows = CONTEXT_ROWS + MAX_BLOCK_ROWS
     proposer = propose_with(head, shape, trees, page_rows)
     sequences = [DraftSequence(Opening(number, CONTEXT_ROWS, limit=page_rows)) for number in range(trees)]
     for sequence in sequences:

@@ -54,7 +54,8 @@ class DrafterTelemetry(DrafterObserver):
         if not (contexts and self._tracer.on):
             return nullcontext()
         num_batches = sum(len(features.feature_batches) for features in feature_batches)
-        span = self._tracer.begin("draft", contexts[-1], contexts[:-1], {"specsot.lessons": num_batches})
+        attributes = {"specsot.feature_batches": num_batches}
+        span = self._tracer.begin("draft", contexts[-1], contexts[:-1], attributes)
         return spanning(span)
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:

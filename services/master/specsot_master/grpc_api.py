@@ -101,7 +101,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         client waits or runs.
 
         request: the id of the request.
-        context: the gRPC call, whose token tells the owner.
+        context: the gRPC call, whose token identifies the owner.
 
         Raises InvalidRequest if the id is missing.
         """
@@ -127,7 +127,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         so.
 
         request: an empty message.
-        context: the gRPC call, whose token tells the owner.
+        context: the gRPC call, whose token identifies the owner.
 
         Raises Forbidden, Unavailable without a ring, and Refused if KV memory is too small.
         """
@@ -381,7 +381,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         """Return the first response to a member, with a unix socket if the member runs on this machine.
 
         receiver: receives the messages of the unix socket.
-        context: the gRPC call, which tells the member's address.
+        context: the gRPC call, which has the member's address.
         """
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         if self._nearby and is_local_socket(
@@ -402,7 +402,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         """Send and receive until either direction ends. The member counts as lost if it is silent for longer
         than the heartbeat allows.
 
-        registration: what the member said of itself.
+        registration: what the member reported about itself.
         requests: the further messages of the member.
         receiver: handles the messages.
         downlink: the master's link to the member, whose queue is sent.

@@ -203,7 +203,7 @@ class ListConversation:
         self._messages = tuple(messages)
         self._sentences = wording.of(question)
         self._list_words = self._ask_for_plan(rules)
-        self.told: tuple[str, ...] | None = (self._list_words,)
+        self.instructions: tuple[str, ...] | None = (self._list_words,)
         self._form: Form = wording.form
         asked = self._render(self._list_words)
         try:
@@ -225,7 +225,7 @@ class ListConversation:
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._shared_tokens))
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(self._messages)))
         self.asked = len(self.answer.tokens)
-        self.behind = len(probe) - (len(self._shared_head) if self._slots else 0)
+        self.num_branch_characters = len(probe) - (len(self._shared_head) if self._slots else 0)
         self.unwanted: tuple[int, ...] = text.announcing_tokens
 
     def branch(
@@ -357,7 +357,7 @@ class MarkersConversation(ListConversation):
         Raises TemplateRefused if the template takes the conversation in no form.
         """
         super().__init__(text, messages, rules, Wording(form="question"))
-        self.told = None
+        self.instructions = None
         self.unwanted = ()
 
     def branch(
@@ -576,7 +576,7 @@ class PartsConversation:
     """
 
     # A plan in markers is asked for in the model's own words, so there are no instructions to compare with.
-    told: tuple[str, ...] | None = None
+    instructions: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
         """Render the conversation, and find the place of a further user turn in it.
@@ -597,7 +597,7 @@ class PartsConversation:
         self._answer_head = text.encode(self._answer(parts.skeleton_turn) + parts.answer_prefix)
         self.skeleton: PromptTurn = self._turn(parts.skeleton_turn)
         asked = len(self._ask(parts.skeleton_turn))
-        self.behind = asked - (len(self._opening) if self._slots else 0)
+        self.num_branch_characters = asked - (len(self._opening) if self._slots else 0)
         self.unwanted: tuple[int, ...] = ()
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(messages)))
         self.asked = len(self.answer.tokens)
@@ -666,7 +666,7 @@ class PartsConversation:
 
 def _turns_not_appended() -> ModelError:
     """Return the error of a template that does not append turns to a rendered conversation."""
-    return ModelError(f"{PARTS_FILE} needs a chat template that renders turns one behind the other")
+    return ModelError(f"{PARTS_FILE} needs a chat template that renders turns one after the other")
 
 
 def _fill_branch(

@@ -363,7 +363,9 @@ class Text:
         """
         if self.style is None:
             return "never"
-        return "always" if self.style.begun(self._template.render([Message("user", "-")])) else "asked"
+        return (
+            "always" if self.style.opens_thought(self._template.render([Message("user", "-")])) else "asked"
+        )
 
     @cached_property
     def style(self) -> ThinkingStyle | None:
@@ -470,7 +472,7 @@ class Text:
         rendering = self._template.render_turns(
             self._mark_all(turns), **more, **dict.fromkeys(THINKING_OFF, True)
         )
-        return rendering if self.style.begun(rendering) else f"{rendering}{self.style.begin}"
+        return rendering if self.style.opens_thought(rendering) else f"{rendering}{self.style.begin}"
 
     def _skip_thinking(self, rendering: str, may_call: bool = False) -> str:
         """Return the rendering with any open thinking block closed, so that the answer follows directly. If

@@ -95,7 +95,7 @@ class StageLoader:
         self._decoder: Decoder | None = None
         self._parts = LoadedParts()
         self._absent: AbsentWeights | None = None
-        # Bytes that loading ahead leaves free. None until loading ahead has begun.
+        # Bytes that loading ahead leaves free. None until loading ahead has started.
         self._preload_floor: int | None = None
         # Taps of the draft head whose slices the stages have, perhaps since an earlier epoch.
         self._taps: tuple[int, ...] = ()
@@ -255,7 +255,9 @@ class StageLoader:
             if not self._leaves_room(layer, free) or isinstance(self._files(), AbsentWeights):
                 return False
         elif free is not None and free < self._counted.weights(layer):
-            raise ModelError(f"no room for layer {index} beside those that run, of layers {layers}")
+            raise ModelError(
+                f"no room for layer {index} of layers {layers} in addition to the running layers"
+            )
         self._load_decoder(layer)
         return True
 

@@ -45,12 +45,12 @@ def add_logprobs(
 
 # Natural logarithm. Stands for the log-probability of a token that cannot be chosen, because JSON has no
 # infinity. Precedent: vLLM, -9999.
-LEAST_LOGPROB: Final = -9999.0
+MIN_LOGPROB: Final = -9999.0
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[Logprob]:
     """Return for each row of logits the log-probability of one token and of the likeliest tokens. Values
-    below LEAST_LOGPROB are raised to it for the token itself.
+    below MIN_LOGPROB are raised to it for the token itself.
 
     logits: [n, vocab].
     tokens: The n token ids, one for each row.
@@ -58,7 +58,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) ->
     """
     logprobs = logits.float().log_softmax(-1)
     token_values = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
-    token_values = token_values.clamp(min=LEAST_LOGPROB)
+    token_values = token_values.clamp(min=MIN_LOGPROB)
     best = logprobs.topk(min(num_top, logprobs.shape[-1]))
     return [
         Logprob(logprob, tuple(zip(likeliest, top_values)))

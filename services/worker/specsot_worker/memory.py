@@ -85,8 +85,8 @@ class LayerMemory:
         every = [Range(layer, layer + 1) for layer in range(self.config.layers)]
         each = max(self._row(one) for one in ([layers] if layers else every))
         granted = self.options.page_bytes
-        least = self._pages(layers or Range(0, self.config.layers), 0)
-        return -(-each * granted // max(granted - least, 1))
+        fixed = self._pages(layers or Range(0, self.config.layers), 0)
+        return -(-each * granted // max(granted - fixed, 1))
 
     def _row(self, layers: Range) -> int:
         """Return the bytes of one more KV position in one layer, as the mean of a layer range.

@@ -267,8 +267,8 @@ Copies = Callable[[Sequence[LayerRows]], Awaitable[Sequence[Tensor | None]]]
 
 
 class RowHandover:
-    """A worker's part in a migration: it sends KV of layers that other workers will run, and tells the master
-    when it has received the KV of its own layers.
+    """A worker's part in a migration: it sends KV of layers that other workers will run, and reports to the
+    master when it has received the KV of its own layers.
 
     rows: The KV that is received during the running epoch, for the next one.
     ready: The KV that was received during the previous epoch, which serves the running one.

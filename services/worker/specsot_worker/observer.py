@@ -18,7 +18,7 @@ class WorkerObserver:
         """Called when an epoch begins.
 
         configuration: The epoch as the master has configured it.
-        stage: The stage of this worker. Its `table` tells at any moment how many pages are free.
+        stage: The stage of this worker. Its `table` has the present number of free pages.
         """
 
     def launched(self, frame: Frame, now: float) -> Frame:

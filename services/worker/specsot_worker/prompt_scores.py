@@ -32,8 +32,8 @@ class _Score:
 
 
 class PromptScores:
-    """Scorer of prompt tokens: every hidden state of a prompt tells how likely the next token was. Chunks of
-    a prompt arrive in order.
+    """Scorer of prompt tokens: each hidden state of a prompt gives the probability of the next token. Chunks
+    of a prompt arrive in order.
     """
 
     def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""A worker's links in one epoch: to whom it sends, who may send to it, and messages that arrive early."""
+"""A worker's links in one epoch: its receivers, its permitted senders, and messages that arrive early."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class FutureEpochMessages:
         self._bytes = self._past_epoch = 0
 
     def hold(self, epoch: int, arrival: Arrival) -> None:
-        """Keep a message of a later epoch. It is ignored if its epoch has already begun or passed, and
+        """Keep a message of a later epoch. It is ignored if its epoch has already started or passed, and
         dropped with a warning if there is no room.
 
         epoch: Number of the message's epoch.

@@ -33,7 +33,7 @@ from specsot_worker.penalties import apply_penalties
 NUCLEUS_CANDIDATES = 512
 # Temperatures are clamped to this range, because float32 divides by them; values beyond it change nothing.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
-# The least weight of a token that can be drawn: the smallest normal float32.
+# The smallest weight of a token that can be drawn: the smallest normal float32.
 MIN_WEIGHT = torch.finfo(torch.float32).tiny
 # Is called with all target tokens on the device, int32 [num_tokens], before the host has them.
 Meanwhile = Callable[[torch.Tensor], None]
@@ -224,8 +224,8 @@ def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch
 
 
 def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return for each row the least weight of a token that stays, [num_rows, 1], as far as the given weights
-    can tell.
+    """Return for each row the smallest weight of a token that stays, [num_rows, 1], as far as the given
+    weights can tell.
 
     values: Weights of the likeliest tokens, [num_rows, n], in descending order.
     sampling: Top-k, top-p and min-p of all rows.
@@ -309,7 +309,7 @@ def find_targets(
     queries: Sequence[TargetQuery],
     at_once: bool | None = None,
     meanwhile: Meanwhile | None = None,
-    astray: Callable[[int], None] = lambda _: None,
+    mispredicted: Callable[[int], None] = lambda _: None,
 ) -> list[Targets]:
     """Return the target token id at each node, one list for each query. Return [] without queries.
 
@@ -323,8 +323,8 @@ def find_targets(
         Negative values stand for None. Where a grammar mask may exclude tokens, the value is the unmasked
         argmax. It is called only if every query that is walked node by node is greedy. None: nothing is
         called.
-    astray: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because a
-        mask excluded an argmax, or because a target became an end token.
+    mispredicted: Called with the id of each sequence whose targets given to `meanwhile` may be wrong, because
+        a mask excluded an argmax, or because a target became an end token.
     """
     at_once = logits.is_cuda if at_once is None else at_once
     # Walks by number of the query.
@@ -345,7 +345,7 @@ def find_targets(
         walk.best = best
     asked = _walk(logits, list(walks.values()))
     for walk in asked if alone else ():
-        astray(walk.query.state.opening.sequence)
+        mispredicted(walk.query.state.opening.sequence)
     found = [
         walks[number].targets if number in walks else best[one.row : one.row + len(one.tree.tokens)]
         for number, one in enumerate(queries)
@@ -353,7 +353,7 @@ def find_targets(
     softly = [_end_softly(one, targets) for one, targets in zip(queries, found)]
     for one, before, after in zip(queries, found, softly):
         if alone and after is not before:
-            astray(one.state.opening.sequence)
+            mispredicted(one.state.opening.sequence)
     return softly
 
 

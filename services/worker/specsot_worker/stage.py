@@ -376,7 +376,7 @@ class DecoderStage:
             counts = None
             if pruning.heads:
                 head_rows, counts = self._head_rows(pruning.heads, self.layers.first + layer, len(sources))
-            self._kv.keep_least(layer, sources, targets, head_rows, counts)
+            self._kv.keep_smallest_keys(layer, sources, targets, head_rows, counts)
 
     def _head_rows(
         self, shares: HeadShares, layer: int, num_sources: int

@@ -13,11 +13,11 @@ class HostTimer:
     are called in this order for every frame.
     """
 
-    _begun = 0.0
+    _start_seconds = 0.0
 
     def begin(self) -> None:
         """Start measuring: it is the frame's turn."""
-        self._begun = time.perf_counter()
+        self._start_seconds = time.perf_counter()
 
     def mark_input(self) -> None:
         """Record that the frame's hidden states are present, or will be before the device continues."""
@@ -27,7 +27,7 @@ class HostTimer:
 
         rows: Number of tokens of the frame.
         """
-        return time.perf_counter() - self._begun
+        return time.perf_counter() - self._start_seconds
 
 
 class DeviceTimer(HostTimer):

@@ -288,7 +288,7 @@ class Verifier:
         next_step = self._next_step
         steady = next_step is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.near.start, frame)
-        found = find_targets(logits, questions, meanwhile=meanwhile, astray=self.near.discard)
+        found = find_targets(logits, questions, meanwhile=meanwhile, mispredicted=self.near.discard)
         if next_step and steady and self.quiet():
             self._launch_next(next_step, questions, found)
         rests = frame.paused or frame.catching_up
@@ -354,8 +354,8 @@ class Verifier:
         """
         state = self._decoding[segment.sequence]
         if isinstance(segment, PromptChunk):
-            told = self._scores.take(segment.sequence)
-            outcome = replace(accept_prompt(state, targets[0]), prompt_chances=told)
+            prompt_chances = self._scores.take(segment.sequence)
+            outcome = replace(accept_prompt(state, targets[0]), prompt_chances=prompt_chances)
         else:
             draft_paused = paused and state.opening.drafted
             outcome = accept_tree(state, segment.draft_round, segment.tree, targets, draft_paused)

@@ -145,7 +145,7 @@ class Worker:
         return self._active.stage.table.free if self._active else None
 
     def watch(self, arrived: Callable[[], bool]) -> None:
-        """Set the function that tells whether messages wait.
+        """Set the function that returns whether messages wait.
 
         arrived: Returns whether a message has arrived that was not handled yet.
         """
@@ -545,7 +545,7 @@ class Worker:
         """Connect to a drafter that joins the running epoch. If it cannot be reached, the ring continues
         without it, and a warning is logged.
 
-        active: The epoch that the drafter joins. If another one has begun meanwhile, the link is closed
+        active: The epoch that the drafter joins. If another epoch has started meanwhile, the link is closed
             again.
         joining: Name and address of the drafter.
         """

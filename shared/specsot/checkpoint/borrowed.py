@@ -231,7 +231,7 @@ class BorrowedModel:
         log.info(
             "fetched from members",
             what=content,
-            whom=", ".join(sorted(self._received)),
+            members=", ".join(sorted(self._received)),
             size=memory_in_words(size),
             rate=f"{memory_in_words(size / max(self._seconds, 1e-9))}/s",
             into=str(self.folder),

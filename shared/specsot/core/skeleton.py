@@ -51,7 +51,7 @@ _LONGEST_LINE = 512
 # it.
 _MARKER = re.compile(r"^[ \t*`#>]*[\[［【] *(PLAN|DIRECT) *[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
 # A last line that may still become a marker.
-_MARKER_BEGUN = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
+_MARKER_START = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
 # A loose spelling of "[END]" at the beginning of a line.
 _END_LINE = re.compile(r"[\s*`]*[\[［【]\s*END\s*[\]］】]", re.IGNORECASE)
 # One point: number, wished length, optional label, optional dependencies, title.
@@ -215,7 +215,7 @@ class PlanReader:
         characters, or no longer than _FARTHEST characters and its last line begins like a marker.
         """
         line = self._rest.rfind("\n") + 1
-        marker_started = line <= _PREAMBLE and _MARKER_BEGUN.fullmatch(self._rest, line) is not None
+        marker_started = line <= _PREAMBLE and _MARKER_START.fullmatch(self._rest, line) is not None
         return len(self._rest) <= (_FARTHEST if marker_started else _PREAMBLE)
 
     def _read_direct(self, last: bool) -> None:
@@ -235,7 +235,7 @@ class PlanReader:
             self._rest = self._rest.removeprefix("\n")
             self._at_marker = False
         body, end, _ = self._rest.partition(_END)
-        held = 0 if end or last else _end_begun(body)
+        held = 0 if end or last else _size_of_partial_end(body)
         self.direct_text += body[: len(body) - held]
         self._rest = body[len(body) - held :]
         self.finished = bool(end) or last
@@ -353,7 +353,7 @@ def _shortened(line: str) -> str:
     return line if len(tail) < len(_END) else f"{head} {tail[1 - len(_END) :]}"
 
 
-def _end_begun(text: str) -> int:
+def _size_of_partial_end(text: str) -> int:
     """Return how many of the last characters may be the beginning of "[END]": 2 for "see [E"; 0 if none.
 
     text: the text so far.

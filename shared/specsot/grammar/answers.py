@@ -284,7 +284,7 @@ _JSON = ("json_object", "json_schema")
 # Bytes that are tried first to find out whether a form leaves a choice: if two of them may follow, it does.
 _PROBES = (b"a", b" ", b'"', b",")
 # Tokens. With more allowed tokens, a form is taken to leave a choice. Untuned.
-_MOST_FORCED = 64
+_MAX_FORCED = 64
 
 
 class AnswerAutomaton:
@@ -420,7 +420,7 @@ class AnswerAutomaton:
         choice.
 
         The longest possible token is returned. The model may tokenize the same bytes differently. () is also
-        returned where the answer may end, and where more than _MOST_FORCED tokens may follow.
+        returned where the answer may end, and where more than _MAX_FORCED tokens may follow.
 
         place: the place before the token.
 
@@ -430,7 +430,7 @@ class AnswerAutomaton:
         if sum(may_follow((token,)) for token in self._probes.values()) > 1:
             return ()
         allowed = self._allowed(place)
-        if np.count_nonzero(allowed) > _MOST_FORCED or self._may_end(place):
+        if np.count_nonzero(allowed) > _MAX_FORCED or self._may_end(place):
             return ()
         tokens = np.flatnonzero(allowed)[::-1].tolist()
         texts = {self.vocabulary.bytes[token] or b"": token for token in tokens}
@@ -529,8 +529,8 @@ class Matchers:
     def copy_matcher(self, failed_batch: int | None = None) -> tuple[int, LLMatcher]:
         """Return the number of the present batch, and a matcher of it before its first token.
 
-        failed_batch: number of a batch whose matchers fail. If it is the present batch, a new one is begun; a
-            number of an earlier batch changes nothing. None if no matcher failed.
+        failed_batch: number of a batch whose matchers fail. If it is the present batch, a new batch is
+            started; a number of an earlier batch changes nothing. None if no matcher failed.
 
         Raises what compiling raises if a new batch is needed and its matcher cannot be compiled.
         """

@@ -198,11 +198,11 @@ class TokenAutomaton:
         is never below 0. A number is raised to the length of a shortest ending, so that the mask always
         leaves a way to the end.
         """
-        least = self._tables.ending(state.place)
+        ending_tokens = self._tables.ending(state.place)
         planned = min(remaining, self.rules.plan_tokens - state.num_tokens)
         if self._tables.is_planned(state.place):
-            return 0, max(planned, least)
-        return max(remaining, least), max(planned, 0)
+            return 0, max(planned, ending_tokens)
+        return max(remaining, ending_tokens), max(planned, 0)
 
 
 def automaton(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> TokenAutomaton:

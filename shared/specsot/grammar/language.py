@@ -243,7 +243,7 @@ class ListTitle:
 
     line: the line.
     bytes_left: number of bytes that the title may still have. None if the caller counts bytes and words.
-    words: number of words that were begun. If the caller counts them, 1 stands for any number above 0.
+    words: number of words that have started. If the caller counts them, 1 stands for any number above 0.
     last: kind of the preceding character. "over" means that the title has ended, so that its line must end.
     partial: what is missing of the incomplete last character, or "" if the last character is complete.
     """

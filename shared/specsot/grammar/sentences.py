@@ -2,14 +2,14 @@
 
 A sequence with a soft end ends there (`specsot.core.soft_end`). Whether a sentence has ended is often clear
 only from what follows: "3." may continue with "5", and "Dr." with " Smith". So the question is asked about
-the next token, which the model has chosen already: `SentenceEnds.ends_before(state, token)` tells whether
+the next token, which the model has chosen already: `SentenceEnds.ends_before(state, token)` returns whether
 `token` would begin something new. If it would, the sequence ends instead. The answer depends on the tokens
 alone, so it is the same for every drafter, tree and batch. If in doubt, it is no: then the sequence continues
 to the next sentence.
 
 * Never within code, a table, a heading, or a list, and never within brackets, quotes or emphasis.
 * After the last item of a list: at the beginning of the next line that is no item.
-* After a closed block of code or a table, if a new line was begun after it.
+* After a closed block of code or a table, if a new line starts after it.
 * In a paragraph, after ".", "!" or "?" and closing marks, if the next token begins a new line, or a space
   with a capital letter or an opening mark. Not after abbreviations, initials, and numbers of one or two
   digits (German "am 3. Oktober").
@@ -345,7 +345,7 @@ def sentence_ends(vocabulary: Vocabulary) -> SentenceEnds:
 
 
 class SentenceEnds:
-    """Tells where a text may end after a sentence, over the tokens of one vocabulary. Has no state of its
+    """Finds where a text may end after a sentence, over the tokens of one vocabulary. Has no state of its
     own.
 
     closes: [vocabulary size], True for tokens after which a text may be complete, unless a new line follows.

@@ -321,8 +321,8 @@ class _LarkWriter:
         if part not in self._names:
             name = f"text{len(self._names)}"
             counted = part.max_length is not None and part.max_length <= MAX_COUNTED_LENGTH
-            most = part.max_length if counted else ""
-            bounds = f"/(?s:.{{{min(part.min_length, MAX_COUNTED_LENGTH)},{most}}})/"
+            max_length = part.max_length if counted else ""
+            bounds = f"/(?s:.{{{min(part.min_length, MAX_COUNTED_LENGTH)},{max_length}}})/"
             excluded = " | ".join(map(json.dumps, part.excluded))
             body = f"({bounds} & ~(ANY ({excluded}) ANY))" if excluded else bounds
             self.rules.append(f"{name.upper()}: {body} {json.dumps(part.end)}")

@@ -99,8 +99,8 @@ class TagClosing(Closing):
         self._mark = np.array([any(byte in first for byte in text or b"") for text in vocabulary.bytes])
 
     def widen(self, start: MatcherNode) -> None:
-        """Set the horizon so that it covers the ending of an answer that has hardly begun. If no such ending
-        of at most MAX_ENDING tokens is found, the horizon stays FARTHEST.
+        """Set the horizon so that it covers the ending of an answer that has hardly started. If no such
+        ending of at most MAX_ENDING tokens is found, the horizon stays FARTHEST.
 
         start: the place before the first token of an answer.
         """

@@ -13,7 +13,7 @@ from specsot.core.vocabulary import Spelling, Vocabulary
 from specsot.grammar import language
 from specsot.grammar.byte_table import DEAD, ByteTable
 from specsot.grammar.language import Done, ListTitle, Literal, NumberedLine, Place, Title
-from specsot.grammar.token_trie import Ints, Trie, TrieLevel, build_tries, max_lines_begun, ranges
+from specsot.grammar.token_trie import Ints, Trie, TrieLevel, build_tries, max_lines_started, ranges
 
 Mask = NDArray[np.bool_]
 
@@ -136,7 +136,7 @@ class Survey:
         spelling: counts the tokens of endings.
         """
         self._within, self._across = build_tries(vocabulary)
-        self._max_lines_begun = max_lines_begun(vocabulary)
+        self._max_lines_started = max_lines_started(vocabulary)
         self._size = len(vocabulary)
         self._table = table
         self._spelling = spelling
@@ -157,7 +157,7 @@ class Survey:
         The `number` of the result may be that of another place with the same tokens. Places are added to the
         table.
         """
-        place = bound_lines(self._table.place(number), self._max_lines_begun + 2)
+        place = bound_lines(self._table.place(number), self._max_lines_started + 2)
         number = self._table.number(place)
         if number not in self._reaches:
             parts = self._inner(place), self._walk(self._across, number)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specsot.core.vocabulary import Vocabulary
 
 # A line feed and the first digit of a number.
-_LINE_BEGUN = re.compile(rb"\n[0-9]")
+_LINE_START = re.compile(rb"\n[0-9]")
 
 Ints = NDArray[np.int32]
 
@@ -124,13 +124,13 @@ def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
     return shared
 
 
-def max_lines_begun(vocabulary: Vocabulary) -> int:
+def max_lines_started(vocabulary: Vocabulary) -> int:
     """Return the largest number of numbered lines that a single token begins: 1 for "a\\n2."; 0 if no token
     begins any, which is usual.
 
     vocabulary: the bytes of every token id.
     """
-    counts = (len(_LINE_BEGUN.findall(text)) for text in vocabulary.bytes if text and b"\n" in text)
+    counts = (len(_LINE_START.findall(text)) for text in vocabulary.bytes if text and b"\n" in text)
     return max(counts, default=0)
 
 

@@ -94,7 +94,7 @@ def allow(seconds: float) -> None:
 
 
 def explain_failure(name: str, error: BaseException) -> Unavailable:
-    """Log an unexpected error and return it as Unavailable, with one line that may be shown to everybody.
+    """Log an unexpected error and return it as Unavailable, with one line that may be shown to every client.
 
     The line contains the message of a RuntimeError, which torch raises, or of a MemoryError: its first line.
     Of any other error it contains only the type, because the message might contain a prompt.

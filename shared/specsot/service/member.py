@@ -1,4 +1,4 @@
-"""Runs a process of a worker, a drafter, or both: opens servers, builds members, serves until told to end."""
+"""Runs a process of a worker, a drafter, or both: opens servers, builds members, serves until its end."""
 
 from __future__ import annotations
 

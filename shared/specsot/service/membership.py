@@ -40,7 +40,7 @@ class InboxWatcher(Protocol):
     """A member that checks during its work whether other messages are waiting."""
 
     def watch(self, arrived: Callable[[], bool]) -> None:
-        """Remember a function that tells whether messages are waiting.
+        """Remember a function that returns whether messages are waiting.
 
         arrived: returns whether a message waits. It may be called from any thread.
         """

@@ -72,8 +72,8 @@ class Option:
         that declares the field (its TIER), else that of the field which holds the class, else "common".
     kind: how text becomes a value. None: the field's type determines it.
     metavar: the placeholder in --help. None: that of the kind.
-    least: the smallest possible number. None: no lower bound.
-    most: the largest possible number. None: no upper bound.
+    min_value: the smallest possible number. None: no lower bound.
+    max_value: the largest possible number. None: no upper bound.
     unset: what applies if no value is given and the default is None, for --help. None: nothing is shown.
     words: how "off" and "on" are written if a switch takes a value.
     paired: True if a switch also has the flag `--no-x`.
@@ -94,8 +94,8 @@ class Option:
     tier: Tier | None = None
     kind: Kind[Any] | None = None
     metavar: str | None = None
-    least: float | None = None
-    most: float | None = None
+    min_value: float | None = None
+    max_value: float | None = None
     unset: str | None = None
     words: tuple[str, str] = ("off", "on")
     paired: bool = False
@@ -494,7 +494,7 @@ def number_kind(
 
 
 def _bounded(cast: Callable[[str], Any], option: Option, type_name: str) -> Kind[Any]:
-    """Return the kind of a number within the option's `least` and `most`.
+    """Return the kind of a number within the option's `min_value` and `max_value`.
 
     cast: converts a text, int or float.
     option: the field's description.
@@ -503,7 +503,7 @@ def _bounded(cast: Callable[[str], Any], option: Option, type_name: str) -> Kind
     Without `least` and `most`, every number is allowed. The placeholder is that of the option, else "N" for
     int and "X" for float. The error message names the bounds.
     """
-    min_value, max_value = option.least, option.most
+    min_value, max_value = option.min_value, option.max_value
     bound = "" if min_value is None else f" >= {min_value:g}"
     bound = bound if max_value is None else f" in {min_value or 0:g} .. {max_value:g}"
 

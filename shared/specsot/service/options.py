@@ -213,7 +213,9 @@ class DraftModelOptions(ModelOptions):
     overrides: Overrides = field(default_factory=Overrides)
     draft_dtype: Dtype | None = option(None, "Data type the drafter computes in.", unset="--dtype")
     draft_quantization: Quantization | None = option(
-        None, "Quantize the draft model's weights.", unset="none; int8 beside int8 or int4 on a CPU"
+        None,
+        "Quantize the draft model's weights.",
+        unset="none; int8 on a CPU if the base model has int8 or int4",
     )
     drafting: DraftOptions = field(default_factory=DraftOptions)
 

@@ -223,7 +223,7 @@ async def reach(
             await _connected(channel, address)
     except TimeoutError:
         await channel.close()
-        raise Unavailable(f"nobody answered at {address} within {timeout_seconds:g} s") from None
+        raise Unavailable(f"no process answered at {address} within {timeout_seconds:g} s") from None
     except BaseException:
         await channel.close()
         raise
@@ -275,7 +275,7 @@ async def _connected(channel: grpc.aio.Channel, address: str) -> None:
         if state in (State.TRANSIENT_FAILURE, State.SHUTDOWN):
             reason = await _reason(channel)
             if not any(words in reason for words in _BUSY):
-                raise Unavailable(f"nobody answers at {address}{_why(address, reason)}")
+                raise Unavailable(f"no process answers at {address}{_why(address, reason)}")
         await channel.wait_for_state_change(state)
         state = channel.get_state(try_to_connect=True)
 
@@ -288,7 +288,7 @@ async def _reason(channel: grpc.aio.Channel) -> str:
     """Return the text in which gRPC says why a channel does not connect. Return "" if gRPC gives no text, and
     "it answers now" if the peer has become reachable meanwhile.
 
-    gRPC tells the reason only to a call, and a call on such a channel fails at once.
+    gRPC reports the reason only to a call, and a call on such a channel fails at once.
 
     channel: a channel that failed to connect.
     """
@@ -426,7 +426,7 @@ def _in_words(failure: grpc.RpcError, service: str, address: str) -> str:
     words = {
         grpc.StatusCode.NOT_FOUND: f"there is no {service} here",
         grpc.StatusCode.UNIMPLEMENTED: "something else answers here",
-        grpc.StatusCode.UNAVAILABLE: f"nobody answers{why}",
+        grpc.StatusCode.UNAVAILABLE: f"no process answers{why}",
         grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
     }
     return words.get(code, code.name)
@@ -465,4 +465,4 @@ def failure_in_words(details: str) -> str:
 
     details: gRPC's description of the failure.
     """
-    return next((f" ({words})" for said, words in _WORDS.items() if said in details), "")
+    return next((f" ({words})" for phrase, words in _WORDS.items() if phrase in details), "")

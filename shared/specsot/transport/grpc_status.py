@@ -84,7 +84,7 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def error_of(failure: AioRpcError) -> errors.SpecsotError:
-    """Return the error that a peer raised, as far as its status tells it. A status without this project's
+    """Return the error that a peer raised, as far as its status shows it. A status without this project's
     details becomes the error class of its code.
 
     Failures of the network, and codes that no error class has, become Unavailable.

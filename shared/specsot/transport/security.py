@@ -204,7 +204,7 @@ def secured_context(tls: Tls) -> ssl.SSLContext | None:
     def renew(connection: ssl.SSLObject, host: str | None, context: ssl.SSLContext) -> None:
         """Give a connection the context of the files as they are now.
 
-        connection: the connection whose handshake has begun.
+        connection: the connection whose handshake has started.
         host: the host name that the client asked for, or None. Not needed.
         context: the context with which the connection began. Not needed.
         """

@@ -364,8 +364,8 @@ class ZmqDialer:
         wire = ZmqWire(socket, events)
         try:
             await self._connect(socket, events, endpoint)
-            # The hello was sent over gRPC already. This one tells the peer which of its connections is this
-            # link.
+            # The hello was sent over gRPC already. This one identifies the connection of
+            # this link to the peer.
             hello = ring_pb2.CarryRequest(hello=hello_of(self._sender, epoch))
             await wire.write(hello.SerializeToString())
         except BaseException:
@@ -565,7 +565,7 @@ class ZmqHost:
 
 
 async def _read_hello(socket: Socket, events: SocketEvents) -> None:
-    """Receive the hello, which tells which of the socket's connections is the peer's.
+    """Receive the hello, which identifies the peer among the socket's connections.
 
     socket: the bound socket.
     events: the events of the socket, which follow only that connection from now on.

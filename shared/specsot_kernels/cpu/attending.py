@@ -75,7 +75,7 @@ def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
     apart: distance of the lanes that are added: 8, 4, 2 or 1.
     """
     kept = [lane for lane in range(2 * LANES) if not lane & apart]
-    if apart < 4:  # x's beside y's in each four
+    if apart < 4:  # each group of four lanes holds sums of x and sums of y
         kept.sort(key=lambda lane: lane % LANES // 4)
     lower, upper = (
         b.shuffle_vector(x, y, ir.Constant(VI, [lane + shift for lane in kept])) for shift in (0, apart)
@@ -340,10 +340,10 @@ def soften(scores, count):
     end = (count + LANES - 1) // LANES * 64
     for at in range(4 * count, end, 4):
         v.put(scores + at, numba.float32(-1e30))
-    most = v.splat(-1e30)
+    highest = v.splat(-1e30)
     for at in range(0, end, 64):
-        most = v.most(most, v.load(scores + at))
-    peak = v.splat(v.largest(most))
+        highest = v.maximum(highest, v.load(scores + at))
+    peak = v.splat(v.largest(highest))
     sum_ = v.splat(0.0)
     for at in range(0, end, 64):
         weight = v.exp(v.sub(v.load(scores + at), peak))

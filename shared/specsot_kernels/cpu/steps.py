@@ -64,13 +64,13 @@ REMEMBER = -2
 # Fields that describe one row's queries of one KV head; the row's other queries follow the first one in
 # memory.
 # * The field at offset 0 is the address of the first query, rotated for the first columns.
-# * LEAD, BEFORE, TAIL and BEHIND are the row's sight without its last field.
+# * LEAD, LEAD_COUNT, TAIL and TAIL_COUNT are the row's sight without its last field.
 # * QUERY is the address of the first query, unrotated.
 # * WEIGHTS is the address of its scores, with 1 / the sum of weights after them.
 # * ODD and OTHER are the addresses of two partial sums of values.
 # * SOON and SOON_COUNT are the first columns of the row that is processed next in this place, to be
 #   prefetched if no other row has read them.
-LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
+LEAD, LEAD_COUNT, TAIL, TAIL_COUNT, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
 # Bytes of these fields.
 ASKING = 11 * 8
 # Bytes of four inputs of an 8-bit product.
@@ -127,7 +127,7 @@ def quantize_row(x, size, bits, out, scales, sums, across):
     """Quantize a row to 8 bits, each group of inputs with a scale, and write a correction for each group.
 
     8-bit weights are stored plus 128, so the correction in `sums` is -128 * the sum of the group's numbers;
-    for 4-bit weights it is scale * the sum, which multiplies the group's least value. A group with a number
+    for 4-bit weights it is scale * the sum, which multiplies the group's minimum value. A group with a number
     that is not finite gets a scale that is not finite.
 
     x: address of the row, fp32.
@@ -158,8 +158,10 @@ def quantize_row(x, size, bits, out, scales, sums, across):
         if bits == 8:
             further = v.mul(further, inverse)
             last = v.mul(last, inverse)
-            behind = to + (2 if short else 1) * GROUP
-            whole += v.put_shorts(behind, further, last) if short else v.put_bytes(behind, further, last)
+            second_half = to + (2 if short else 1) * GROUP
+            whole += (
+                v.put_shorts(second_half, further, last) if short else v.put_bytes(second_half, further, last)
+            )
             v.put_int(sums, -128 * whole)
         else:
             v.put(sums, scale * numba.float32(whole))
@@ -472,7 +474,7 @@ def attend(thread, frame, first, pair):
     begin, end, longest = fill_query_table(thread, frame, first, last, pair)
     for start in range(0, longest, COLUMNS_AT_ONCE):
         for at in range(begin, end, ASKING):
-            count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
+            count = min(v.get_long(at + LEAD_COUNT) - start, COLUMNS_AT_ONCE)
             if count > 0:
                 places = v.get_long(at + LEAD) + 8 * start
                 out = v.get_long(at + WEIGHTS) + 4 * start
@@ -481,17 +483,17 @@ def attend(thread, frame, first, pair):
                 score(v.get_long(at), group, keys, places, count, dim, out, apart, then)
     for at in range(begin, end, ASKING):
         scores = v.get_long(at + WEIGHTS)
-        before = v.get_long(at + BEFORE)
-        behind = v.get_long(at + BEHIND)
+        before = v.get_long(at + LEAD_COUNT)
+        tail_count = v.get_long(at + TAIL_COUNT)
         query = v.get_long(at + QUERY)
         places = v.get_long(at + TAIL)
-        score(query, group, keys, places, behind, dim, scores + 4 * before, apart, none())
+        score(query, group, keys, places, tail_count, dim, scores + 4 * before, apart, none())
         for head in range(group):
             own = scores + head * apart
-            v.put(own + apart - 4, soften(own, before + behind))
+            v.put(own + apart - 4, soften(own, before + tail_count))
     for start in range(0, longest, COLUMNS_AT_ONCE):
         for at in range(begin, end, ASKING):
-            count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
+            count = min(v.get_long(at + LEAD_COUNT) - start, COLUMNS_AT_ONCE)
             if count > 0:
                 places = v.get_long(at + LEAD) + 8 * start
                 weights = v.get_long(at + WEIGHTS) + 4 * start
@@ -502,12 +504,12 @@ def attend(thread, frame, first, pair):
     for at in range(begin, end, ASKING):
         odd = v.get_long(at + ODD)
         even = v.get_long(at + OTHER)
-        before = v.get_long(at + BEFORE)
+        before = v.get_long(at + LEAD_COUNT)
         one, two = (even, odd) if before % 2 else (odd, even)
         scores = v.get_long(at + WEIGHTS)
         places = v.get_long(at + TAIL)
-        behind = v.get_long(at + BEHIND)
-        gather(scores + 4 * before, apart, group, values, places, behind, dim, one, two, none(), none())
+        tail_count = v.get_long(at + TAIL_COUNT)
+        gather(scores + 4 * before, apart, group, values, places, tail_count, dim, one, two, none(), none())
         for head in range(group):
             scale = v.splat(v.get(scores + head * apart + apart - 4))
             for part in range(4 * head * dim, 4 * (head + 1) * dim, 64):

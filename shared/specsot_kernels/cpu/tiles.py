@@ -316,7 +316,7 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
     """Return an emitter of a tile of some rows and some blocks of 16 outputs.
 
     8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x. 4
-    bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
+    bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + minimum w * sum of x.
 
     bits: bits of a weight: 8 or 4.
     rows: rows of the tile.
@@ -518,11 +518,11 @@ def _configure(b: Builder) -> None:
 
     b: the LLVM builder into which code is emitted.
     """
-    told = bytearray(BYTES)
-    told[0] = 1  # palette
+    tile_config = bytearray(BYTES)
+    tile_config[0] = 1  # palette
     for tile, (line, lines) in enumerate(((LONG_GROUP, TILE_ROWS), (BYTES, LONG_STEPS), (BYTES, TILE_ROWS))):
-        told[16 + 2 * tile], told[48 + tile] = line, lines
-    at = cgutils.alloca_once_value(b, ir.Constant(_bytes(BYTES), list(told)))
+        tile_config[16 + 2 * tile], tile_config[48 + tile] = line, lines
+    at = cgutils.alloca_once_value(b, ir.Constant(_bytes(BYTES), list(tile_config)))
     _amx(b, "ldtilecfg", b.bitcast(at, I8.as_pointer()))
 
 

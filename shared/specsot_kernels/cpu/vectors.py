@@ -33,7 +33,7 @@ GROUP = 32
 LONG_GROUP = 64
 # The largest finite fp16 number.
 LARGEST_HALF = 65504.0
-# Bytes of a group of 16 outputs: their 4-bit weights, then scales and least values in fp16.
+# Bytes of a group of 16 outputs: their 4-bit weights, then scales and minimum values in fp16.
 GROUP_BYTES = 4 * BYTES + 4 * LANES
 
 F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
@@ -398,9 +398,9 @@ div = operation(floats, (floats, floats), lambda b, x, y: b.fdiv(x, y))
 # x * y + z with one rounding, lane by lane.
 fma = operation(floats, (floats, floats, floats), fma_of)
 # The smaller number of two vectors, lane by lane.
-least = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.minnum.v16f32", VF, x, y))
+minimum = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.minnum.v16f32", VF, x, y))
 # The larger number of two vectors, lane by lane.
-most = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.maxnum.v16f32", VF, x, y))
+maximum = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.maxnum.v16f32", VF, x, y))
 # The lanes rounded to whole numbers, halves to the even one.
 rounded = operation(floats, (floats,), lambda b, x: call_named(b, "llvm.roundeven.v16f32", VF, x))
 # 2 to the power of each lane; see `_power`.
@@ -519,7 +519,7 @@ def exp(x: Any) -> Any:
 
     x: a vector of floats.
     """
-    x = most(least(x, splat(88.0)), splat(-87.0))
+    x = maximum(minimum(x, splat(88.0)), splat(-87.0))
     n = rounded(mul(x, splat(1.44269504)))
     r = fma(n, splat(-0.693359375), x)
     r = fma(n, splat(2.12194440e-4), r)

@@ -37,7 +37,7 @@ COLUMNS = 64
 MIN_TILE = 16
 # Pieces. How many partial results of a row `_merge` loads at a time. Chosen by docs/results/h100-product.md.
 SLOTS_MERGED_AT_ONCE = 4
-# Programs. Most that merge; with more heads, a program merges several. Chosen by
+# Programs. Maximum number that merge; with more heads, a program merges several. Chosen by
 # docs/results/h100-product.md.
 MAX_MERGE_PROGRAMS = 4096
 # Programs. If a frame has more than MAX_UNLOOPED_PIECES pieces (over all KV heads), LOOPING_PROGRAMS programs

@@ -158,7 +158,7 @@ def _kind_of_mask(nodes: int, mode: TreeMaskMode) -> torch.dtype:
     mode: how the mask is laid out; see TreeMaskMode.
     """
     if mode == TreeMaskMode.QLEN_ONLY_BITPACKING:
-        return next(kind for most, kind in WORDS if nodes <= most)
+        return next(kind for max_nodes, kind in WORDS if nodes <= max_nodes)
     return torch.bool
 
 
@@ -400,13 +400,13 @@ def _choose(
         short = score.to(tl.int32, bitcast=True)
         order = (short ^ ((short >> 31) & 0x7FFFFFFF)).to(tl.int64)
     positive = tl.sum((there & (order >= 0)).to(tl.int32), 0) >= wanted
-    least = tl.where(positive, 0, -9223372036854775808 if wide else -2147483648).to(tl.int64)
+    threshold = tl.where(positive, 0, -9223372036854775808 if wide else -2147483648).to(tl.int64)
     for bit in range(62 if wide else 30, -1, -1):
-        higher = least + (tl.full((), 1, tl.int64) << bit)
+        higher = threshold + (tl.full((), 1, tl.int64) << bit)
         enough = tl.sum((there & (order >= higher)).to(tl.int32), 0) >= wanted
-        least = tl.where(enough, higher, least)
-    above = there & (order > least)
-    level = there & (order == least)
+        threshold = tl.where(enough, higher, threshold)
+    above = there & (order > threshold)
+    level = there & (order == threshold)
     room_left = wanted - tl.sum(above.to(tl.int32), 0)
     taken = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room_left))
     place = b * wanted + tl.cumsum(taken.to(tl.int32), 0) - 1

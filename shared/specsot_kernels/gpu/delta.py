@@ -32,9 +32,9 @@ EPS = tl.constexpr(1e-6)
 COLUMNS = 16
 # Warps of such a program. Chosen on an H100: more were slower.
 WARPS = 1
-# Sequences. Most that are walked concurrently; equals `specsot_model.core.walks.LANES`. Untuned.
+# Sequences. Maximum number that are walked concurrently; equals `specsot_model.core.walks.LANES`. Untuned.
 LANES = 16
-# Rows. Most that are prepared concurrently. Untuned.
+# Rows. Maximum number that are prepared concurrently. Untuned.
 ROWS = 1024
 # Rows of a chunk; equals `specsot_model.core.replays.CHUNK`.
 CHUNK = 64
@@ -447,7 +447,7 @@ def _solve(
     in_key = (key < key_dim)[None, :]
     in_column = (column < value_dim)[None, :]
     same = line[:, None] == line[None, :]
-    behind = line[:, None] > line[None, :]
+    below_diagonal = line[:, None] > line[None, :]
     near = line[:, None] // BLOCK == line[None, :] // BLOCK
     await_preceding_kernel(early)
     many = tl.load(counts + 3)
@@ -458,11 +458,11 @@ def _solve(
         gate = gates + at * GATES * value_heads + head
         rate = tl.load(gate + value_heads)
         step = tl.load(gate + 2 * value_heads)
-        total = tl.sum(tl.where(same | behind, step[None, :], 0.0), 1)
-        shrunk = tl.exp(tl.where(same | behind, total[:, None] - total[None, :], 0.0))
+        total = tl.sum(tl.where(same | below_diagonal, step[None, :], 0.0), 1)
+        shrunk = tl.exp(tl.where(same | below_diagonal, total[:, None] - total[None, :], 0.0))
         k = tl.load(asks + key_heads * key_dim, mask=in_key, other=0.0)
         system = tl.dot(k, tl.trans(k), input_precision=precision) * shrunk * rate[:, None]
-        system = tl.where(behind, system, 0.0)
+        system = tl.where(below_diagonal, system, 0.0)
         # First invert 1 + system within blocks, row by row. Then iterate across blocks: each iteration makes
         # one more block exact, since a block depends only on the blocks before it.
         inverse = tl.where(same, 1.0, 0.0)
@@ -481,7 +481,7 @@ def _solve(
         q = tl.load(asks, mask=in_key, other=0.0)
         asked = tl.dot(q, tl.trans(k), input_precision=precision) * shrunk
         cell = ((one * value_heads + head) * size + line)[:, None] * size + line[None, :]
-        tl.store(pairs + cell, tl.where(same | behind, asked, 0.0))
+        tl.store(pairs + cell, tl.where(same | below_diagonal, asked, 0.0))
 
 
 @kernel

@@ -46,7 +46,7 @@ def reach_each_other(
     not PCIe. Return False without CUDA's driver.
 
     devices: the GPUs of one host.
-    can_read: tells whether one GPU can read the memory of another one; replaced by tests.
+    can_read: returns whether one GPU can read the memory of another one; replaced by tests.
     driver: returns CUDA's driver library, or raises OSError; replaced by tests.
     """
     pairs = list(permutations(devices, 2))

@@ -109,9 +109,11 @@ def plan_lines(
     """
     sights = line_sights(spans)
     cut = cut_lines(spans, sights.leads, page_rows, tile_rows_of(heads_per_kv))
-    told = () if window is None else (sinces_of(spans, window),)
-    sent = send_tables((*told, *cut.in_order(sights)), device)
-    plan = plan_over_lines(sent[len(told) :], cut.slots, page_rows, sent[0] if told else None)
+    window_tables = () if window is None else (sinces_of(spans, window),)
+    sent = send_tables((*window_tables, *cut.in_order(sights)), device)
+    plan = plan_over_lines(
+        sent[len(window_tables) :], cut.slots, page_rows, sent[0] if window_tables else None
+    )
     plan.lay()
     return plan
 
@@ -355,11 +357,11 @@ def _read_own(
     while at < end:
         number = at // piece
         stop = tl.minimum(end, (number + 1) * piece)
-        begun = live & (number * piece < at)
+        continued = live & (number * piece < at)
         given = (slot + number).to(tl.int64) * heads + head * g + line
-        highest = tl.load(weights + 2 * given, mask=begun, other=LOWEST)
-        total = tl.load(weights + 2 * given + 1, mask=begun, other=0.0)
-        held = begun[:, None] & (d < dim)[None, :]
+        highest = tl.load(weights + 2 * given, mask=continued, other=LOWEST)
+        total = tl.load(weights + 2 * given + 1, mask=continued, other=0.0)
+        held = continued[:, None] & (d < dim)[None, :]
         state = (highest, total, tl.load(parts + given[:, None] * dim + d[None, :], mask=held, other=0.0))
         for left in range(at, stop, wide):
             column = left + tl.arange(0, wide)

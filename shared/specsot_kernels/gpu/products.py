@@ -123,7 +123,7 @@ def _multiply_one(
         twin = _fetch(other, live & (column < inputs)[None, :], whole)
     total = tl.zeros((high, wide), tl.float32)
     if gated:
-        beside = tl.zeros((high, wide), tl.float32)
+        up_total = tl.zeros((high, wide), tl.float32)
     squares = tl.zeros((wide,), tl.float32)
     await_preceding_kernel(early)
     for left in range(0, inputs, wide):
@@ -135,7 +135,7 @@ def _multiply_one(
         ahead = left + wide
         held = live & (ahead + column < inputs)[None, :]
         if gated:
-            beside += twin.to(tl.float32) * values[None, :]
+            up_total += twin.to(tl.float32) * values[None, :]
             if ahead < inputs:
                 twin = _fetch(other + ahead, held, whole)
         if ahead < inputs:
@@ -145,7 +145,7 @@ def _multiply_one(
         short = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
     result = tl.sum(total, 1) * short
     if gated:
-        result = result / (1 + tl.exp(-result)) * (tl.sum(beside, 1) * short)
+        result = result / (1 + tl.exp(-result)) * (tl.sum(up_total, 1) * short)
     if added:
         result += tl.load(add + row, mask=row < outputs, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=row < outputs)
@@ -274,7 +274,7 @@ def _multiply_short_one(
     larger = tl.where(peak > 0, LARGEST / peak, 1.0)
     total = tl.zeros((high, wide // LANES), tl.float32)
     if gated:
-        beside = tl.zeros((high, wide // LANES), tl.float32)
+        up_total = tl.zeros((high, wide // LANES), tl.float32)
     squares = tl.zeros((wide,), tl.float32)
     for left in range(0, inputs, wide):
         held = left + column < inputs
@@ -286,7 +286,7 @@ def _multiply_short_one(
         total += _add_up(tile, part, high, wide)
         ahead = left + wide
         if gated:
-            beside += _add_up(twin, part, high, wide)
+            up_total += _add_up(twin, part, high, wide)
             if ahead < inputs:
                 twin = _fetch(other + ahead, live & (ahead + column < inputs)[None, :], whole)
         if ahead < inputs:
@@ -296,7 +296,7 @@ def _multiply_short_one(
     there = row < outputs
     result = tl.sum(total, 1) * (scale * tl.load(scales + row, mask=there, other=0.0))
     if gated:
-        up = tl.sum(beside, 1) * (scale * tl.load(scales + outputs + row, mask=there, other=0.0))
+        up = tl.sum(up_total, 1) * (scale * tl.load(scales + outputs + row, mask=there, other=0.0))
         result = result / (1 + tl.exp(-result)) * up
     if added:
         result += tl.load(add + row, mask=there, other=0.0).to(tl.float32)

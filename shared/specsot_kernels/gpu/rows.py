@@ -26,7 +26,7 @@ from specsot_kernels.gpu.products import LARGEST
 # Columns. Tile of the gate. Untuned.
 WIDE = 1024
 # Smallest scale of an int8 row; equals `specsot_model.kv.MIN_SCALE`.
-LEAST = tl.constexpr(2.0**-24)
+MIN_SCALE = tl.constexpr(2.0**-24)
 # Adding and subtracting this number rounds an fp32 number to a whole one: a sum of this size has no fraction
 # bits.
 HALF_WAY = tl.constexpr(1.5 * 2.0**23)
@@ -257,9 +257,9 @@ def _turn(
         two = tl.where(asks, _pick(query_norm, 2 * pair + 1, inside), _pick(key_norm, 2 * pair + 1, inside))
         first = tl.where(turns, (first * short * one).to(kind).to(tl.float32), first)
         second = tl.where(turns, (second * short * two).to(kind).to(tl.float32), second)
-    turned = first * cosine - second * sine
-    beside = first * sine + second * cosine
-    first, second = tl.where(turns, turned, first), tl.where(turns, beside, second)
+    turned_first = first * cosine - second * sine
+    turned_second = first * sine + second * cosine
+    first, second = tl.where(turns, turned_first, first), tl.where(turns, turned_second, second)
     if apart:
         scale = tl.where(pair < many, scale, still)[None, :]
     tl.store(place, (first * scale).to(kind), mask=there & asks)
@@ -274,7 +274,7 @@ def _turn(
         peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
         # 0 if all numbers are finite, else NaN: then the scale is NaN too, and the error stays visible.
         unreal = tl.sum((first - first) + (second - second), 1)
-        short = (tl.maximum(peak / 127, LEAST) + unreal).to(tl.float16)
+        short = (tl.maximum(peak / 127, MIN_SCALE) + unreal).to(tl.float16)
         step = short.to(tl.float32)[:, None]
         first, second = _round(first / step).to(tl.int8), _round(second / step).to(tl.int8)
         start = (half * kv_half + (head - heads - half * kv_heads) * kv_head) // 2
@@ -574,8 +574,8 @@ def _shorten_gated(
     scale = tl.load(scales + row)
     source = y + row * 2 * size + column
     values = tl.load(source, mask=there, other=0.0).to(tl.float32) * (scale * first)
-    beside = tl.load(source + size, mask=there, other=0.0).to(tl.float32) * (scale * second)
-    values = values / (1 + tl.exp(-values)) * beside
+    up = tl.load(source + size, mask=there, other=0.0).to(tl.float32) * (scale * second)
+    values = values / (1 + tl.exp(-values)) * up
     # Round as if the gated product had been stored in between.
     values = values.to(y.dtype.element_ty).to(tl.float32)
     _store_fp8(values, 1.0, short + row * size + column, new + row, there)
@@ -627,9 +627,9 @@ def _lengthen(
     scale = tl.load(scales + row)
     values = tl.load(y + row * size + column, mask=there, other=0.0).to(tl.float32) * (scale * first)
     if gated:
-        beside = tl.load(y + row * size + wanted + column, mask=there, other=0.0).to(tl.float32)
-        beside *= scale * second
-        values = values / (1 + tl.exp(-values)) * beside
+        up = tl.load(y + row * size + wanted + column, mask=there, other=0.0).to(tl.float32)
+        up *= scale * second
+        values = values / (1 + tl.exp(-values)) * up
     place = out + row * from_out + column
     if added:
         values += tl.load(place, mask=there, other=0.0).to(tl.float32)

@@ -326,7 +326,7 @@ def _multiply(
     source = codes + given.to(tl.int64)[:, None] * inputs + column[None, :]
     steps_of = scales + given
     total = _zeros(high, many, tall)
-    beside = _zeros(high, many, tall)
+    up_total = _zeros(high, many, tall)
     if asked and whole:
         _ask_for(weight, output, inputs, first * long, asked * together * GROUP, early)
         if gated:
@@ -354,10 +354,10 @@ def _multiply(
                     other = tl.fma(_sum_up(line, values, tall, as_bits), sizes[step], other)
         if parts > 1:
             total = total + sum_
-            beside = beside + other
+            up_total = up_total + other
         else:
             total = sum_
-            beside = other
+            up_total = other
     r, o = tl.expand_dims(row, 0 + tall).to(tl.int64), tl.expand_dims(output, 1 - tall)
     held = (r < rows) & (o < outputs)
     place = r * outputs + o
@@ -376,7 +376,7 @@ def _multiply(
     if done:
         total *= gains
         if gated:
-            total = total / (1 + tl.exp(-total)) * (beside * others)
+            total = total / (1 + tl.exp(-total)) * (up_total * others)
             short, scale = _shorten(tl.where(held, total, 0.0), 0 + tall)
             tl.store(out + place, short, mask=held)
             tl.store(steps + tl.program_id(0) * rows + row, scale, mask=live)

@@ -219,8 +219,8 @@ def window_of(opening: Opening) -> Window | None:
     match policy := policy_of(opening):
         case Window():
             return policy
-        case Pruning(max_kept_rows=int(most)):
-            return Window(0, max(most, MIN_RECENT))
+        case Pruning(max_kept_rows=int(max_kept_rows)):
+            return Window(0, max(max_kept_rows, MIN_RECENT))
         case _:
             return None
 

@@ -106,7 +106,7 @@ class CachedStates:
         count: Number of states, without the zero state.
         page_rows: Rows of a KV page.
         step: States are stored only at multiples of this position; 1 or CHUNK.
-        shared: Tells whether several sequences hold a page, given its number.
+        shared: Returns whether several sequences hold a page, given its number.
         """
         self.count = count
         self.page_rows = page_rows

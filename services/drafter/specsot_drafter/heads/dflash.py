@@ -25,7 +25,7 @@ from specsot_model.layers import Norm
 from specsot_model.linear import Linear, look_up
 
 # Rows. Bounds the size of a block. Published heads have 7 to 16.
-MOST_BLOCK = 64
+MAX_BLOCK_ROWS = 64
 # Name of the tensor that replaces unknown hidden states in a P-EAGLE head.
 MASK = "mask_hidden"
 # Config fields that may name the token id of rows whose token is unknown.
@@ -70,8 +70,8 @@ def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
     a mask id that the base model does not have.
     """
     rows = head.settings.get("block_size")
-    if not isinstance(rows, int) or not 2 <= rows <= MOST_BLOCK:
-        raise ModelError(f"{head.source}: block_size must be in 2 .. {MOST_BLOCK}, got {rows!r}")
+    if not isinstance(rows, int) or not 2 <= rows <= MAX_BLOCK_ROWS:
+        raise ModelError(f"{head.source}: block_size must be in 2 .. {MAX_BLOCK_ROWS}, got {rows!r}")
     named = next((name for name in ("causal_head", "is_causal", "causal") if name in head.settings), None)
     causal = named is not None and head.flag(named)
     near = causal if named else not head.flag("sliding_window_non_causal")

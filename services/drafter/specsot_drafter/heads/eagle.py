@@ -61,13 +61,13 @@ class DraftMask:
     feature: Tensor
     depth: int | None = None
 
-    def levels(self, most: int) -> int:
-        """Return the number of levels of a tree, bounded by what the head learned. Return `most` if the
+    def levels(self, max_levels: int) -> int:
+        """Return the number of levels of a tree, bounded by what the head learned. Return `max_levels` if the
         head's config does not say what it learned.
 
-        most: Maximum number of levels that the caller allows.
+        max_levels: Maximum number of levels that the caller allows.
         """
-        return most if self.depth is None else min(most, self.depth)
+        return max_levels if self.depth is None else min(max_levels, self.depth)
 
 
 @dataclass(kw_only=True, eq=False)

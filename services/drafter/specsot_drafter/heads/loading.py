@@ -347,10 +347,12 @@ class _HeadLoader:
 
         These are the base model's, or with dynamic RoPE scaling at most the head's own; see `_dynamic`.
         """
-        most = self.config.max_positions
+        max_positions = self.config.max_positions
         if not _dynamic(self.head):
-            return most
-        return min(most, Fields(self.head.source, self.head.settings).count("max_position_embeddings", 2048))
+            return max_positions
+        return min(
+            max_positions, Fields(self.head.source, self.head.settings).count("max_position_embeddings", 2048)
+        )
 
     @property
     def _eps(self) -> float:

@@ -103,9 +103,9 @@ class DeviceGrowth(AsyncGrowth):
         sequences: The sequences whose trees are requested. None stands for a sequence that is not followed.
         """
         known = [one for one in sequences if one]
-        most = self.due
+        max_due = self.due
         at = self.places
-        here = [one for one in known if 0 < one.due <= most and at.get(one.id, NOWHERE)[1] == one.extended]
+        here = [one for one in known if 0 < one.due <= max_due and at.get(one.id, NOWHERE)[1] == one.extended]
         if self.state is not OverlapState.LAUNCHED or len(here) < len(sequences):
             self.discard()
             return []

@@ -70,7 +70,9 @@ def read_small(directory: Path) -> ModelConfig:
     """
     config = read_config(directory)
     if config.delta:
-        raise HeadMismatch(f"{directory}: gated delta layers cannot draft: they keep no states behind drafts")
+        raise HeadMismatch(
+            f"{directory}: gated delta layers cannot draft: they keep no states after draft tokens"
+        )
     return config
 
 

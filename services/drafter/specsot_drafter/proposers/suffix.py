@@ -24,14 +24,14 @@ class SuffixShape:
     levels: Maximum number of levels of a tree, that is, of tokens on a path.
     nodes: Maximum number of nodes of a tree, without its root.
     places: Maximum number of earlier occurrences that a tree is made of, see `grow_suffixes`.
-    least_match: Number of a sequence's last tokens that an earlier occurrence must have at least.
+    min_match: Number of a sequence's last tokens that an earlier occurrence must have at least.
     past: Maximum number of tokens of past requests that are kept. 0: none.
     """
 
     levels: int
     nodes: int
     places: int = 1
-    least_match: int = 2
+    min_match: int = 2
     past: int = 0
 
 
@@ -102,8 +102,8 @@ class SuffixProposer(Proposer):
             followed = self._followed.get(feature_batch.sequence)
             if followed and followed.suggested:
                 before, tree = followed.suggested
-                right, told = tree.walk(followed.sequence.tokens[before:])
-                self._trust(tree).record([(told, (), right)])
+                right, num_known = tree.walk(followed.sequence.tokens[before:])
+                self._trust(tree).record([(num_known, (), right)])
                 followed.suggested = None
 
     def close(self, sequence: int) -> None:
@@ -132,19 +132,19 @@ class SuffixProposer(Proposer):
         trees = [self._suggest(followed, levels) for followed in sequences]
         return align_levels(trees) if any(tree.tokens for tree in trees) else None
 
-    def _suggest(self, sequence: DraftSequence, most: int) -> SuffixTree:
+    def _suggest(self, sequence: DraftSequence, max_levels: int) -> SuffixTree:
         """Return a tree for one sequence; an empty one if nothing matches, or if no level is allowed.
 
         sequence: The sequence.
-        most: Maximum number of levels.
+        max_levels: Maximum number of levels.
         """
         followed = self._followed.get(sequence.id)
-        levels = min(most, self.max_levels(sequence))
+        levels = min(max_levels, self.max_levels(sequence))
         if followed is None or levels <= 0:
             return SuffixTree()
         shape = self._shape
         token_arrays = [followed.update().tokens, self._past.tokens]
-        tree = grow_suffixes(token_arrays, levels, shape.nodes, shape.places, shape.least_match)
+        tree = grow_suffixes(token_arrays, levels, shape.nodes, shape.places, shape.min_match)
         if tree.tokens:
             tree.trust(self._trust(tree).by_depth())
             followed.suggested = (len(sequence.tokens), tree)

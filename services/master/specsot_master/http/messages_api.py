@@ -60,7 +60,7 @@ class ClaudeThinking(Model):
 
     # "disabled" to answer at once; "enabled" and "adaptive" to think first.
     type: Literal["enabled", "adaptive", "disabled"]
-    # The most tokens of a thought; None for no bound of its own.
+    # The maximum number of tokens of a thought; None for no bound of its own.
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None
 
 
@@ -115,7 +115,7 @@ class CountBody(Model):
 class MessagesBody(CountBody):
     """POST /v1/messages"""
 
-    # The most tokens of thought and answer; None for AGENT_TOKENS, or as many as fit.
+    # The maximum number of tokens of thought and answer; None for AGENT_TOKENS, or as many as fit.
     max_tokens: Annotated[TokenLimit, Field(examples=[64])]
     # True to answer by server-sent events.
     stream: bool | None = None

@@ -42,7 +42,7 @@ MIN_GAIN = 0.2
 # times with 2.5; with 2, fewer sequences decode.
 MAX_PROMPT_STALL = 2.25
 # Tokens. A frame carries at least this many prompt tokens if prompts wait, however long they take. Untuned.
-LEAST_PROMPT_ROWS = 8
+MIN_PROMPT_ROWS = 8
 # Divisors. A prompt chunk has the token budget divided by one of these. Untuned.
 CHUNK_DIVISORS = (1, 2, 4, 8)
 
@@ -278,7 +278,7 @@ class PipelineDepth:
 
     def prompt_rows(self, num_decode_tokens: int, num_waiting: int, max_tokens: int) -> int:
         """Return how many prompt tokens a frame carries: as many as let the frame take at most
-        MAX_PROMPT_STALL times as long as without prompts, but at least LEAST_PROMPT_ROWS if `max_tokens`
+        MAX_PROMPT_STALL times as long as without prompts, but at least MIN_PROMPT_ROWS if `max_tokens`
         allows that. Return 0 if `max_tokens` is 0.
 
         num_decode_tokens: Number of tokens of the frame that belong to decoding sequences.
@@ -290,14 +290,14 @@ class PipelineDepth:
         as the slowest stage's share of the compute time.
 
             # one stage, 1 ms per token, 4 decode tokens, none waiting -> limit 2.25 * 4 = 9 ms, so
-            # 4 + 5 tokens take 9 ms, but LEAST_PROMPT_ROWS applies -> 8 prompt tokens
+            # 4 + 5 tokens take 9 ms, but MIN_PROMPT_ROWS applies -> 8 prompt tokens
         """
         share = max(self._shares) if self._overlap else 1.0
         limit = MAX_PROMPT_STALL * self._compute_seconds((num_decode_tokens + num_waiting) * share)
-        least = min(LEAST_PROMPT_ROWS, max_tokens)
-        more = range(least + 1, max_tokens + 1)
+        min_tokens = min(MIN_PROMPT_ROWS, max_tokens)
+        more = range(min_tokens + 1, max_tokens + 1)
         num_overlapped = num_decode_tokens * share
-        return least + bisect_right(
+        return min_tokens + bisect_right(
             more, limit, key=lambda rows: self._compute_seconds(num_overlapped + rows)
         )
 

@@ -11,7 +11,7 @@ from specsot.errors import ModelError
 POINTER = "gguf.json"
 # The name of one part of a split file.
 PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
-# Other weights, beside which GGUF files in a folder are ignored.
+# Other weights. If a folder has such files, its GGUF files are ignored.
 WEIGHTS = ("*.safetensors", "*.bin")
 
 

@@ -358,7 +358,7 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     """
     sizes = BlockSizes()
     found = dict[str, Place]()
-    further = _unread_prefixes(header)
+    further = _skipped_prefixes(header)
     for stored_name, stored in header.tensors.items():
         if stored_name in (ROPE_FREQS, LONG, SHORT) or stored_name.startswith(further):
             continue
@@ -371,7 +371,7 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     return found
 
 
-def _unread_prefixes(header: Header) -> tuple[str, ...]:
+def _skipped_prefixes(header: Header) -> tuple[str, ...]:
     """Return the prefixes of the tensors of layers that predict further tokens; they are not read. Empty if
     there are no such layers.
 

@@ -106,8 +106,8 @@ class MessageWriter:
         return "stop_sequence" if isinstance(stop, str) else _REASONS.get(reason, "end_turn")
 
     def _write(self, kind: str, part: str, text: str, **more: Any) -> Iterator[Json]:
-        """Yield the events that add text to a block of this kind; a new block is begun if the last one is of
-        another kind.
+        """Yield the events that add text to a block of this kind, after the event that starts a new block if
+        the last block is of another kind.
 
         kind: the block's type, "thinking" or "text".
         part: the member of the block that holds the text.
@@ -120,8 +120,9 @@ class MessageWriter:
         yield self._delta({"type": f"{kind}_delta", part: text})
 
     def _take_call(self, call: Json) -> Iterator[Json]:
-        """Yield the events for a new part of a tool call; a new block is begun if it is another call than
-        before. No event is yielded for a part that adds no arguments to the same call.
+        """Yield the events for a new part of a tool call, after the event that starts a new block if the part
+        belongs to another call than the part before. No event is yielded for a part that adds no arguments to
+        the same call.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """

@@ -56,8 +56,8 @@ class ChoiceDelta:
 
     @property
     def says_something(self) -> bool:
-        """True if the client must receive this delta. It is False, for example, if a tool call has begun
-        whose name is incomplete.
+        """True if the client must receive this delta. It is False, for example, while the name of a
+        tool call is incomplete.
         """
         has_content = self.begins or self.text or self.thought or self.calls or self.logprobs or self.extra
         return bool(has_content) or self.reason is not None
@@ -203,7 +203,7 @@ def planning_of(view: View, options: ChoiceOptions) -> dict[str, Any]:
     """Return the `specsot` field of a whole choice: its mode, decision, seed and statistics, the forecast if
     one was made, and the branches if the client asked for them.
 
-    view: what the events have told of the answer, which is finished.
+    view: the answer as the events so far describe it; it is finished.
     options: what the client asked to receive.
     """
     assert view.started is not None
@@ -226,7 +226,7 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
     """Return one branch of a plan for the `specsot` field: its point, its text, and its reason, which is None
     if it has not ended.
 
-    panel: what the events have told of the branch.
+    panel: the branch as the events so far describe it.
     """
     point = dataclasses.asdict(panel.point)
     written = {"text": panel.text, "tokens": panel.tokens, "reason": panel.reason and panel.reason.value}
@@ -302,7 +302,7 @@ def choice_of(
 
     dialect: the endpoint's format.
     index: the index of the choice.
-    view: what the events have told of the answer.
+    view: the answer as the events so far describe it.
     options: what the client asked to receive.
     thought: what the model has thought before the answer; "" for nothing.
 

@@ -112,8 +112,8 @@ class ResponseWriter:
         return {"type": kind, "sequence_number": self._number - 1, **more}
 
     def _write(self, kind: str, part: str, text: str) -> Iterator[Json]:
-        """Yield the events that add text to an item of this kind; a new item is begun if the last one is of
-        another kind.
+        """Yield the events that add text to an item of this kind, after the events that start a new item if
+        the last item is of another kind.
 
         kind: the item's type, "reasoning" or "message".
         part: the type of the part of its content that holds the text.
@@ -130,8 +130,9 @@ class ResponseWriter:
         yield self._event(f"response.{part}.delta", **self._place(delta=text), **more)
 
     def _take_call(self, call: Json) -> Iterator[Json]:
-        """Yield the events for a new part of a function call; a new item is begun if it is another call than
-        before. No event is yielded for a part that adds no arguments to the same call.
+        """Yield the events for a new part of a function call, after the events that start a new item if the
+        part belongs to another call than the part before. No event is yielded for a part that adds no
+        arguments to the same call.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """

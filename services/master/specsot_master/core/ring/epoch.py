@@ -457,7 +457,7 @@ class Epoch:
 
     @property
     def formed(self) -> bool:
-        """True if an epoch was begun and has not ended."""
+        """True if an epoch has started and not ended."""
         return bool(self._plan)
 
     @property
@@ -631,13 +631,13 @@ class Epoch:
 
 
 def _in_words(progress: Progress | None) -> str:
-    """Return a member's progress in words, such as "12 of 24 (1.2 GiB fetched)"; "not begun" if it has
+    """Return a member's progress in words, such as "12 of 24 (1.2 GiB fetched)"; "not started" if it has
     reported none.
 
     progress: the member's last report, or None.
     """
     if progress is None:
-        return "not begun"
+        return "not started"
     fetched = f" ({memory_in_words(progress.fetched)} fetched)" if progress.fetched else ""
     return f"{progress.done} of {progress.total}{fetched}"
 

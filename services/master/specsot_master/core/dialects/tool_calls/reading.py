@@ -487,11 +487,11 @@ class ToolReader:
 
     def _is_empty_call(self) -> bool:
         """Return True if something other than an object of arguments follows, where one is due; False once
-        its reading has begun.
+        its reading has started.
 
         Raises Unfinished if more text decides.
         """
-        if not isinstance(self._stream, ArgumentStream) or self._stream.begun:
+        if not isinstance(self._stream, ArgumentStream) or self._stream.has_started:
             return False
         at = self._skip_white(0)
         return self._held[at : at + 1] not in ("{", "[") and at < len(self._held)

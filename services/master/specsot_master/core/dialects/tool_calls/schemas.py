@@ -59,7 +59,7 @@ def calls_schema(functions: Sequence[Json], max_calls: int | None, form: CallFor
     """Return the JSON schema of a list of 1 to `max_calls` calls of any of the functions.
 
     functions: the offered functions, in OpenAI's format.
-    max_calls: the most calls of the list; None for the schema of one call that is not in a list.
+    max_calls: the maximum number of calls of the list; None for the schema of one call that is not in a list.
     form: how the model writes calls, which gives the names of the members.
     """
     places = [f"arguments{n}" for n in range(len(functions))]

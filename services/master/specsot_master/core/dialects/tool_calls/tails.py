@@ -69,7 +69,7 @@ class CallTail:
         self.alive = True
         self._functions = functions
         self._state: Literal["between", "fence", "object"] = "between"
-        self._begun = 0  # The position in `text` at which the current object begins.
+        self._object_start = 0  # The position in `text` at which the current object begins.
         # True once it is known whether the current object may call an offered function.
         self._decided = False
         self._depth = 0
@@ -104,7 +104,7 @@ class CallTail:
         self._state = "between"
         if character == "{":
             self._state = "object"
-            self._begun = len(self.text) - 1
+            self._object_start = len(self.text) - 1
             self._depth = 1
             self._decided = False
             self._quoted = self._escaped = False
@@ -134,7 +134,7 @@ class CallTail:
             if self._depth <= 0:
                 self._state = "between"
         if not self._decided:
-            self.alive = self._may_call(self.text[self._begun :])
+            self.alive = self._may_call(self.text[self._object_start :])
 
     def _may_call(self, written: str) -> bool:
         """Return True if the object that begins like this may call an offered function.
