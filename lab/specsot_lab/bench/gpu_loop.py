@@ -146,6 +146,8 @@ class GpuLoop:
         max_rows: Maximum number of rows of a frame.
         drafting: How to draft; None: without drafts.
         writing: How sequences are written; may be changed between runs.
+
+        Memory of earlier loops that are no longer used is freed first.
         """
         free_loops()
         pages = pages * PAGE // writing.page_rows
@@ -175,6 +177,8 @@ class GpuLoop:
         sequences: Number of sequences, at least 1.
         steps: Number of steps that are timed.
         forked: True if the sequences fork one prefix of `context_length` tokens, and add one token each.
+
+        A step counts only if all sequences have a tree in it. Fails if the pages do not suffice.
         """
         loop = self._loop()
         orders = list(self._opening_orders(context_length, sequences, forked))
@@ -196,6 +200,9 @@ class GpuLoop:
 
         shared_length: Tokens of the prefix that all sequences fork.
         parts: The parts of the request, in order.
+
+        Steps that compute the prompts of a part are timed, too. All sequences end by their number of tokens,
+        so that nothing is left open; the prefix is closed at the end.
         """
         loop, prefix = self._loop(), self._prefix_order(shared_length)
         loop.sequencer.apply_order(prefix)
@@ -224,6 +231,8 @@ class GpuLoop:
         context_length: Tokens of each prompt, or of the prefix.
         sequences: Number of sequences.
         forked: True if the sequences fork a prefix, and add one token each.
+
+        Each forked sequence has a prompt of one token of its own.
         """
         fork = None
         if forked:
@@ -262,6 +271,9 @@ class GpuLoop:
         fork: The prefix that the sequence forks, or None.
         limit: Number of tokens that it writes.
         constraint: What constrains the sequence; None: nothing.
+
+        Every call uses up a new sequence id. The prompt's token ids are 1 + 100 * number and those that
+        follow.
         """
         start = 1 + 100 * number
         prompt = prompt_length + (fork.length if fork else 0)
@@ -279,7 +291,11 @@ class GpuLoop:
         return Open(opening, tuple(range(start, start + prompt_length)), PLENTY)
 
     def _loop(self) -> StepLoop:
-        """Return a new loop over the stage's pages and graphs, without sequences."""
+        """Return a new loop over the stage's pages and graphs, without sequences.
+
+        A run without drafts has no engine and no feature store. Sequences wait for late drafts without a time
+        limit if the run drafts.
+        """
         drafting = self._drafting
         decoder = self._decoder
         page_rows = self.writing.page_rows
@@ -302,6 +318,9 @@ class GpuLoop:
         """Return the engine that drafts.
 
         drafting: How to draft. If its shape is not fixed, a tuner decides how much.
+
+        A fixed shape has a fixed number of nodes, otherwise the number is chosen by the measured curves. The
+        grammar's vocabulary is passed on if sequences are constrained.
         """
         shape = drafting.shape
         step_curve = drafting.step_curve

@@ -62,6 +62,8 @@ def draw_panels(panels: Sequence[Any], lines: Sequence[CategoryRow]) -> None:
 
     panels: Two axes of matplotlib.
     lines: The rows of `rows_by_category`.
+
+    The left panel has a bar for each category, and lines at a speedup of 1 and of MIN_SPEEDUP.
     """
     names = [
         f"{line.task}: {line.category.removeprefix(f'{line.task}/')} ({line.questions})" for line in lines
@@ -82,6 +84,8 @@ def _draw_quality(panel: Any, lines: Sequence[CategoryRow]) -> None:
 
     panel: The axes of matplotlib.
     lines: The rows of `rows_by_category`.
+
+    A missing quality has a bar of length 0. The scale is 0 to 1.
     """
     for offset, name, colour in ((-0.2, "direct", DIRECT_COLOUR), (0.2, "sot", SAME)):
         values = [getattr(line, f"{name}_quality") or 0 for line in lines]
@@ -213,6 +217,11 @@ class Run:
         options: Options of another fleet than the run's; `PromptRequest.name` must then say how it differs.
             None: the run's fleet.
         Raises InvalidRequest if the folder has records of other settings.
+
+        A record of a request that the fleet refused counts as an answer, and is not asked again. The settings
+        are stored when the fleet is open, before the first answer. Each record is appended to the folder's
+        file as soon as it is complete; at most `at_once` requests run at once. The first error ends all
+        requests and is raised, after the fleet has been closed.
         """
         read = read_records(self.folder.records)
         records = {key_of(record): record for record in read if not is_broken_off(record)}
@@ -271,6 +280,9 @@ async def evaluate(run: Run, draw: Draw = draw_plot, modes: Sequence[Mode] = MOD
     modes: MODES, or "direct" alone: then a table of the direct answers is shown, and no plot is drawn.
     Raises InvalidRequest if the folder's records were asked for with other settings, ModelError if the stored
     settings or a model cannot be read.
+
+    A prompt that was not answered has a line of its own in the output and does not count. A note is added if
+    the demo model answered.
     """
     run.check()
     questions = [PromptRequest(prompt, mode) for prompt in run.prompts for mode in modes]
@@ -308,6 +320,9 @@ def with_warm_up(opener: Opener) -> Opener:
     fleet are slow.
 
     opener: Opens the fleet.
+
+    The answers that it gives before have at most WARM_UP_TOKENS tokens and are not recorded. A request that
+    is refused does not fail.
     """
 
     async def opened(options: FleetOptions) -> FleetClient:
@@ -332,6 +347,8 @@ async def _run_until_first_error(coroutines: Sequence[Coroutine[Any, Any, None]]
     """Run coroutines concurrently until all are done. The first error cancels all others and is raised.
 
     coroutines: The coroutines.
+
+    Returns when all tasks have ended, also the cancelled ones. Without coroutines it returns at once.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
