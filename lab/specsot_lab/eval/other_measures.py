@@ -46,6 +46,10 @@ async def aspects(run: Run, samples: int) -> int:
         the folder.
     samples: Number of sampled direct answers to each question.
     Raises InvalidRequest or ModelError if the run cannot begin, see `Run.check`.
+
+    A question counts only if all of its answers, the sampled ones included, were given. The number of
+    questions that have no aspects or answers is written, and a line for each record with an error. Without
+    any row, no file is written.
     """
     prompts = first_turns(run)
     requests = [
@@ -103,6 +107,8 @@ def question_of(prompt: Prompt, records: Sequence[Record]) -> AskedQuestion:
 
     prompt: The prompt.
     records: The records of the prompt without errors, in the order of `requests_of`.
+
+    The name is "<task> <id>". An answer without points has no headings and bodies.
     """
     direct, planned, *sampled_turns = [record["turns"][0] for record in records]
     headings, bodies = zip(*planned["points"]) if planned["points"] else ((), ())
@@ -145,6 +151,10 @@ async def routing(run: Run) -> int:
 
     run: The prompts, the fleet and the folder.
     Raises InvalidRequest or ModelError if the run cannot begin, see `Run.check`.
+
+    A prompt that was not answered has a line of its own and does not count. A prompt is routed wrongly if it
+    is planned without being of PLANNED_CATEGORY, or the reverse. Its line has at most 90 characters of the
+    question.
     """
     records = await run.answers([PromptRequest(prompt, "auto") for prompt in first_turns(run)])
     answered = [record for record in records if "error" not in record]
@@ -228,6 +238,9 @@ async def draft_shapes(run: Run, shapes: Sequence[DraftShape]) -> int:
     shapes: The shapes to compare.
     Raises InvalidRequest if the run uses a master that already runs, and InvalidRequest or ModelError if the
     run cannot begin, see `Run.check`.
+
+    Answers that are in the folder already are not asked for again. Rows are written shape by shape, greedy
+    first. Without any row, an empty table is written.
     """
     if run.fleet_options.master is not None:
         raise InvalidRequest(
@@ -262,6 +275,9 @@ def steps_of(records: Sequence[Record]) -> list[Record]:
     Records without steps are left out; without any others the list is empty.
 
     records: The records of one shape at one temperature.
+
+    A mean over questions is weighted by their steps. "tokens" is the mean number of tokens of an answer. The
+    tasks are in the order in which they first occur.
     """
     answered = [record for record in records if record["turns"] and record["turns"][0]["steps"]]
     rows: list[Record] = []
