@@ -101,6 +101,9 @@ def functions_of(text: str) -> dict[int, str]:
     other lines are left out.
 
     text: Source of a file.
+
+    A line of a nested function belongs to the innermost one, "Outer.inner". Raises SyntaxError for a text
+    that is not Python.
     """
     names_by_line: dict[int, str] = {}
 
@@ -126,6 +129,8 @@ def edits_of(text: str) -> Iterator[Edit]:
     """Yield every change of one line; docstrings, texts for people, logs, imports and assertions stay.
 
     text: Source of a file.
+
+    Lines with characters outside ASCII are left out. A line may have several edits.
     """
     lines = text.splitlines()
     pending: list[ast.AST] = [ast.parse(text)]
@@ -143,6 +148,9 @@ def is_silent(node: ast.AST) -> bool:
     """Return whether nothing within a node is changed.
 
     node: A node of the syntax tree.
+
+    That is True for imports, assertions, f-strings, docstrings and other constants on a line of their own,
+    and for calls whose function or object is named in SILENT.
     """
     match node:
         case (
@@ -160,6 +168,10 @@ def changes(node: ast.AST, lines: list[str]) -> Iterator[Change]:
 
     node: The node of the syntax tree; the nodes within it are left out.
     lines: Lines of the file.
+
+    A number becomes one larger; a condition is negated; a returned value that is not a constant becomes None;
+    a call or an augmented assignment on a line of its own becomes pass; break and continue are exchanged.
+    Nodes of several lines have no change.
     """
     match node:
         case ast.Constant(value=bool() as value):
@@ -209,6 +221,9 @@ def sign_changes(
     left, right: Operands before and after the sign.
     sign: Class of the sign's node.
     lines: Lines of the file.
+
+    SIGNS has the text that replaces each sign. Nothing is yielded either if the sign is not found between the
+    operands.
     """
     if sign in SIGNS and left.end_lineno == right.lineno:
         old, new = SIGNS[sign]
@@ -226,6 +241,9 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
     count: Number of mutants.
     seed: Seed of the draws.
+
+    Equal arguments give equal mutants of an unchanged tree. Files without any possible change are left out;
+    one file may be drawn several times. The ids are 0 .. count - 1, by path.
     """
     rng = random.Random(seed)
     files = dict(sources(ROOT))
@@ -241,6 +259,8 @@ def draw(number: int, path: str, text: str, rng: random.Random) -> Mutant:
     path: Path of the file in the repository.
     text: Source of the file.
     rng: Random number generator that draws operator and line.
+
+    The function is "" for a line outside of functions and classes. The mutant has not been judged.
     """
     edits = sorted(edits_of(text))
     operator = rng.choice(sorted({operator for operator, _, _ in edits}))
@@ -257,6 +277,9 @@ def find(mutant: Mutant, files: dict[str, str]) -> tuple[str, int] | None:
 
     mutant: The mutant.
     files: Sources by path.
+
+    Only the text without its indentation is compared. A place in the mutant's own file comes first, then one
+    in an equally named function of another file; of several in the function, the first is returned.
     """
     equal_lines = [
         (path, number)
@@ -278,6 +301,9 @@ def judge(mutant: Mutant, tests: list[str]) -> Mutant:
 
     mutant: The mutant, which is planted in the work tree COPY while tests run.
     tests: Arguments of pytest, which runs them after the test that caught the mutant last.
+
+    The file is restored afterwards. A mutant whose line has moved to another file gets the new path. "by" is
+    the failing test, or "" if the mutant survived.
     """
     files = dict(sources(COPY))
     location = find(mutant, files)
@@ -301,6 +327,9 @@ def first_failure(tests: list[str]) -> str | None:
     It runs with COPY's modules before the installed ones.
 
     tests: Arguments of pytest.
+
+    Tests that do not end within LIMIT seconds give "hangs: ...", and another exit status of pytest without a
+    failing test "pytest ends with ...". Tests that do not exist count as passed.
     """
     python_path = os.pathsep.join(str(COPY / home) for home in SOURCE_FOLDERS)
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", *tests]
@@ -326,6 +355,9 @@ def judge_all(only: set[int], tests: list[str]) -> None:
 
     only: Ids of the mutants to judge; empty: all.
     tests: Arguments of pytest.
+
+    The results are written to MUTANTS_FILE and printed one by one. The work tree is removed at the end, also
+    after an error. Raises CalledProcessError if git fails.
     """
     git("worktree", "add", "--quiet", "--detach", "--force", str(COPY), "HEAD")
     try:
@@ -362,7 +394,12 @@ def write(mutants: list[Mutant], **further_entries: object) -> None:
 
 
 def main() -> int:
-    """Run the command; return 1 if mutants are lost, else 0."""
+    """Run the command; return 1 if mutants are lost, else 0.
+
+    "sample" replaces the stored mutants, "judge" runs tests on them, "find" does neither. All three then
+    print the lost mutants, whose line no longer exists, and the number of mutants by result. An unknown verb
+    or option ends the process with the status 2.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

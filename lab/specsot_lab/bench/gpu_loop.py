@@ -293,8 +293,7 @@ class GpuLoop:
     def _loop(self) -> StepLoop:
         """Return a new loop over the stage's pages and graphs, without sequences.
 
-        A run without drafts has no engine and no feature store. Sequences wait for late drafts without a time
-        limit if the run drafts.
+        A run without drafts has no engine and no feature store. The draft timeout is 0 seconds.
         """
         drafting = self._drafting
         decoder = self._decoder

@@ -58,6 +58,7 @@ class SingleThread:
     """
 
     def __init__(self, models: ModelSet) -> None:
+        """Raises ModelError or HeadMismatch if a model cannot be loaded."""
         decoder = load_decoder(models)
         placement = models.base, decoder.dtype, decoder.device
         head = (
@@ -75,6 +76,9 @@ class SingleThread:
         question: What the user asks.
         tokens: Number of tokens that are written; ends of the answer are ignored.
         make_stage: Makes the stage.
+
+        The answer is greedy, and its text is decoded from all tokens. The seconds are those of the whole
+        generation, the prompt included.
         """
         prompt = self._prompts.chat((Message("user", question),))
         limits = GenerationLimits(tokens, seed=0)

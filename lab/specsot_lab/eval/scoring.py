@@ -151,6 +151,8 @@ def coverage(answer: str, dimensions: Sequence[str]) -> float:
 
     answer: The text of the answer.
     dimensions: Phrases that a good plan speaks of, such as a date or a name.
+
+    A dimension that consists of such small words alone is left out. The order of the words does not matter.
     """
     answer_words = set(words_of(answer))
     dimension_words = [
@@ -198,6 +200,8 @@ def _subsequence_f1(answer_words: Sequence[str], reference_words: Sequence[str])
 
     answer_words: The words of the answer.
     reference_words: The words of one reference.
+
+    It is 0.0 also if one of the lists is empty. Words need not be next to each other, only in the same order.
     """
     row = [0] * (len(reference_words) + 1)
     for word in answer_words:
