@@ -71,6 +71,8 @@ def _names_in(target: ast.expr) -> int:
     """Return how many names an assignment's target has: `a, (b, c)` -> 3.
 
     target: A target of the assignment.
+
+    Anything but a tuple or a list counts 1, also an attribute, an index or `*rest`.
     """
     match target:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
@@ -83,6 +85,8 @@ def table_size(value: Any) -> int:
     """Return the number of values in a TOML table, those of inner tables and arrays included.
 
     value: A table, an array, or a single value, which counts 1.
+
+    An empty table or array counts 0.
     """
     match value:
         case dict():

@@ -119,6 +119,9 @@ def imports_of(text: str) -> list[ast.stmt]:
     seconds.
 
     text: Source of the file.
+
+    If a line that looks like an import cannot be parsed, the whole file is, and all of its statements are
+    returned, of which `targets` ignores those that import nothing.
     """
     try:
         return [node for statement in IMPORT.findall(text) for node in ast.parse(statement).body]
@@ -340,6 +343,8 @@ def words(house: House) -> str:
     """Return the report of the dialect's words by room, of the product alone.
 
     house: Files of the work tree.
+
+    A room with no file of the product has no line.
     """
     rooms: dict[str, list[str]] = {}
     for path, text in house.files.items():

@@ -60,6 +60,8 @@ def counting(tokenizer: Path) -> Callable[[str], int]:
     """Return a function that counts the tokens of a text.
 
     tokenizer: Path of the tokenizer.json.
+
+    Special tokens are not counted. Raises an error of tokenizers if the file cannot be read.
     """
     from tokenizers import Tokenizer
 

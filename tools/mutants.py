@@ -89,6 +89,9 @@ def sources(root: Path) -> Iterator[tuple[str, str]]:
     """Yield (path, text) of every file that may be changed, generated ones left out.
 
     root: Root folder of the work tree.
+
+    The paths are relative to the root, and sorted within each of SOURCE_FOLDERS. A folder that does not exist
+    yields nothing.
     """
     for home in SOURCE_FOLDERS:
         for path in sorted((root / home).rglob("*.py")):

@@ -213,6 +213,8 @@ class OracleDrafter(Proposer):
         read.
 
         sequence: An open sequence.
+
+        Raises KeyError if the sequence is not open.
         """
         num_read, state = self._known[sequence.id]
         state = state_of(sequence.tokens[num_read:], state)
@@ -451,6 +453,9 @@ def _head(mock: Simulator) -> Head:
     middle and one near the end. A model with few layers has fewer taps.
 
     mock: The simulator.
+
+    Layers are at most three: the second (or the last one of a smaller model), the middle one, and the third
+    last (at least 0); equal ones count once. Its features have the simulator's `fused` columns.
     """
     layers = read_config(mock.model).layers
     taps = sorted({min(2, layers), layers // 2, max(layers - 3, 0)})

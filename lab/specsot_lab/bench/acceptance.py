@@ -41,7 +41,7 @@ def even_runs(chance: float) -> Iterator[int]:
 
     chance: Probability that a draft is right, greater than 0 and less than 1.
 
-    The first number is that of the median. The sequence is always the same for one chance.
+    The sequence is always the same for one chance.
     """
     point = 0.5
     while True:

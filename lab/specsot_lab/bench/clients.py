@@ -179,6 +179,9 @@ async def connected(address: str, clients: int, trust: ClientOptions) -> AsyncGe
     trust: TLS files and token with which the clients connect.
 
     Raises Unavailable if the master does not answer.
+
+    They connect one after the other; if one cannot, those before are closed. With 0 clients the list is
+    empty.
     """
     async with AsyncExitStack() as stack:
         masters: list[MasterClient] = []

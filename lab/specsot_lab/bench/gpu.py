@@ -77,7 +77,7 @@ def measure(options: GpuRun, output: Path | None) -> int:
 
     Raises InvalidRequest if there is no CUDA device, or for an unknown part.
 
-    Raises KeyError for an unknown model. Part names are those of PARTS.
+    A model that is not one of SHAPES raises InvalidRequest when its turn comes.
     """
     if not torch.cuda.is_available():
         raise InvalidRequest("bench gpu needs a CUDA device")
@@ -113,6 +113,8 @@ def measure_all(options: GpuRun, speeds: Speeds) -> Iterator[Row]:
 
     options: What is measured.
     speeds: The measured speeds of the device.
+
+    Raises InvalidRequest for a model that is not one of SHAPES, when its turn comes.
     """
     for name in options.models:
         for row in _model_rows(name, options, speeds):
@@ -128,7 +130,7 @@ def _model_rows(name: str, options: GpuRun, speeds: Speeds) -> Iterator[Row]:
     options: What is measured.
     speeds: The measured speeds of the device.
 
-    Every row has an entry "after", the number of tokens before, if there are several context lengths. The
+    With several context lengths, the rows of each have an entry "after", the number of tokens before. The
     parts "speculation", "product", "fp8" and "served" are measured only with `options.replayed_model`; "fp8"
     and "served" only once, "fp8" after the first context length.
     """

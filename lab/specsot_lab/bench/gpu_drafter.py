@@ -62,7 +62,10 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
-    """Run the drafter until it ends, and return its exit status."""
+    """Run the drafter until it ends, and return its exit status.
+
+    Its options are those of `specsot-drafter`.
+    """
     drafter_program = program()
     from specsot.service.member import run_members
 

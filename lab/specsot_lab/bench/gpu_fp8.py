@@ -72,6 +72,8 @@ def _decoder(config: ModelConfig, kind: Quantization | None) -> Decoder:
 
     config: The shape.
     kind: The quantization; None: bf16.
+
+    The model is on the first CUDA device, and predicts the next higher token id after every token.
     """
     all_layers = Range(0, config.layers)
     device = torch.device("cuda", 0)

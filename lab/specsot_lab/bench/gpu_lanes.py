@@ -261,6 +261,8 @@ class Lanes:
         openings: Sequences that the frame opens.
         segments: Prompt chunks or trees.
         closings: Ids of sequences that the frame closes.
+
+        Frames are numbered from 1; the lane counts as in flight until its result has been received.
         """
         number = next(self._numbers)
         self._in_flight[number] = lane
@@ -357,6 +359,8 @@ def connector_to(received: asyncio.Queue[Any]) -> Connect:
     """Return the function by which a member registers: it gives the member an uplink into the queue.
 
     received: The queue.
+
+    All members that use the function share the queue. Reports of progress are dropped.
     """
 
     async def connect(registration: Registration) -> Link:

@@ -201,8 +201,8 @@ class GpuLoop:
         shared_length: Tokens of the prefix that all sequences fork.
         parts: The parts of the request, in order.
 
-        Steps that compute the prompts of a part are timed, too. All sequences end by their number of tokens,
-        so that nothing is left open; the prefix is closed at the end.
+        Steps that compute the prompts of a part are timed, too. The sequences of a part have ended when the
+        next part begins; the prefix is closed at the end.
         """
         loop, prefix = self._loop(), self._prefix_order(shared_length)
         loop.sequencer.apply_order(prefix)
@@ -255,6 +255,8 @@ class GpuLoop:
         """Return the order that opens a prefix.
 
         length: Number of its tokens.
+
+        The prefix has the token ids 0 .. length - 1 and never decodes. Every call uses up a new sequence id.
         """
         drafted = self._drafting is not None
         opening = Opening(next(self._ids), length, decodes=False, drafted=drafted)
@@ -347,6 +349,8 @@ def _close_sequences(loop: StepLoop, orders: Sequence[Open]) -> None:
 
     loop: The loop that has the sequences.
     orders: The orders that opened the sequences; forks are closed before their prefix.
+
+    The step's result is dropped.
     """
     for order in reversed(orders):
         loop.sequencer.apply_order(Close(order.opening.sequence))

@@ -354,7 +354,9 @@ def vocabulary_with(size: int, first_token: int, pieces: Iterator[bytes] | Seque
 
 
 def plan_pieces() -> list[bytes]:
-    """Return a plan of six points in pieces of a word or a mark each, about SKELETON of them."""
+    """Return the text of a plan of six points, as the bytes of its words and marks in order, about SKELETON
+    pieces. A word includes the space before it. The plan is the same every time.
+    """
     titles = (" ".join(islice(cycle(WORDS[n:] + WORDS[:n]), 11)) for n in range(BRANCHES))
     lines = (f"{n}.<{BRANCH}><None>[-]{title}\n" for n, title in enumerate(titles, 1))
     return [piece.encode() for piece in re.findall(r" ?\w+|\W", "[PLAN]\n" + "".join(lines) + "[END]")]

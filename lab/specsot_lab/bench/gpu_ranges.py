@@ -108,6 +108,8 @@ class ResultTap(Inbox):
         sender: Name of the member that sends the message, or "master".
         message: The decoded message.
         names: Names in the sender's certificate; None if members need no certificates.
+
+        Any other message is only delivered to the inbox.
         """
         if isinstance(message, Result):
             self._received.put_nowait(message)

@@ -152,8 +152,8 @@ class Replay(Proposer):
 
         If the head's own tree has the shape that the tree before had, the prepared tokens are used, else they
         are made anew. The returned function returns None if the head has no candidates. A constrained
-        sequence keeps only candidates that its grammar allows, at most `max_constrained`. Whatever
-        `start_growth` drew is forgotten.
+        sequence keeps only candidates that its grammar allows, at most `max_constrained`. What `start_growth`
+        drew is used if it fits these sequences, and then forgotten.
         """
         offer = self._inner.begin(sequences, levels, keep_growing)
         drawn = self._draw([sequence.id for sequence in sequences], self._last_tree)

@@ -111,6 +111,9 @@ class Baseline:
         """Return the shortest possible seconds of a whole run.
 
         clock: The run, of which the number of rows of each step is read.
+
+        That is the sum over its steps of the shortest step with as many rows, each with `draft_seconds`
+        added; 0 without steps.
         """
         config = self.decoder.config
         speeds = self.speeds
@@ -307,6 +310,10 @@ def _figures(clock: StepClock, baseline: Baseline) -> Row:
 
     clock: The run.
     baseline: What the run is compared with.
+
+    Other entries: "steps" (their number), "rows a step", "ms a step" and the milliseconds of each phase
+    ("<phase> ms") and of the shortest possible step ("floor ms"), "tokens/s", and "x plain", the tokens per
+    second relative to decoding without speculation.
     """
     floor = baseline.floor(clock)
     gain = speed_of(clock) / baseline.tokens_per_second
@@ -327,6 +334,9 @@ def _phases(clock: StepClock) -> dict[str, float]:
     "verify".
 
     clock: The run.
+
+    The keys are "compose", "verify", and those of the drafter's phases if the run drafted. Raises KeyError if
+    the run has no steps.
     """
     spent = dict(clock.seconds)
     verify = {"compose": spent.pop("compose"), "verify": spent.pop("layers") + spent.pop("lm_head")}

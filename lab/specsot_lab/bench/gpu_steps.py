@@ -84,6 +84,8 @@ def random_kv(decoder: Decoder, pages: int) -> KVPages:
 
     decoder: The model whose layers the pages belong to.
     pages: Number of pages of PAGE rows.
+
+    The numbers are normally distributed, with a mean of 0 and a standard deviation of 1.
     """
     kv = decoder.make_kv(pages, PAGE)
     for layer in kv.layers:

@@ -254,7 +254,10 @@ def sampling_row(linked_trees: Sequence[Tensor], targets: Tensor, levels: int, d
 
 
 def measure_copy() -> float:
-    """Return the bytes per second of a large copy, where bytes read and bytes written both count."""
+    """Return the bytes per second of a large copy, where bytes read and bytes written both count.
+
+    The copy is one of 2 GiB of fp32 numbers on the GPU.
+    """
     source = torch.randn(2**29, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / called_microseconds(lambda: target.copy_(source)) * 1e6
@@ -369,6 +372,8 @@ def called_microseconds(call: Call) -> float:
     """Return the microseconds of a call, measured in rows of calls that take about MEASUREMENT_SECONDS each.
 
     call: The function to measure; it is called five times before.
+
+    The result is a median, rounded to one decimal place. Each row has at least three calls.
     """
     for _ in range(5):
         call()

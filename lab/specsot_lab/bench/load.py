@@ -178,6 +178,8 @@ def _waits(heading: str, key: str) -> Column:
 
     heading: Heading of the column.
     key: Entry of a row that has both figures, in seconds.
+
+    A missing figure (None) is shown as "-".
     """
 
     def cell(row: Row) -> str:

@@ -176,6 +176,9 @@ def _tree_contrast(chain: int, name: str) -> Contrast:
 
     chain: Number of drafts of a chain.
     name: Name of the row.
+
+    The trees are the first side and have a fixed size. The row must have the same text on both sides, and
+    needs a head.
     """
     chained = Side({"drafting": DraftOptions(mode="linear", depth=chain, tuner="fixed")})
     explanation = f"whole EAGLE trees against chains of {chain}"
@@ -275,6 +278,10 @@ class PairOptions:
     def rows(self) -> list[tuple[Contrast, int]]:
         """Return every comparison with its number of tokens, for each length that makes a difference to it.
         With several lengths, the length is part of the row's name.
+
+        With one length, names stay as they are. Each comparison has one row for each different number of
+        tokens that `Contrast.tokens_of` gives for the lengths; a comparison without a limit of tokens has one
+        row, with the first length, and no length in its name.
         """
         if len(self.lengths) == 1:
             return [(contrast, contrast.tokens_of(self.lengths[0])) for contrast in self.contrasts]

@@ -131,7 +131,7 @@ def print_steps(model: str, device: str, quantization: str | None, questions: Se
 
     Each question is answered twice, with a plan and directly, without drafts. The last column is the time of
     a plan's step divided by that of a direct one. Raises ModelError if the model cannot be loaded, and
-    KeyError if an answer has no plan.
+    KeyError if an answer's statistics lack the phase "skeleton" or "direct".
     """
     options = {"quantization": quantization} if quantization else {}
     with SpecSoT.from_pretrained(model, device=device, drafter="none", **options) as model_api:

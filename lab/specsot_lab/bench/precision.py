@@ -62,7 +62,11 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """Return the name of the precision, such as "int8, head fp8"."""
+        """Return the name of the precision, such as "int8, head fp8".
+
+        It has up to three parts: the quantization of the base, or else its dtype; "<type> KV" unless the KV
+        type is "auto"; and "head <quantization>" if the head is quantized.
+        """
         weights = self.quantization or self.dtype
         kv = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
         head = self.draft_quantization and f"head {self.draft_quantization}"

@@ -79,7 +79,11 @@ class Counts:
                 self.right_by_rank[level][drafts.index(token)] += 1
 
     def rows(self) -> Iterator[dict[str, object]]:
-        """Yield a row for each level, and one for all levels together."""
+        """Yield a row for each level, and one for all levels together.
+
+        Levels are named "level 1", "level 2" and so on, the last row "all levels". A level that was never
+        reached has fractions of 0.
+        """
         for level, (reached, right_by_rank) in enumerate(zip(self.reached, self.right_by_rank), 1):
             yield _row(f"level {level}", reached, right_by_rank)
         yield _row("all levels", sum(self.reached), [sum(counts) for counts in zip(*self.right_by_rank)])

@@ -514,6 +514,8 @@ def rows_of(runs: RingRuns) -> list[Row]:
     their own.
 
     runs: The runs of all ways with one ring at one distance.
+
+    The computed rows have ", own hosts" after the name of the way. The order is that of METHODS.
     """
     hosted = runs.on_own_hosts()
     hosted_rows = {way: {**hosted.row(way), "way": f"{way}, own hosts"} for way in METHODS}
@@ -558,9 +560,9 @@ def page_of(measurement: RingMeasurement, rows: Sequence[Row], file: str) -> str
     rows: The rows of branches.
     file: Name of the JSON file.
 
-    Begins with the command that repeats the measurement: its flags name the model only if it is not the demo
-    model, and --quantization and --hop-dtype only if they differ from the default. The machine and its load
-    average are those of this moment.
+    Begins with the command that repeats the measurement: its flags name the model, and --quantization and
+    --hop-dtype if they differ from the default, only for another model than the demo model. The machine and
+    its load average are those of this moment.
     """
     machine = describe_machine()
     weights = measurement.weights

@@ -304,8 +304,8 @@ class RingFleet:
 
         Raises Unavailable if the ring cannot be formed.
 
-        If it is formed already, return at once. A complaint that the fleet has is the text of the error;
-        Unavailable is also raised if a member ends or if nothing happens for SILENCE_SECONDS.
+        If the ring is complete already, return at once. A complaint that the fleet has is the text of the
+        error; Unavailable is also raised if a member ends or if nothing happens for SILENCE_SECONDS.
         """
         while not self.fleet.ready or (drafts and self.fleet.ring and self.fleet.ring.drafter is None):
             if self.fleet.complaint:

@@ -205,6 +205,8 @@ def plan_question(base: Path) -> str:
     first of these.
 
     base: Directory of the base model.
+
+    Any other model gets a question on regular exercise.
     """
     if not is_small(base):
         return "What are the benefits of regular exercise?"

@@ -38,6 +38,8 @@ class RowByRowStage(DecoderStage):
 
         frame: The frame.
         plan: Its copies and moves of KV rows.
+
+        Otherwise, the pages are prepared as `DecoderStage` does.
         """
         for move in super()._prepare_pages(frame, plan):
             self._kv.move((move,))

@@ -264,6 +264,8 @@ def floor_of(model: Path, decoder: Decoder) -> float:
 
     model: Directory of the base model.
     decoder: The loaded base model.
+
+    The weights count with the bytes of the decoder's data type, whatever their quantization.
     """
     all_layers = Range(0, decoder.config.layers)
     size = weights_of(open_weights(model), decoder.config, all_layers, WeightForm(decoder.dtype.itemsize))
@@ -285,6 +287,8 @@ def _percents(division: str, parts: Sequence[str]) -> list[Column]:
 
     division: "phases" or "kinds".
     parts: Names of the phases or kinds.
+
+    The first column has the name of each row; then there is one column for each part.
     """
 
     def share(part: str) -> Column:

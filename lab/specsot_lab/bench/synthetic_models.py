@@ -89,6 +89,8 @@ def config_of(name: str) -> ModelConfig:
     name: One of SHAPES.
 
     Raises InvalidRequest for another name.
+
+    The error lists all names.
     """
     if name not in SHAPES:
         raise InvalidRequest(f"no shape is called {name!r}, only {', '.join(SHAPES)}", field="models")
@@ -135,6 +137,8 @@ class MadeUp(Weights):
         shape: The tensor's shape.
         dtype: The type of its numbers.
         device: Where the tensor is made.
+
+        A name that contains "norm" counts as a norm. Each call makes new numbers from torch's own seed.
         """
         if "norm" in name:
             return torch.ones(shape, dtype=dtype, device=device)

@@ -81,6 +81,8 @@ async def ask(runners: Runners, method: Method, question: str, tokens: int) -> C
     method: The setting in which it is written.
     question: What the user asks.
     tokens: Number of tokens of the answer.
+
+    `tokens` of the result is the number that was asked for. Raises SpecsotError if the request fails.
     """
     cpu = time.process_time()
     record = await runners.write(method, question, tokens)

@@ -152,7 +152,8 @@ def load(options: LoadBenchOptions) -> int:
 
     \fStarts a fleet of processes, whatever kind the options name, unless a master is named. With --memory,
     the memory of the processes is measured instead, with the first number of tokens alone. Returns the exit
-    status 0; errors are raised and end the program with theirs.
+    status: 1 if a level had no answer at all, or with --memory if a process grew by more than MAX_GROWTH
+    bytes; otherwise 0.
 
     options: Options of the command line; see `LoadBenchOptions`. An output file that cannot be written raises
     InvalidRequest before anything is measured, and a model that is not found ModelError.
@@ -213,7 +214,7 @@ def gpu(options: GpuOptions) -> int:
     InvalidRequest for a shape or a part that is unknown, or if the GPUs are missing.
 
     options: Options of the command line; see `GpuOptions`. An output file that cannot be written raises
-    InvalidRequest before anything is measured, and a model that is not found ModelError.
+    InvalidRequest before anything is measured.
     """
     output = options.output.place
     from specsot_lab.bench import gpu as gpu_module
@@ -418,6 +419,9 @@ def _readings(fleet: FleetOptions, text_options: TextOptions) -> list[ReadingOpt
 
     fleet: The model, its precision and its device.
     text_options: The text, the lengths, and the number of pieces.
+
+    If the options name no model, it is the demo model. Raises ModelError if the model is not found, and
+    InvalidRequest for options of the fleet that cannot be used.
     """
     from specsot_lab.bench.policies import ReadingOptions
 
@@ -547,7 +551,7 @@ def kernels(options: KernelsBenchOptions) -> int:
     not installed; another missing module raises ModuleNotFoundError.
 
     options: Options of the command line; see `KernelsBenchOptions`. An output file that cannot be written
-    raises InvalidRequest before anything is measured, and a model that is not found ModelError.
+    raises InvalidRequest before anything is measured.
     """
     output = options.output.place
     try:

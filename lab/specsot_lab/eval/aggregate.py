@@ -69,6 +69,8 @@ class CategoryRow:
     def gain(self) -> float | None:
         """Return the quality with a plan minus the quality without. Return None if both are missing or 0,
         because then nothing is known.
+
+        If only one of them is missing, it counts as 0.
         """
         direct = self.direct_quality or 0.0
         sot = self.sot_quality or 0.0
@@ -110,6 +112,8 @@ def rows_by_category(pairs: Sequence[Pair]) -> list[CategoryRow]:
     pairs.
 
     pairs: The (direct, planned) records of all prompts.
+
+    The records are those that `pairs_of` returns.
     """
     pairs_of_category: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:

@@ -93,6 +93,9 @@ def requests_of(prompt: Prompt, samples: int, max_tokens: int) -> list[PromptReq
     prompt: The prompt.
     samples: Number of sampled answers.
     max_tokens: Maximum number of tokens of a sampled answer.
+
+    The first two have the run's own options; the sampled ones are named "sampled 1", "sampled 2" and so on,
+    and have the temperature SAMPLING_TEMPERATURE.
     """
     limits = {"temperature": SAMPLING_TEMPERATURE, "max_new_tokens": max_tokens}
     sampled = [
@@ -135,6 +138,9 @@ ROUTING_COLUMNS = (text("category", "category"), figure("n", "prompts", 0), figu
 def routing_prompts() -> list[Prompt]:
     """Return the prompts of the routing task, then PROMPTS_PER_SOURCE each of questions whose answers are
     lists, of maths and of code. Their category says which of these they are.
+
+    The category of borrowed prompts is PLANNED_CATEGORY, "maths" or "code". Their ids begin with the name of
+    their own task, and they have no references. Raises ModelError if a file cannot be read.
     """
     sources = (("vicuna", PLANNED_CATEGORY), ("gsm8k", "maths"), ("humaneval", "code"))
     borrowed_prompts = [
@@ -220,6 +226,8 @@ def shapes_of(shape_list: str) -> list[DraftShape]:
 
     shape_list: Shapes in the notation of the command line, separated by commas.
     Raises InvalidRequest for any other text, also for an empty one and for a shape of 0 nodes.
+
+    Spaces around a shape are ignored; a shape may occur twice. The kind is "chain" or "tree", in lower case.
     """
     shapes: list[DraftShape] = []
     for part in shape_list.split(","):

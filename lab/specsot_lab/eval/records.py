@@ -80,8 +80,8 @@ class Folder:
             compared.
         Raises InvalidRequest if a setting differs, ModelError if the stored settings cannot be read.
 
-        Every name that either side has is compared; a setting that the other side lacks counts as different
-        from None. Records without stored settings count as recorded with none. The error names the first
+        Every name that either side has is compared; a setting that one side lacks counts as None there.
+        Records without stored settings count as if all of their settings were None. The error names the first
         difference and advises --fresh or another --output.
         """
         if not self._settings.exists() and not self.records.exists():
@@ -159,6 +159,8 @@ def append(path: Path, record: Record) -> None:
 
     path: The file.
     record: The record.
+
+    Any earlier content of the file stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
@@ -192,6 +194,8 @@ def _record(value: Any) -> Record:
 
     value: The parsed JSON of the line.
     Raises ValueError if it is not an object with a task, an id and questions.
+
+    Other fields are not checked. The error has the first 80 characters of the line.
     """
     if not isinstance(value, dict) or not {"task", "id", "questions"} <= value.keys():
         raise ValueError(f"a line is {json.dumps(value)[:80]}")
@@ -207,7 +211,7 @@ def settings_of(options: FleetOptions, max_tokens: int) -> dict[str, Any]:
     max_tokens: Maximum number of tokens of an answer.
     Raises ModelError if a model of the options cannot be found or read.
 
-    "draft_fingerprint" is None without a head. Tuples become lists, and paths must not occur.
+    "draft_fingerprint" is None without a head. Tuples become lists.
     """
     fleet_settings: dict[str, Any] = asdict(options)
     # The connection says nothing of the answers, and may contain a token.
@@ -225,6 +229,8 @@ async def served_by(fleet: FleetClient, options: FleetOptions) -> dict[str, Any]
 
     fleet: Client of the open fleet.
     options: Options with which the fleet was opened.
+
+    Raises Unavailable if the master does not answer.
     """
     if options.master is None:
         return {}

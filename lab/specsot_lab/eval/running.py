@@ -51,6 +51,8 @@ def plot(lines: Sequence[CategoryRow], file: Path) -> None:
     lines: The rows of `rows_by_category`.
     file: The PNG.
     Raises InvalidRequest if matplotlib is not installed.
+
+    The left panel has the speedups, and the right one the quality. An existing file is replaced.
     """
     size = 9.2, 1.8 + 0.42 * len(lines)
     with picture(file, "Planned answers against direct ones", size, 2, sharey=True) as panels:
@@ -187,6 +189,8 @@ class Run:
         """Write a line for each record that has an error; nothing if every prompt was answered.
 
         records: The records of the run.
+
+        A line has the record's task, id, mode and error.
         """
         for record in records:
             if "error" in record:
@@ -250,6 +254,9 @@ class Run:
 
         fleet: Client of the open fleet.
         question: The request.
+
+        The request's own options replace those of the run, and these replace those of the preset. A refused
+        or broken-off answer is a record with "error"; other errors of the fleet are raised.
         """
         limits = {"max_new_tokens": self.max_tokens, **self.request, **question.options}
         record = await answer_to(
@@ -264,6 +271,8 @@ def draw_plot(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
     lines: The rows of `rows_by_category`.
     file: The PNG.
     out: Gets the line.
+
+    Any other error of drawing is raised.
     """
     try:
         plot(lines, file)
@@ -307,6 +316,8 @@ def show_direct(run: Run, records: Sequence[Record]) -> int:
 
     run: The run, which gets the table and stores the summary.
     records: The records of the direct answers.
+
+    A line for each record with an error follows the table. The summary is written also if there is no result.
     """
     lines = direct_lines(records)
     run.write_lines(direct_page(lines))

@@ -96,6 +96,8 @@ def number_of(reference: str) -> float:
 
     reference: One right answer.
     Raises ValueError if there is no number, or more than one.
+
+    The error names the whole reference. The numbers of a plan's headings are not read.
     """
     numbers = numbers_in(reference.rpartition("####")[2])
     if len(numbers) != 1:
@@ -175,6 +177,9 @@ def dimensions_of(question: str) -> tuple[str, ...]:
     These phrases are a proxy. They show whether something is mentioned, not whether it is planned well.
 
     question: The words of the question.
+
+    Names are capitalised words that do not begin a sentence or a line; amounts begin with a digit or with
+    "$". The order is that of the question within each kind.
     """
     items = [item.strip() for item in _ITEM.findall(question)]
     other_text = _ITEM.sub("", question)

@@ -261,6 +261,8 @@ async def score_for(fleet: FleetClient, prompt_builder: Prompts, question: str) 
     fleet: Client of the open fleet.
     prompt_builder: Builds the prompts of the model.
     question: The words of the question.
+
+    Raises SpecsotError if the fleet refuses the request.
     """
     prompt = prompt_builder.score((Message("user", question),))
     view = await final_view(fleet, scoring(Ask(tokens=prompt.tokens, mode="direct")))

@@ -139,6 +139,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     that was cut off is left out.
 
     file: The file of JSON lines.
+
+    Raises ValueError if another line is not JSON. The file is not changed.
     """
     if not file.exists():
         return []

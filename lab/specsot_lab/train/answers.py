@@ -42,6 +42,8 @@ class Writer:
         decoder: The base model with all of its layers.
         ends: Token ids that end an answer.
         batch_size: Maximum number of sequences that are written at a time.
+
+        Sequences that reach no end token are limited by `write`.
         """
         self._decoder = decoder
         self._batch_size = batch_size
@@ -290,6 +292,9 @@ def _listed_points(plan: str, question: str, excluded_titles: Sequence[str]) -> 
         the text.
     question: The words of the question.
     excluded_titles: Titles that the prompt names, which are not accepted as points.
+
+    Titles that are incomplete, or repeat an earlier title, the question or the instructions, are dropped by
+    the rules of the master; the others get the ids 1, 2, and so on.
     """
     reader = ListReader(LIST_RULES)
     reader.feed(plan)

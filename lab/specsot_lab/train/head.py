@@ -153,6 +153,9 @@ class LearningHead(nn.Module):
 
         tokens: [batch, length] token ids.
         features: [batch, length, hidden] outputs of the step before.
+
+        Both results have the shapes of the arguments; the features of a P-EAGLE head are the same in every
+        row, the mask's features after `fc`.
         """
         if self.mask is None or self.mask_hidden is None:
             return tokens, features
@@ -237,6 +240,9 @@ class _Layer(nn.Module):
         embeddings: [batch, length, hidden] embeddings, projected to the head's width.
         features: [batch, length, hidden] features of the same rows.
         kv: Keys and values of this layer's earlier steps. Those of this step are appended.
+
+        Both inputs are normed, and stand next to each other in the attention's input, the embeddings first.
+        The features are added to the attention's output.
         """
         inputs = torch.cat((self.input_layernorm(embeddings), self.hidden_norm(features)), -1)
         x = features + self.self_attn(inputs, kv)

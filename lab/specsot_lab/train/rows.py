@@ -69,6 +69,8 @@ def row_of(segments: Sequence[tuple[Sequence[int], bool]], group: int) -> Row:
 
     segments: (token ids, True if they are learned) of each segment, at least one.
     group: Number of the row's group.
+
+    The tokens of all segments follow each other. Raises ValueError without segments.
     """
     tokens = np.concatenate([np.asarray(ids, np.int32) for ids, _ in segments])
     learned = np.concatenate([np.full(len(ids), mark) for ids, mark in segments])
@@ -103,6 +105,8 @@ def frequencies(rows: Sequence[Row], vocab_size: int) -> NDArray[np.int64]:
 
     rows: The rows to count in.
     vocab_size: Size of the base model's vocabulary.
+
+    Only learned tokens count. An id outside of the vocabulary raises ValueError.
     """
     counts = np.zeros(vocab_size, np.int64)
     for row in rows:
@@ -150,6 +154,8 @@ def endless_batches(rows: Sequence[Row], max_positions: int, seed: int) -> Itera
     rows: All rows, at least one.
     max_positions: Maximum number of positions of a batch, padding included.
     seed: Seed of the run.
+
+    The batches of each epoch are those of `batches`, with the number of the epoch from 0.
     """
     for epoch in count():
         for numbers in batches(rows, max_positions, seed, epoch):

@@ -63,8 +63,8 @@ def stored_rows_of(options: TrainOptions) -> list[Row] | None:
     Raises ModelError if the rows were made of other questions or texts, or with another base model, or if the
     file is damaged.
 
-    An empty list is returned for a file without rows. What makes rows unusable is described at
-    `_why_not_reusable`; the error advises another --output, or removing the file.
+    What makes rows unusable is described at `_why_not_reusable`; the error advises another --output, or
+    removing the file.
     """
     path = options.training / ROWS_FILE
     if not path.exists():
@@ -206,9 +206,8 @@ def train(options: TrainOptions, out: TextIO, err: TextIO) -> int:
     cannot be used, HeadMismatch for a head that cannot be continued from.
 
     InvalidRequest is raised for a `start` with another kind of head than "eagle3". Rows in the run's folder
-    are used again if they fit; an empty list of them counts as none. Rows without any token to learn within
-    the length are left out, and some are held out by group. The head is written to `options.output`, unless
-    the run has 0 steps.
+    are used again if they fit. Rows without any token to learn within the length are left out, and some are
+    held out by group. The head is written to `options.output`, unless the run has 0 steps.
     """
     will_continue = options.start is None or options.plan.kind == "eagle3"
     require_field(will_continue, "start", "left out for a head of another kind than EAGLE-3", options.start)

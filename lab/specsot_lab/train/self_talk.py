@@ -149,6 +149,9 @@ class SelfTalk:
         limit of tokens.
 
         conversations: The messages of each conversation, which end with an answer.
+
+        White space around a question is removed, so that a question may be empty. Without conversations the
+        list is empty.
         """
         prompts = [self.text.encode(self._before_question(messages)) for messages in conversations]
         written = self._questions.write(prompts, SECOND_QUESTION_TOKENS)

@@ -136,6 +136,9 @@ class HeadPlan:
         """Check every value.
 
         Raises InvalidRequest that names the first value that cannot be used.
+
+        vocabulary, intermediate and layers must be None or at least 1; the errors call them by their flags
+        draft-vocab, intermediate and head-layers. The other fields are checked with the base model.
         """
         counts = {
             "draft_vocab": self.vocabulary,
@@ -168,6 +171,8 @@ class AnswerOptions:
         """Check every value.
 
         Raises InvalidRequest that names the first value that cannot be used.
+
+        direct must be in 0 .. 1, and plan_tokens, answer_tokens and together at least 1.
         """
         _require(0 <= self.direct <= 1, "direct", "must be in [0, 1]")
         for name in ("plan_tokens", "answer_tokens", "together"):

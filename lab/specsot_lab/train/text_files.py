@@ -196,6 +196,8 @@ def _question_and_output(item: Fields) -> list[Message]:
 
     item: A JSON object.
     Raises ValueError if one of its fields is a list or an object.
+
+    An empty question or output counts as missing. The roles are "user" and "assistant".
     """
     question = _question_of(item)
     output = _first_text(item, "output")

@@ -294,9 +294,10 @@ class Trainer:
         publish: Called at each checkpoint, to write the head.
         Raises ModelError if the checkpoint is damaged, or is that of another run.
 
-        The head is measured once before the first step, and then after every `learning.every` steps and after
-        the last one; a checkpoint is written, and `publish` called, only after the latter. If the checkpoint
-        has all steps already, nothing is trained or published, and the first measurement is returned.
+        The head is measured before the first step, after every `learning.every` steps, and after the last
+        one. After each of these measurements but the first, a checkpoint is written and `publish` is called.
+        If the checkpoint has all steps already, nothing is trained or published, and the first measurement is
+        returned.
         """
         learning = self._learning
         start_time = time.monotonic()

@@ -51,7 +51,10 @@ class Teacher:
 
     @property
     def embedding(self) -> Tensor:
-        """Return the base model's embedding table, [vocab_size, hidden_size]."""
+        """Return the base model's embedding table, [vocab_size, hidden_size].
+
+        Fails with an AssertionError if the base model's table is not a plain tensor.
+        """
         table = self.decoder.edges.embedding()
         assert isinstance(table, Tensor)
         return table
@@ -110,6 +113,8 @@ def _tap_placements(decoder: Decoder, taps: tuple[int, ...]) -> dict[int, Tensor
 
     decoder: The base model, for its width, data type and device.
     taps: Layers whose inputs the head reads.
+
+    The matrices are parts of an identity matrix, in the order of the taps.
     """
     hidden = decoder.config.hidden
     identity = torch.eye(len(taps) * hidden, dtype=decoder.dtype, device=decoder.device)

@@ -319,6 +319,9 @@ def measure(questions: Sequence[AskedQuestion]) -> list[Row]:
 
     questions: All questions of the run. Aspects are terms that are rare among the questions, so some 16
         questions are needed.
+
+    The keys are those of `_row`, and the rows have the order of the questions. Controls are made from the
+    planned answers of all questions, also of those without aspects.
     """
     aspects = aspects_of(
         {question.name: question.question for question in questions},
@@ -368,6 +371,8 @@ def by_category(rows: Sequence[Row]) -> list[Row]:
     all questions together.
 
     rows: The rows of `measure`, at least one.
+
+    The last row's category is ALL_CATEGORIES.
     """
     names = list(dict.fromkeys(row["category"] for row in rows))
     groups = [(name, [row for row in rows if row["category"] == name]) for name in names]
