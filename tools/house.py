@@ -104,7 +104,8 @@ def edges_of(house: House) -> dict[str, set[str]]:
 
     house: Files of the work tree.
 
-    A module that imports itself is not listed.
+    A module is never among its own imports, and one that imports no other module has an empty set. Modules
+    outside of the work tree are left out.
     """
     modules = house.modules
     edges: dict[str, set[str]] = {}
@@ -260,8 +261,8 @@ def sizes(house: House) -> str:
 def row(name: str, texts: dict[str, str]) -> str:
     """Return one line of that table.
 
-    name: Name of the room.
-    texts: Sources of its files by path; empty: only the name is written.
+    name: Name of the room. texts: Sources of its files by path; empty: the line has only the name and 0
+    files.
 
     p90 is the ninth decile of the lines of a file; with one file, the lines of that file.
     """

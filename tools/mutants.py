@@ -172,9 +172,10 @@ def changes(node: ast.AST, lines: list[str]) -> Iterator[Change]:
     node: The node of the syntax tree; the nodes within it are left out.
     lines: Lines of the file.
 
-    A number becomes one larger; a condition is negated; a returned value that is not a constant becomes None;
-    a call or an augmented assignment on a line of its own becomes pass; break and continue are exchanged.
-    Nodes of several lines have no change.
+    True and False are exchanged; the sign of a comparison, of and/or, or of arithmetic is replaced as SIGNS
+    says; a number becomes one larger; a condition is negated; a returned value that is not a constant becomes
+    None; a call or an augmented assignment on a line of its own becomes pass; break and continue are
+    exchanged. Nodes of several lines have no change.
     """
     match node:
         case ast.Constant(value=bool() as value):

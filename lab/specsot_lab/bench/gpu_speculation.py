@@ -258,8 +258,9 @@ def _memory_rows(decoder: Decoder, context_length: int, speeds: Speeds) -> Itera
     context_length: Number of tokens of the prefix that the branches fork.
     speeds: The measured speeds of the device.
 
-    Pages are counted by a page table, without a forward pass. The second row is a step of one row after LONG
-    tokens, on the device alone.
+    The first row has the bytes of a token's KV, computed and as allocated, and the pages of a prefix and six
+    branches of BRANCH tokens, with sharing and without. Pages are counted by a page table, without a forward
+    pass. The second row is a step of one row after LONG tokens, on the device alone.
     """
     kv: KVPages = decoder.make_kv(8, PAGE)
     table = PageTable(PAGES, PAGE)

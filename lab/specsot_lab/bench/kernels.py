@@ -186,7 +186,10 @@ def random_drafts(top_k: int, levels: int) -> tuple[list[list[np.ndarray[Any, An
     levels: Levels of a tree, at least 1.
 
     The same top_k and levels always give the same drafts. Scores are [BATCH, 1, top_k] at the first level and
-    [BATCH, top_k, top_k] at the others; lengths are at least MAX_CONTEXT // 2 and below MAX_CONTEXT.
+    [BATCH, top_k, top_k] at the others, and tokens [BATCH, top_k] and [BATCH, top_k * top_k]. Parents are
+    [BATCH, top_k + 1] at the first level (-1 for the root, then 0 .. top_k - 1), and [BATCH, top_k] at the
+    others: the numbers, counted over all levels, of the best candidates of that level; lengths are at least
+    MAX_CONTEXT // 2 and below MAX_CONTEXT.
     """
     rng = np.random.default_rng(top_k)
     scores = [rng.random((BATCH, 1, top_k), np.float32)]

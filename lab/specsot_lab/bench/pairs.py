@@ -468,8 +468,10 @@ async def _paired_answers(
     options: Models, questions and number of pairs.
     advance: Called after each run.
 
-    The list has `options.samples` pairs; the sides take turns in the order AB BA AB. Raises SpecsotError if a
-    fleet cannot be opened or an answer fails. Fleets and processes are closed before the function returns.
+    If `contrast.matches_length` is True, the second side writes as many tokens as the first one wrote for the
+    same pair. The list has `options.samples` pairs; the sides take turns in the order AB BA AB. Raises
+    SpecsotError if a fleet cannot be opened or an answer fails. Fleets and processes are closed before the
+    function returns.
     """
     async with AsyncExitStack() as stack:
         writers = await _writers_of(contrast, options, stack)
@@ -678,8 +680,8 @@ def draw_ratios(rows: Sequence[Row], title: str, file: Path) -> None:
     title: Title of the picture.
     file: The PNG file.
 
-    Rows that must write the same text have one colour, all others another. A line marks the ratio 1. An
-    existing file is replaced.
+    Rows whose sides must write the same text, and rows that do not say so, have one colour, all others
+    another. A line marks the ratio 1. An existing file is replaced.
     """
     measure_contrast = [row for row in rows if "skipped" not in row]
     values = [row["ratio"] for row in measure_contrast]

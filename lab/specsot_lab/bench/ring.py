@@ -110,9 +110,11 @@ class RingRuns:
         way: One of METHODS.
 
         "tau" is the mean tokens per tree; "speedup" and "quartiles" compare with the way "plain", pair by
-        pair; "of_branches_x_tau" is the speed-up divided by the ideal one. Entries with one value for each
-        stage are lists. "rtt_ms", "hop_ms", "queue_ms" and "stage_ms" are milliseconds; medians over the
-        runs.
+        pair; "of_branches_x_tau" is the speed-up divided by the ideal one. "tokens_per_step" and
+        "frames_per_step" count all tokens and all frames per tree of the branch that had most trees.
+        "idle_percent", "stage_ms" and "queue_ms" are lists with one value for each stage.
+        "wire_bytes_per_token" counts the bytes of all hops. "rtt_ms", "hop_ms", "queue_ms" and "stage_ms" are
+        milliseconds; medians over the runs.
         """
         runs, comparison = self.runs[way], self.comparison(way)
         quartiles = comparison.spread

@@ -128,9 +128,9 @@ def eval(options: EvalOptions) -> int:
     alone. Returns the exit status: 0, or 1 if there is no result. Raises InvalidRequest for --write without
     --plans, for prompts of one's own with several tasks, for "routing" together with other tasks, if there
     are no prompts, for unknown tasks or shapes, and if the folder's records have other settings; ModelError
-    for a model, prompts or records that cannot be read. Without --output, the folder is the first of eval,
-    eval-2 and so on that fits, and its name is written to stderr. With --fresh, the folder's records are
-    deleted, after all options have been checked.
+    for a model, prompts or records that cannot be read. --num-samples does not limit the bundled prompts of
+    "routing". Without --output, the folder is the first of eval, eval-2 and so on that fits, and its name is
+    written to stderr. With --fresh, the folder's records are deleted, after all options have been checked.
 
     options: Options of the command line; see `EvalOptions`.
     """

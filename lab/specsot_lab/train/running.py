@@ -83,8 +83,9 @@ def make_rows(options: TrainOptions, decoder: Decoder, report_progress: ReportPr
     Raises InvalidRequest if neither questions nor texts are named, ModelError for a file that cannot be read
     or rows of another base model.
 
-    Each file of `options.data` gets groups of its own, counted on from the highest group of the rows before.
-    The folder's existing rows file is replaced.
+    InvalidRequest is also raised if the files yield no row, or if a path names no readable file. Each file of
+    `options.data` gets groups of its own, counted on from the highest group of the rows before. The folder's
+    existing rows file is replaced.
     """
     # The digests are computed first, because a file may change while the base model answers.
     sources = _sources_of(options)
@@ -335,10 +336,11 @@ def _eagle_head(options: TrainOptions, decoder: Decoder, rows: list[Row]) -> tup
     decoder: The base model.
     rows: Rows to learn from, by which a vocabulary is chosen.
 
-    A head that is continued keeps its vocabulary if the plan names no size; otherwise the most frequent ids
-    are chosen, VOCABULARY of them if the plan names no size. A P-EAGLE head has DEFAULT_LAYERS layers if the
-    plan names none, and the rarest token id as its mask. Raises InvalidRequest if the plan does not fit the
-    base model or the head to continue, and HeadMismatch if that head cannot be read.
+    A head that is continued keeps its vocabulary if the plan names no size; otherwise the ids that are most
+    frequent in the rows are chosen, as many as the plan names, or VOCABULARY if it names no size. A P-EAGLE
+    head has DEFAULT_LAYERS layers if the plan names none, and the rarest token id as its mask. Raises
+    InvalidRequest if the plan does not fit the base model or the head to continue, and HeadMismatch if that
+    head cannot be read.
     """
     base = decoder.config
     plan = options.plan

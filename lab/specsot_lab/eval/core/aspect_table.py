@@ -385,9 +385,12 @@ def _category(name: str, rows: Sequence[Row]) -> Row:
     name: Name of the category.
     rows: The rows of the category's questions, at least one.
 
-    The means are over questions. "planned" is the fraction of answers with two points or more, "wins" is
-    [questions with a positive gain, questions with a negative one], "more" is "few" for fewer than
-    MIN_CATEGORY_QUESTIONS questions. "shuffled" and "control_interval" are None if no question has a control.
+    The means are over questions. "gain" is the mean coverage of planned answers minus that of direct ones,
+    "interval" its 95 % interval; "even_gain" and "even_interval" are the same at equal words;
+    "control_interval" is that of planned answers minus their controls. "planned" is the fraction of answers
+    with two points or more, "wins" is [questions with a positive gain, questions with a negative one], "more"
+    is the mode that covers more, see `_preferred`, or "few" for fewer than MIN_CATEGORY_QUESTIONS questions.
+    "shuffled" and "control_interval" are None if no question has a control.
     """
     gains = [row["sot"] - row["direct"] for row in rows]
     even_gains = [row["even"][1] - row["even"][0] for row in rows]
