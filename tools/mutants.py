@@ -392,6 +392,8 @@ def write(mutants: list[Mutant], **further_entries: object) -> None:
 
     mutants: All mutants.
     further_entries: Further entries of the file, which replace present ones.
+
+    Other entries of the file stay. Raises OSError if the file does not exist.
     """
     page = json.loads(MUTANTS_FILE.read_text()) | further_entries | {"mutants": [*map(asdict, mutants)]}
     MUTANTS_FILE.write_text(json.dumps(page, indent=1) + "\n")

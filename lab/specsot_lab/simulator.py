@@ -309,8 +309,12 @@ class MockWorker:
     """
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
-        """The vocabulary size is read from the model's config. `loaded` and `fetched` stay 0, since no
-        weights are loaded or fetched.
+        """Read the vocabulary size from the model's config. `loaded` and `fetched` stay 0, since no weights
+        are loaded or fetched.
+
+        mock: The simulator.
+        name: The member's name.
+        address: The address at which the member listens.
         """
         self._mock = mock
         self.name = name
@@ -399,7 +403,12 @@ class MockDrafter:
     """
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
-        """Nothing is loaded."""
+        """Store the arguments; nothing is loaded.
+
+        mock: The simulator.
+        name: The member's name.
+        address: The address at which the member listens.
+        """
         self._mock = mock
         self.name = name
         self._address = address

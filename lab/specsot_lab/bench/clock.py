@@ -181,7 +181,13 @@ class RowLog:
     """
 
     def __init__(self, bench: str, settings: Row, output: Path | None, *named: str) -> None:
-        """Nothing is written or printed yet."""
+        """Make an empty log. Nothing is written or printed before the first row.
+
+        bench: Name of the benchmark.
+        settings: Settings of the run, which are written with the rows.
+        output: The JSON file; None: rows are only printed.
+        named: Keys of a row that make up its name.
+        """
         self._bench = bench
         self._settings = settings
         self._output = output

@@ -35,7 +35,12 @@ class DelayProxy:
     """
 
     def __init__(self, target: int, delay: float = 0.0, rate: float | None = None) -> None:
-        """The proxy does not listen until `open` is called."""
+        """Make a proxy that does not listen until `open` is called.
+
+        target: The server's port on the loopback interface.
+        delay: Seconds that data takes in each direction.
+        rate: Bytes per second in each direction, shared by all connections; None: no limit.
+        """
         self.delay = delay
         self.carried = 0
         self._target = target
@@ -121,7 +126,12 @@ class _End(asyncio.Protocol):
     """
 
     def __init__(self, proxy: DelayProxy, ends: set[_End], from_client: bool) -> None:
-        """The socket is not connected yet."""
+        """Make a socket's protocol before it is connected.
+
+        proxy: Knows the line's delay and rate.
+        ends: All open sockets of the proxy; this one joins them when it is connected.
+        from_client: True if the socket is connected to the client, False if it is connected to the server.
+        """
         self._proxy = proxy
         self._ends = ends
         self._from_client = from_client

@@ -187,7 +187,11 @@ class Lanes:
     """
 
     def __init__(self, first_stage: Link, results: asyncio.Queue[Any]) -> None:
-        """No sequence is open; ids and frame numbers count from 1."""
+        """Make lanes without sequences. Sequence ids and frame numbers count from 1.
+
+        first_stage: The link to stage 0, by which frames are sent.
+        results: The queue of what members send, from which results are read.
+        """
         self._first_stage = first_stage
         self._results = results
         self._sequences = count(1)

@@ -251,8 +251,13 @@ class RingFleet:
     """
 
     def __init__(self, site: Site, line: Line, clock: Clock = now) -> None:
-        """Make a fleet that waits for the site's members; nothing is started. The fleet reports its events to
-        this object. The ring has no drafter if `site.drafter` is None, and an EAGLE drafter otherwise.
+        """Make a fleet that waits for the site's members. Nothing is started; `ring_of` starts the members.
+        The fleet reports its events to this object.
+
+        site: What the members are. Without a drafter maker the ring has no drafter, otherwise an EAGLE
+            drafter.
+        line: The line between the members.
+        clock: Returns the time in seconds.
         """
         config = RingConfig(
             workers=site.stages,

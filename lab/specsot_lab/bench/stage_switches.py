@@ -60,7 +60,12 @@ class SingleThread:
     """
 
     def __init__(self, models: ModelSet) -> None:
-        """Raises ModelError or HeadMismatch if a model cannot be loaded."""
+        """Load the base model, the head if there is one, and the tokenizer.
+
+        models: Base model, head and precision. Without a head, nothing is drafted.
+
+        Raises ModelError or HeadMismatch if a model cannot be loaded.
+        """
         decoder = load_decoder(models)
         placement = models.base, decoder.dtype, decoder.device
         head = (

@@ -56,8 +56,13 @@ class Answers:
     """
 
     def __init__(self, fleet: FleetClient, file: Path, at_once: int) -> None:
-        """Plans are found again by their question, answers by their prompt and its limit of tokens. Rows of
-        other kinds are ignored.
+        """Read the answers of earlier runs. A plan is found again by its question, and an answer by its
+        prompt and its limit of tokens.
+
+        fleet: Client of the open fleet.
+        file: JSON lines of earlier answers, to which new ones are appended. Its folder is created; a missing
+            file counts as empty.
+        at_once: Number of answers that are written concurrently.
         """
         self._fleet = fleet
         self._file = file
@@ -158,7 +163,13 @@ class Measurement:
     """
 
     def __init__(self, prompts: Prompts, text: Text, answers: Answers) -> None:
-        """Plans are asked for as lists of at most MAX_POINTS points, never as direct answers."""
+        """Prepare to measure. Plans are asked for as lists of at most MAX_POINTS points, never as direct
+        answers.
+
+        prompts: Builds the prompts, and has the model's wording.
+        text: The tokenizer.
+        answers: Asks the fleet.
+        """
         self._wording = prompts.wording
         self._text = text
         self._answers = answers

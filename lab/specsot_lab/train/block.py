@@ -108,8 +108,10 @@ class LearningBlockHead(nn.Module):
     """
 
     def __init__(self, head_format: BlockFormat) -> None:
-        """`fc` and `hidden_norm` make features of tapped states. The head has no embedding and no lm_head of
-        its own.
+        """Make the layers. Their weights are random until they are initialised. `fc` and `hidden_norm` make
+        features of tapped states; the head has no embedding and no lm_head of its own.
+
+        head_format: Sizes, number of layers, mask and taps of the head.
         """
         super().__init__()
         sizes = head_format.sizes
@@ -143,7 +145,10 @@ class _BlockLayer(nn.Module):
     """
 
     def __init__(self, head_format: BlockFormat) -> None:
-        """Make the norms, the attention and the MLP."""
+        """Make the two norms, the attention and the MLP.
+
+        head_format: Format of the head.
+        """
         super().__init__()
         sizes = head_format.sizes
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
@@ -169,7 +174,10 @@ class _BlockAttention(nn.Module):
     """
 
     def __init__(self, head_format: BlockFormat) -> None:
-        """Make the projections without biases, and a norm each for queries and keys, per head."""
+        """Make the projections without biases, and one norm each for the queries and the keys of a head.
+
+        head_format: Sizes of the head, and whether its blocks are causal.
+        """
         super().__init__()
         sizes = head_format.sizes
         self.sizes = head_format.sizes

@@ -205,6 +205,11 @@ class RmsNorm(nn.Module):
     """
 
     def __init__(self, size: int, eps: float) -> None:
+        """Make a norm whose weights are ones.
+
+        size: Size of the last dimension.
+        eps: Epsilon that is added to the mean square.
+        """
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
@@ -226,6 +231,8 @@ class _Layer(nn.Module):
     def __init__(self, sizes: HeadSizes) -> None:
         """Make the two input norms, the norm before the MLP, an attention that reads 2 * hidden columns
         (embeddings next to features), and the MLP.
+
+        sizes: Sizes of the head.
         """
         super().__init__()
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
@@ -256,7 +263,10 @@ class _FurtherLayer(nn.Module):
     """
 
     def __init__(self, sizes: HeadSizes) -> None:
-        """Make the two norms, an attention that reads hidden columns, and the MLP."""
+        """Make the two norms, an attention that reads as many columns as the head is wide, and the MLP.
+
+        sizes: Sizes of the head.
+        """
         super().__init__()
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)
         self.post_attention_layernorm = RmsNorm(sizes.hidden, sizes.eps)
@@ -281,7 +291,11 @@ class _Attention(nn.Module):
     """
 
     def __init__(self, sizes: HeadSizes, input_width: int) -> None:
-        """Make the four projections without biases."""
+        """Make the query, key, value and output projections, without biases.
+
+        sizes: Sizes of the head.
+        input_width: Columns of the attention's input.
+        """
         super().__init__()
         width = sizes.heads * sizes.head_dim
         kv_width = sizes.kv_heads * sizes.head_dim
@@ -329,7 +343,10 @@ class Mlp(nn.Module):
     """
 
     def __init__(self, sizes: HeadSizes) -> None:
-        """Make the three projections without biases."""
+        """Make the gate, up and down projections, without biases.
+
+        sizes: Sizes of the head.
+        """
         super().__init__()
         self.gate_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
         self.up_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)

@@ -85,7 +85,11 @@ class SamplingDecoder:
     """
 
     def __init__(self, inner: Decoder, temperature: float) -> None:
-        """Nothing is copied; both decoders share their layers and KV."""
+        """Store the arguments. Nothing is copied, so both decoders share their layers and KV.
+
+        inner: The decoder.
+        temperature: The temperature, above 0.
+        """
         self._inner = inner
         self._temperature = temperature
 
@@ -116,7 +120,16 @@ class SelfTalk:
     """
 
     def __init__(self, model: Path, device: str, amounts: Amounts, seed: int) -> None:
-        """Raises ModelError if the model cannot be loaded."""
+        """Load the model, and make one writer that answers greedily and one that samples questions at
+        TEMPERATURE.
+
+        model: Directory or file of the model.
+        device: Torch device. On "cpu" the model computes in fp32, elsewhere in bf16.
+        amounts: How many conversations of each kind are written.
+        seed: Seed of the choice of the questions' first words.
+
+        Raises ModelError if the model cannot be loaded.
+        """
         self.text = Text(model)
         self.amounts = amounts
         self._random = Random(seed)

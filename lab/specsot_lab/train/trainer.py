@@ -266,7 +266,13 @@ class Trainer:
     def __init__(
         self, objective: Unrolling | BlockLearning, head: nn.Module, learning: Learning, device: torch.device
     ) -> None:
-        """The optimiser is AdamW without weight decay."""
+        """Make the optimiser, AdamW without weight decay, over all weights of the head.
+
+        objective: Computes losses and greedy drafts of the head.
+        head: The head, whose weights are trained.
+        learning: Number of steps, learning rate and limits.
+        device: Device on which batches are put.
+        """
         self._objective = objective
         self._head = head
         self._learning = learning

@@ -44,7 +44,11 @@ class Teacher:
     """
 
     def __init__(self, decoder: Decoder, taps: tuple[int, ...]) -> None:
-        """Prepare the matrices that put the taps' states next to each other, in the order of `taps`."""
+        """Prepare the matrices that put the taps' states next to each other, in the order of `taps`.
+
+        decoder: The base model.
+        taps: Layers whose inputs the head reads.
+        """
         self.decoder = decoder
         self.taps = taps
         self._placements = _tap_placements(decoder, taps)
