@@ -152,8 +152,8 @@ def is_silent(node: ast.AST) -> bool:
 
     node: A node of the syntax tree.
 
-    That is True for imports, assertions, f-strings, docstrings and other constants on a line of their own,
-    and for calls whose function or object is named in SILENT.
+    The result is True for imports, assertions, f-strings, docstrings and other constants on a line of their
+    own, and for calls whose function or object is named in SILENT.
     """
     match node:
         case (

@@ -69,7 +69,7 @@ def answers(address: str) -> bool:
 
     address: Address of the index, which begins with "https://".
 
-    It is also False if the server answers with an error status.
+    The result is also False if the server answers with an error status.
     """
     try:
         with urllib.request.urlopen(f"{address}/torch/", timeout=TIMEOUT):

@@ -174,10 +174,10 @@ class OracleDrafter(Proposer):
 
         Returns candidates with one node per level: token ids [num_sequences, depth], the log-probability of
         each node [num_sequences, depth] (level times log(skill)), the parent of each node (the level before;
-        0 is the root), and the level of each node, counted from 1. It never returns None. `keep_growing` is
-        called with the scores of the level just grown and its number; if it returns False, that level is the
-        last one. A skill of 0 counts as 1e-9 in the scores. `spend_time` was given to the constructor and is
-        called once for every level grown. Raises KeyError if a sequence is not open.
+        0 is the root), and the level of each node, counted from 1. The result is never None. `keep_growing`
+        is called with the scores of the level just grown and its number; if it returns False, that level is
+        the last one. A skill of 0 counts as 1e-9 in the scores. `spend_time` was given to the constructor and
+        is called once for every level grown. Raises KeyError if a sequence is not open.
         """
         depths = np.arange(1, levels + 1)
         scores = np.tile(depths * np.log(self._skill or 1e-9), (len(sequences), 1))

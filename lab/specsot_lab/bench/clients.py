@@ -180,8 +180,8 @@ async def connected(address: str, clients: int, trust: ClientOptions) -> AsyncGe
 
     Raises Unavailable if the master does not answer.
 
-    They connect one after the other; if one cannot, those before are closed. With 0 clients the list is
-    empty.
+    The clients connect one after the other. If a client cannot connect, the clients before it are closed.
+    With 0 clients the list is empty.
     """
     async with AsyncExitStack() as stack:
         masters: list[MasterClient] = []

@@ -159,8 +159,8 @@ def _start_process(ring: ProcessRing, number: int, stack: AsyncExitStack) -> Con
     number: The number of the stage.
     stack: Ends the process when it is closed.
 
-    Returns at once; the process sends "open" when it can be reached. It is spawned rather than forked, and is
-    a daemon.
+    Returns at once; the process sends "open" when it can be reached. The process is spawned rather than
+    forked, and is a daemon.
     """
     spawning = multiprocessing.get_context("spawn")
     own_end, child_end = spawning.Pipe()

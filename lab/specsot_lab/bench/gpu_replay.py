@@ -320,7 +320,8 @@ class ReplayedTree:
 
         draw: For each level, the rank of the child that is right.
 
-        It also ends at the first None in the draw. A rank is not checked against the number of children.
+        The path also ends at the first None in the draw. A rank is not checked against the number of
+        children.
         """
         path: list[int] = []
         for rank in draw:

@@ -112,8 +112,8 @@ class Baseline:
 
         clock: The run, of which the number of rows of each step is read.
 
-        That is the sum over its steps of the shortest step with as many rows, each with `draft_seconds`
-        added; 0 without steps.
+        The result is the sum over the steps of the run of the shortest step with as many rows, each with
+        `draft_seconds` added; 0 without steps.
         """
         config = self.decoder.config
         speeds = self.speeds

@@ -366,7 +366,7 @@ async def _measure(options: PairOptions, rows: list[Row]) -> None:
     rows: Gets the rows.
 
     A progress bar on stderr counts the runs: for each row, 2 sides times (samples + 1), the unmeasured run
-    included. It does not advance for skipped rows.
+    included. The bar does not advance for skipped rows.
     """
     runs = len(options.rows) * 2 * (options.samples + 1)
     with counting_bar(sys.stderr, options.table, runs) as advance:

@@ -434,7 +434,7 @@ def _rows_seen_by_head(config: ModelConfig, length: int, policy: HeadPruning) ->
     length: Tokens of the sequence.
     policy: The pruning of each head.
 
-    That is the mean over layers and KV heads of the rows that the last token attends to: what the last
+    The result is the mean over layers and KV heads of the rows that the last token attends to: what the last
     eviction left to each head plus the rows since. Skipped layers count with all `length` rows.
     """
     every = policy.prune_every

@@ -64,8 +64,8 @@ class Precision:
     def name(self) -> str:
         """Return the name of the precision, such as "int8, head fp8".
 
-        It has up to three parts: the quantization of the base, or else its dtype; "<type> KV" unless the KV
-        type is "auto"; and "head <quantization>" if the head is quantized.
+        The name has up to three parts: the quantization of the base, or else its dtype; "<type> KV" unless
+        the KV type is "auto"; and "head <quantization>" if the head is quantized.
         """
         weights = self.quantization or self.dtype
         kv = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"

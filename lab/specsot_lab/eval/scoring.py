@@ -206,7 +206,8 @@ def _subsequence_f1(answer_words: Sequence[str], reference_words: Sequence[str])
     answer_words: The words of the answer.
     reference_words: The words of one reference.
 
-    It is 0.0 also if one of the lists is empty. Words need not be next to each other, only in the same order.
+    The result is 0.0 also if one of the lists is empty. Words need not be next to each other, only in the
+    same order.
     """
     row = [0] * (len(reference_words) + 1)
     for word in answer_words:

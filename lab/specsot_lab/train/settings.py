@@ -66,8 +66,8 @@ class Learning:
 
         step: Number of the step, from 0.
 
-        It rises linearly to `rate` in the first `warmup` steps, then falls as a cosine, and is a tenth of
-        `rate` from the last step on.
+        The rate rises linearly to `rate` in the first `warmup` steps, then falls as a cosine, and is a tenth
+        of `rate` from the last step on.
         """
         from math import cos, pi
 
