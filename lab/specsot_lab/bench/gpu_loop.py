@@ -146,6 +146,8 @@ class GpuLoop:
         max_rows: Maximum number of rows of a frame.
         drafting: How to draft; None: without drafts.
         writing: How sequences are written; may be changed between runs.
+
+        Memory of earlier loops that are no longer used is freed first.
         """
         free_loops()
         pages = pages * PAGE // writing.page_rows
@@ -177,8 +179,7 @@ class GpuLoop:
         sequences: Number of sequences, at least 1.
         steps: Number of steps that are timed.
         forked: True if the sequences fork one prefix of `context_length` tokens, and add one token each.
-        paused: True if drafting is paused once all sequences decode, so that no timed step has drafts.
-        """
+b        """
         loop = self._loop()
         orders = list(self._opening_orders(context_length, sequences, forked))
         for order in orders:
@@ -201,6 +202,9 @@ class GpuLoop:
 
         shared_length: Tokens of the prefix that all sequences fork.
         parts: The parts of the request, in order.
+
+        Steps that compute the prompts of a part are timed, too. The sequences of a part have ended when the
+        next part begins; the prefix is closed at the end.
         """
         loop, prefix = self._loop(), self._prefix_order(shared_length)
         loop.sequencer.apply_order(prefix)
@@ -229,6 +233,8 @@ class GpuLoop:
         context_length: Tokens of each prompt, or of the prefix.
         sequences: Number of sequences.
         forked: True if the sequences fork a prefix, and add one token each.
+
+        Each forked sequence has a prompt of one token of its own.
         """
         fork = None
         if forked:
@@ -251,6 +257,8 @@ class GpuLoop:
         """Return the order that opens a prefix.
 
         length: Number of its tokens.
+
+        The prefix has the token ids 0 .. length - 1 and never decodes. Every call uses up a new sequence id.
         """
         drafted = self._drafting is not None
         opening = Opening(next(self._ids), length, decodes=False, drafted=drafted)
@@ -267,6 +275,9 @@ class GpuLoop:
         fork: The prefix that the sequence forks, or None.
         limit: Number of tokens that it writes.
         constraint: What constrains the sequence; None: nothing.
+
+        Every call uses up a new sequence id. The prompt's token ids are 1 + 100 * number and those that
+        follow.
         """
         start = 1 + 100 * number
         prompt = prompt_length + (fork.length if fork else 0)
@@ -284,7 +295,10 @@ class GpuLoop:
         return Open(opening, tuple(range(start, start + prompt_length)), PLENTY)
 
     def _loop(self) -> StepLoop:
-        """Return a new loop over the stage's pages and graphs, without sequences."""
+        """Return a new loop over the stage's pages and graphs, without sequences.
+
+        A run without drafts has no engine and no feature store. The draft timeout is 0 seconds.
+        """
         drafting = self._drafting
         decoder = self._decoder
         page_rows = self.writing.page_rows
@@ -307,6 +321,9 @@ class GpuLoop:
         """Return the engine that drafts.
 
         drafting: How to draft. If its shape is not fixed, a tuner decides how much.
+
+        A fixed shape has a fixed number of nodes, otherwise the number is chosen by the measured curves. The
+        grammar's vocabulary is passed on if sequences are constrained.
         """
         shape = drafting.shape
         step_curve = drafting.step_curve
@@ -334,6 +351,8 @@ def _close_sequences(loop: StepLoop, orders: Sequence[Open]) -> None:
 
     loop: The loop that has the sequences.
     orders: The orders that opened the sequences; forks are closed before their prefix.
+
+    The step's result is dropped.
     """
     for order in reversed(orders):
         loop.sequencer.apply_order(Close(order.opening.sequence))

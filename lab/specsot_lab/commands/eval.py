@@ -121,7 +121,19 @@ EXAMPLES: Final = (
 
 @command(EvalOptions, examples=EXAMPLES)
 def eval(options: EvalOptions) -> int:
-    """Ask a task's prompts directly and with a plan; show quality, speed and where planning is profitable."""
+    """Ask a task's prompts directly and with a plan; show quality, speed and where planning is profitable.
+
+    \fThe first of these that is given decides what is measured: --router, --plans, the task "routing",
+    --draft-shapes, --aspects; otherwise quality and speed of direct and planned answers, or of direct ones
+    alone. Returns the exit status: 0, or 1 if there is no result. Raises InvalidRequest for --write without
+    --plans, for prompts of one's own with several tasks, for "routing" together with other tasks, if there
+    are no prompts, for unknown tasks or shapes, and if the folder's records have other settings; ModelError
+    for a model, prompts or records that cannot be read. --num-samples does not limit the bundled prompts of
+    "routing". Without --output, the folder is the first of eval, eval-2 and so on that fits, and its name is
+    written to stderr. With --fresh, the folder's records are deleted, after all options have been checked.
+
+    options: Options of the command line; see `EvalOptions`.
+    """
     from specsot_app.terminal.show import open_with_progress
     from specsot_lab.eval import other_measures, threshold, wording
     from specsot_lab.eval.records import Folder, first_matching_folder
