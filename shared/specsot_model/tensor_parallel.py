@@ -49,10 +49,11 @@ MakeBlock = Callable[[Fetch, int, ModelConfig], Block]
 def devices_of(device: torch.device | str, parts: int) -> tuple[torch.device, ...]:
     """Return the devices that share each layer: the named device and those that follow it.
 
-    The result is empty if `parts` is 1, because nothing is split then. A CPU is named several times.
+    The result is empty if `parts` is 1, because nothing is split then. A CPU is named several times. Every
+    device that is not a GPU is returned `parts` times.
 
     device: The first device, such as "cuda:0".
-    parts: Number of devices.
+    parts: Number of devices, at least 1.
 
     Raises InvalidRequest for a GPU without a number, or if there are fewer GPUs than parts.
 
@@ -75,6 +76,12 @@ def check_split(
     config: ModelConfig, parts: int, quantization: Quantization | None, batch_invariant: bool
 ) -> None:
     """Raise InvalidRequest if a model, or a form of it, cannot be split over devices.
+
+    Numbers of query heads, of KV heads and of MLP columns must be multiples of `parts`, and `parts` must be
+    at least 1. Refused are also experts, gated delta layers, gated heads, sliding windows, attention sinks,
+    norms over all query and key heads at once, projections or gates that the files hold in one tensor (unless
+    ordered by head), norms over a layer's updates, scaled queries, capped scores, quantized weights and batch
+    invariance. The first of these that applies is named.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     parts: Number of devices; 1 always passes.
@@ -148,7 +155,8 @@ class WeightPart(Weights):
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Return this device's part of a tensor.
 
-        A bias that is added to a sum over devices belongs to the first device; the others get zeros.
+        A bias that is added to a sum over devices belongs to the first device; the others get zeros. A tensor
+        that is not split is returned whole. ModelError is raised if the tensor cannot be read.
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         dtype: Type of the result.
@@ -288,8 +296,8 @@ class SplitPages(KVPages):
         """Prune by key norm on every device: each device gets its own heads of `holds_row` and `counts`.
 
         layer: Index of the layer within the cache.
-        sources: Slots [rows] to choose from.
-        targets: Slots [kept] that receive the chosen rows.
+        sources: LongTensor [rows], slots to choose from, on any device.
+        targets: LongTensor [kept], slots that receive the chosen rows.
         holds_row: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
         counts: [kv_heads], how many rows each head keeps; None: every head fills all targets.
         """
@@ -365,7 +373,7 @@ class SummedProduct:
         """Add the sum of all devices' products to the hidden states, in place, and return None.
 
         hidden: [rows, out], this device's copy of the residual stream.
-        x: [rows, in / devices], this device's inputs.
+        x: [rows, in / devices], this device's inputs. AssertionError is raised for rows in 8 bits.
         next_norm: Not used.
         """
         from specsot_kernels.gpu.products import multiply_row
@@ -385,7 +393,8 @@ class SummedBlock(FusedBlock):
     def __init__(self, block: Block, exchange: PeerSums, part: int, is_first: bool) -> None:
         """Prepare the device's part of a layer.
 
-        block: This device's part of the layer.
+        block: This device's part of the layer. Neither its attention's nor its MLP's last product may be
+            quantized.
         exchange: Sums the parts of each update over the devices.
         part: Number of this device, from 0.
         is_first: True for the first layer of the range. It copies the hidden states, which enter on the first
@@ -472,6 +481,9 @@ class SplitHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the fp32 logits [rows, V], on the first device.
 
+        V is the whole vocabulary; each device computes an equal share of it, and the shares are joined in
+        device order.
+
         hidden: [rows, H], the output of the last layer, on the first device.
         """
         parts = list[Tensor]()
@@ -545,6 +557,8 @@ class SplitLayers:
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, use_kernels: bool) -> SplitPlan:
         """Return the plan of one frame's attention on every device.
 
+        The plan's own tables are empty; `parts` holds one plan per device.
+
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.
         layout: Whether segments are read one by one ("packed") or padded into one product ("batched").
@@ -569,6 +583,8 @@ class SplitLayers:
     def _span_on_device(self, part: int, span: RowSpan) -> RowSpan:
         """Return the span as the heads of one device see it.
 
+        All other spans are returned as they are.
+
         part: Number of the device, from 0.
         span: The rows of one segment. Only windows that differ by head differ by device.
         """
@@ -584,6 +600,7 @@ class SplitLayers:
         """Return a function that runs hidden states [rows, H], in place, through a range of layers.
 
         The range counts layers from the first of these layers. The hidden states are on the first device.
+        AssertionError is raised for pages or plans that were made by other classes.
 
         positions: LongTensor [rows], the position of each token in its sequence.
         slots: LongTensor [rows], the KV slot of each token.
