@@ -432,7 +432,8 @@ def has_files(directory: Path, allow_pickle_bin: bool = False) -> bool:
 
     True if all files that an index names, a single weight file or a GGUF pointer file exist. safetensors
     files are looked for first, and an index before a single file. False if there are none, if a file that the
-    index names is missing, or if the index does not map tensors to files.
+    index names is missing, or if the index does not map tensors to files. ModelError is raised if an index is
+    no JSON object.
 
     directory: Folder of the model.
     allow_pickle_bin: Whether pickled weight files (`*.bin`) count.

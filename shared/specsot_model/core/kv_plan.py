@@ -56,6 +56,9 @@ class PolicySpan(RowSpan):
     def at(self, layer: int) -> RowSpan:
         """Return the span as one layer reads it: with that layer's sight.
 
+        The order of precedence is: windows by head, then layers before `skip_layers`, which see every column,
+        then what pruning left to each head; without any of these the span itself is returned.
+
         layer: index of the layer in the whole model, not in a stage's range.
         """
         if self.heads:
@@ -103,7 +106,8 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
 
     The order is fixed: trims, openings, per segment the moves, the pruning and the new slots, closings.
     Sequences that were open before the frame are trimmed first. A scheduler that counts free pages opening by
-    opening and segment by segment therefore never counts a page that is not free yet.
+    opening and segment by segment therefore never counts a page that is not free yet. Sequences without a
+    policy are never trimmed or pruned.
 
     table: the page table of this stage. It is changed: after the call it holds the pages as they are after
         the frame.
@@ -189,6 +193,9 @@ def open_sequence(table: PageTable, opening: Opening) -> PageCopy | None:
 def policy_of(opening: Opening) -> Policy | None:
     """Return the KV policy of a sequence, or None if every token attends to all tokens before it.
 
+    The result is a `Window`, a `HeadPruning` for a pruning with importances, a `Pruning` without, or
+    `HeadWindows`.
+
     opening: the opening of the sequence. It carries at most one of a window, a pruning (with or without an
         importance of each KV head), and windows by head.
 
@@ -212,7 +219,7 @@ def window_of(opening: Opening) -> Window | None:
 
     Pruning by key norm has no meaning for such a cache. If pruning bounds the rows of every layer, the result
     is a window without sinks that keeps as many recent positions. Return None if the cache must keep every
-    position.
+    position. None is also returned for windows by head, and for a pruning that does not bound the rows.
 
     opening: the opening of the sequence, which holds its window or pruning.
     """
@@ -280,6 +287,9 @@ def _hide_by_policy(
     table: PageTable, sequence: int, policy: Policy, span: RowSpan, positions: Sequence[int]
 ) -> RowSpan:
     """Return `span` without the columns that the policy of its sequence hides from its rows.
+
+    A window hides columns in every layer, a pruning in layers from its `skip_layers` on. The span itself is
+    returned as long as the policy hides nothing, except for windows by head.
 
     table: the page table, which knows what pruning left of the sequence. It is only read.
     sequence: id of the segment's sequence.
