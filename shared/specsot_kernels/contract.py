@@ -129,7 +129,8 @@ def check_candidates(
     """Check that the three lists of one drafting fit each other and offer enough candidates for `nodes`
     nodes.
 
-    Raises InvalidArguments if they do not.
+    Raises InvalidArguments if they do not. Each list must have one entry per level, at least one, in shapes
+    that fit the batch and k of the first scores.
 
     score_list: scores of each level, [bs, 1, k], then [bs, k, k].
     token_list: tokens of each level, [bs, k], then [bs, k * k].

@@ -205,6 +205,8 @@ class ReadPlan:
 def plan_reads(spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> ReadPlan:
     """Return the reads of a frame: which rows read which columns of which page.
 
+    Long causal spans are divided into blocks of rows.
+
     spans: one span per segment of the frame, in row order; an empty frame yields no groups.
     page_rows: number of rows of a KV page.
     layout: "batched" sorts the spans by their pages, so that neighbouring pages become one batched product,
@@ -256,8 +258,9 @@ def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSp
     blocks.
 
     span: rows of one segment.
-    window: number of positions that a row sees, its own included.
-    drafts: True if a tree row sees all draft nodes on its path, even beyond the window.
+    window: number of positions that a row sees, its own included; at least 1.
+    drafts: True if a tree row sees all draft nodes on its path, even beyond the window; False: it sees the
+        last `window` positions of its path only.
     """
     if span.total <= window:
         yield span
@@ -297,6 +300,8 @@ def drop_low_bits(bits: int, num_dropped: int) -> int:
 def _group_blocks(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Iterator[list[RowBlock]]:
     """Yield groups of neighbouring blocks that can be read together, within MAX_GROUP_CELLS.
 
+    No blocks give no groups. A block that is larger than MAX_GROUP_CELLS is a group of its own.
+
     blocks: pairs (first row in the frame, span), in the order in which they are to be read.
     page_rows: number of rows of a KV page.
     layout: "batched" joins blocks of neighbouring pages as well; "packed" joins only blocks with a shared
@@ -327,6 +332,8 @@ def _group_blocks(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) ->
 def _reads_together(left: RowSpan, right: RowSpan, page_rows: int, padding_is_cheap: bool) -> bool:
     """Return whether the first pages of two spans can be read together: one shared page, or neighbouring
     pages.
+
+    False for two neighbouring pages if padding is not cheap.
 
     left: a span. Spans with a policy are never read together.
     right: the span that follows `left`.
@@ -401,6 +408,9 @@ def _reads_of(spans: tuple[RowSpan, ...], page_rows: int, layout: Layout) -> tup
 def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: Layout) -> Iterator[PageRead]:
     """Yield as few reads as possible of the level-th page of each span; spans without such a page are left
     out.
+
+    Spans that share the page are one read, and so are spans with consecutive pages and equal numbers of rows
+    in the layout "batched".
 
     spans: the spans of one group.
     level: index of the page among a span's pages.
@@ -492,6 +502,8 @@ def read_recent(span: RowSpan, sight: VisibleColumns, readings: Sequence[PageRea
     """Yield those reads in which any row sees a column by other means than as a sink, with masks [rows,
     columns].
 
+    A read of which every column is hidden from every row is left out.
+
     span: rows of one segment.
     sight: the first column, after the sinks, that each row of the span sees.
     readings: all reads of the span, from which the result is chosen.
@@ -508,6 +520,8 @@ def read_recent(span: RowSpan, sight: VisibleColumns, readings: Sequence[PageRea
 def read_by_head(span: RowSpan, sight: HeadColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
     """Yield those reads in which any head of any row sees a column, with masks [rows, heads, columns].
 
+    A read of which every column is hidden from every head is left out.
+
     span: rows of one segment.
     sight: the windows of the KV heads, and the rows' positions.
     readings: all reads of the span, from which the result is chosen.
@@ -521,6 +535,9 @@ def read_by_head(span: RowSpan, sight: HeadColumns, readings: Sequence[PageRead]
 
 def hidden_by_head(span: RowSpan, sight: HeadColumns) -> Bools:
     """Return which columns rows must not see: bool [rows, heads, columns].
+
+    A head sees its first columns (sinks) and the columns from `recent` before the row's position, but of the
+    tail only what the row sees.
 
     span: rows of one segment, which gives the number of columns and what tree rows see.
     sight: the windows of the KV heads, and the rows' positions.

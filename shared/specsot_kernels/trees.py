@@ -44,6 +44,9 @@ def organize_draft_results(
 ) -> DraftResults:
     """Return the num_draft_tokens - 1 best candidates of each request, parents before children.
 
+    Of equal scores the candidate with the lower flat number wins. The chosen candidates are in ascending
+    order of their flat numbers.
+
     score_list: the first step's scores [bs, 1, k], then [bs, k, k] for each further step. Scores are
         cumulative: products of probabilities, or sums of their logarithms. NaN counts as the worst.
     token_list: [bs, k], then [bs, k * k].
@@ -69,7 +72,7 @@ def build_tree_structure(
     tree_mask_mode: int = TreeMaskMode.FULL_MASK,
     seq_lens_sum: int | None = None,
 ) -> TreeArrays:
-    """Build trees from the chosen candidates, each below its request's newest token.
+    """Return trees built from the chosen candidates, each below its request's newest token.
 
     A candidate whose parent was not chosen is no node's child and is never accepted.
 
@@ -104,7 +107,9 @@ def write_tree_structure(
 ) -> bool:
     """Run `build_tree_structure` into the caller's tensors on a GPU.
 
-    Return True, or False, with nothing written, if these tensors cannot be written directly.
+    Return True, or False, with nothing written, if these tensors cannot be written directly. False is
+    returned for tensors that are not on a GPU, without Triton, and for tensors of another shape, type or
+    layout than the kernel writes.
 
     arrays: the tensors that are written: tree_mask, positions, and the three links (see TreeArrays). Entries
         of a full mask that belong to the sequence rather than the tree must already be true.
@@ -160,7 +165,9 @@ def arrange_trees(
     tree_mask_mode: int = TreeMaskMode.FULL_MASK,
     seq_lens_sum: int | None = None,
 ) -> TreeArrays:
-    """Build trees whose parents are known, whatever drafted them.
+    """Return trees whose parents are known, whatever drafted them.
+
+    A node without a parent in the tree sees the root and itself, is no node's child, and is never accepted.
 
     seq_lens: [bs], tokens before each root.
     tokens: [bs, n], the token of each node, the root first.
@@ -185,7 +192,11 @@ def verify_tree_greedy(
     retrieve_next_sibling: Array,
     num_steps: int | None = None,
 ) -> Verified:
-    """Walk down each tree as long as a child's token is the target's token after its parent.
+    """Return what is accepted of each tree if a child is accepted whose token is the target's token after its
+    parent.
+
+    The walk begins at the root and ends at a node without such a child, or after `num_steps` levels; of equal
+    siblings the first is accepted. The target's token after the last accepted node follows.
 
     candidates: [bs, n] tokens of the nodes, the root first.
     target_predict: [bs, n] the target's token after each node, found by the node's retrieve_index.
@@ -205,6 +216,8 @@ def write_tree_greedy(results: Verified, arguments: tuple[Array, ...]) -> bool:
 
     A path goes down as many levels as accept_index has columns, less one. Entries that are not written keep
     their value. Return True, or False, with nothing written, if these tensors cannot be written directly.
+    False is returned for tensors that are not on a GPU, without Triton, and for results that the kernel
+    cannot write.
 
     results: the tensors that are written.
     arguments: the first five arguments of `verify_tree_greedy`.
@@ -252,14 +265,16 @@ def tree_speculative_sampling(
     threshold_acc: float = 1.0,
     num_steps: int | None = None,
 ) -> Verified:
-    """Walk down each tree by chance. With both thresholds 1, every token has exactly the target's
-    probability.
+    """Return what is accepted of each tree by chance. With both thresholds 1, every token has exactly the
+    target's probability.
 
     At each node one uniform number u is used. The first child is accepted at which the summed probabilities
     of the children so far reach u * threshold_acc, or whose own probability reaches threshold_single. The
     last token is drawn from what the rejected children leave of target_probs at the last accepted node;
     draft_probs are subtracted too. After S accepted drafts the last token is drawn from the whole of
-    target_probs. Thresholds below 1 accept more drafts, and are not exact.
+    target_probs. Thresholds below 1 accept more drafts, and are not exact. A child of probability 0 is
+    accepted only by a `threshold_single` of 0. If nothing is left of target_probs, the last token is drawn
+    from the whole of them.
 
     candidates: [bs, n], tokens of the nodes, the root first.
     retrieve_index: [bs, n], the row of each node in the batch; see TreeArrays.
@@ -287,6 +302,8 @@ def write_tree_sampling(results: Verified, arguments: tuple[Array, ...], *thresh
 
     A path goes down as many levels as accept_index has columns, less one. Entries that are not written keep
     their value. Return True, or False, with nothing written, if these tensors cannot be written directly.
+    False is returned for tensors that are not on a GPU, without Triton, and for results that the kernel
+    cannot write.
 
     results: the tensors that are written.
     arguments: the first eight arguments of `tree_speculative_sampling`.
@@ -350,6 +367,10 @@ def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Arra
 def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
     """Return the module that computes some arrays, and the arrays in the form that it takes.
 
+    The module is `gpu` for tensors on a GPU with Triton, `reference` if no argument is a tensor, and a
+    wrapper of `reference` that returns tensors for all other devices. NumPy arrays among tensors are copied
+    to the tensors' device.
+
     arrays: NumPy arrays, tensors, or None, which stays None.
 
     Raises InvalidArguments for tensors on several devices.
@@ -374,6 +395,8 @@ def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
 def _on_one_gpu(kind: type, arrays: tuple[Array | None, ...]) -> bool:
     """Return whether all arrays are plain tensors on one GPU with kernels: the usual case, in which no array
     is converted.
+
+    False for subclasses of tensors, for NumPy arrays, without any tensor, and without Triton.
 
     kind: torch.Tensor, which is passed because torch is not imported here.
     arrays: arrays, tensors, or None, which is ignored.

@@ -90,6 +90,9 @@ class Fp8:
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply x [rows, in] -> [rows, out]; it works on any device.
 
+        A bias is added if there is one. Activations stay in floats where a CUDA graph cannot capture the
+        product, and for no rows.
+
         x: [rows, in], in floats. No rows are allowed.
         """
         if not self.capturable or not len(x):
@@ -100,6 +103,8 @@ class Fp8:
 
     def normed(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor:
         """Return the product of the RMSNorm of the hidden states, [rows, out] in their type.
+
+        A bias is added if there is one.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
@@ -114,6 +119,8 @@ class Fp8:
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
         """Return the product of the RMSNorm of the hidden states in fp32, as it is summed: [rows, out].
+
+        A bias is added if there is one.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.
@@ -133,7 +140,8 @@ class Fp8:
         """Return queries, keys and values [rows, out], after a norm if one is given.
 
         The result may be `Unscaled`: its scales are left to `turn_and_store`, which applies them in the same
-        kernel.
+        kernel. It is for more than one row, without a bias, and unless `x` is fp16. A bias is added to any
+        other result.
 
         x: [rows, in], the input.
         norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
@@ -147,7 +155,7 @@ class Fp8:
         """Return silu(first half) * second half of what `normed` returns, [rows, out / 2], in a form that
         `add_to` takes.
 
-        A bias is not added.
+        A bias is not added. A single row gives floats, more rows give `ShortRows` in fp8.
 
         hidden: [rows, in], not changed.
         norm: Weight [in] and epsilon of the RMSNorm.

@@ -128,12 +128,13 @@ def quantize_row(x, size, bits, out, scales, sums, across):
 
     8-bit weights are stored plus 128, so the correction in `sums` is -128 * the sum of the group's numbers;
     for 4-bit weights it is scale * the sum, which multiplies the group's least value. A group with a number
-    that is not finite gets a scale that is not finite.
+    that is not finite gets a scale that is not finite. For 8-bit weights a group is LONG_GROUP inputs, of
+    which missing ones count as 0; for 4-bit weights it is GROUP inputs. A group of zeros gets scale 0.
 
     x: address of the row, fp32.
-    size: numbers of the row.
+    size: numbers of the row, a multiple of 32.
     bits: bits of the weights that the row is multiplied with: 8 or 4.
-    out: address of the quantized row.
+    out: address of the quantized row, as many bytes as `short_bytes` returns.
     scales: address that receives the first group's scale.
     sums: address that receives the first group's correction.
     across: bytes from one group's scale (and correction) to the next one's.
@@ -181,6 +182,8 @@ def short_bytes(inputs, bits):
 def quantize_into(frame, product, x, row):
     """Quantize a row into the frame's memory.
 
+    Its scales and corrections are written too, where `multiply` reads them.
+
     frame: address of the frame's table.
     product: address of the product's table.
     x: address of the row, fp32.
@@ -198,13 +201,15 @@ def quantize_into(frame, product, x, row):
 def multiply(thread, threads, frame, product, prior, prior_stride, out):
     """Compute this thread's outputs for all rows: out = prior + x W^T, for the quantized rows of the frame.
 
+    Blocks of 16 outputs are divided evenly among the threads; a thread may get none.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
     product: address of the product's table.
     prior: address of what the product is added to, fp32.
     prior_stride: bytes from one row of `prior` to the next; 0: the same row is added to all.
-    out: address of the result, fp32 [rows, outputs].
+    out: address of the result, fp32 [rows, outputs]; may be `prior`.
     """
     inputs, outputs, bits = (
         v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS),
@@ -293,6 +298,9 @@ def own_rows(thread, threads, frame):
 def project(thread, threads, frame, product, x, stride, norm, out):
     """Multiply rows, normed first if there is a norm, with a weight, and add its bias.
 
+    All threads of the team must call it: they wait for one another between the quantized rows and the
+    product. This thread's outputs are complete when it returns, other threads' perhaps not.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
@@ -341,6 +349,8 @@ def rotate_and_store(frame, layer, row):
     """Rotate a row's queries and keys, and store its keys and values in their page unless the slot is
     negative.
 
+    Head norms are applied if the layer has them. Queries are also scaled by 1 / sqrt(head dimension).
+
     frame: address of the frame's table.
     layer: address of the layer's table.
     row: number of the row.
@@ -373,7 +383,7 @@ def turn_back(frame, query, steps, out):
 
     frame: address of the frame's table.
     query: address of the query, fp32.
-    steps: number of positions.
+    steps: number of positions, at least 0.
     out: address of the result.
     """
     dim = v.get_long(frame + HEAD_DIM)
@@ -388,7 +398,9 @@ def turn_back(frame, query, steps, out):
 def fill_query_table(thread, frame, first, last, pair):
     """Fill in a thread's table: the queries of some rows that share a KV head.
 
-    Return where the table begins and ends, and the largest number of first columns that a row sees.
+    Return where the table begins and ends, and the largest number of first columns that a row sees. The sums
+    of values at these rows' places are set to 0. Queries with steps of 0 stay unrotated for the first
+    columns.
 
     thread: number of this thread.
     frame: address of the frame's table.
@@ -455,7 +467,7 @@ def attend(thread, frame, first, pair):
 
     Each row's columns are read in the order of its sequence. First columns are read COLUMNS_AT_ONCE at a time
     for all rows, since rows share them. What is read next is prefetched: values while keys are read, and the
-    next rows' keys while values are read.
+    next rows' keys while values are read. The result is written to the rows' places in the field ATTENDED.
 
     thread: number of this thread.
     frame: address of the frame's table.
@@ -531,6 +543,9 @@ def gate(inner, size):
 def before_attention(thread, threads, frame, layer):
     """Compute queries, keys and values of all rows, and store keys and values in their pages.
 
+    A layer without an input norm reads the field X instead of the hidden rows. A row with a negative slot
+    stores nothing.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
@@ -549,6 +564,8 @@ def before_attention(thread, threads, frame, layer):
 @numba.njit
 def after_attention(thread, threads, frame, layer):
     """Apply the output projection and the MLP to all rows.
+
+    Both updates are added to the hidden rows, in place.
 
     thread: number of this thread, from 0.
     threads: number of threads.
@@ -579,6 +596,8 @@ def after_attention(thread, threads, frame, layer):
 def tap(thread, threads, frame, product, out):
     """Multiply the hidden rows, without a norm, with a weight.
 
+    The product's bias is added. The team waits until all threads have finished.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
@@ -607,6 +626,9 @@ def team(frame):
 def choose(logits, size, count, chances, tokens, offsets):
     """Write the best of a row's logits in falling order: log-probabilities and token ids. Ties keep their
     order.
+
+    The log-probabilities are those of a softmax over all `size` logits. With fewer logits that are numbers
+    than `count`, fewer entries are written.
 
     logits: address of the logits, fp32.
     size: number of logits, a multiple of 16.
@@ -646,6 +668,8 @@ def choose(logits, size, count, chances, tokens, offsets):
 def run_layer(thread, threads, frame, layer):
     """Run one layer on all threads.
 
+    The keys' and values' addresses in the frame's table then point to the next layer.
+
     thread: number of this thread, from 0.
     threads: number of threads.
     frame: address of the frame's table.
@@ -669,6 +693,9 @@ def run_layer(thread, threads, frame, layer):
 def _run(tables):
     """Run the work of one call on this thread: a product, the choice of its best outputs, keys and values
     alone, or some layers.
+
+    A product (MULTIPLY or CHOOSE) reads the field X and writes OUTPUT. Before each of several layers its tap
+    is computed if it has one.
 
     tables: address of three int64 numbers: the addresses of a frame's table and of a layer's or product's
         table, and what is computed: MULTIPLY, CHOOSE, REMEMBER, or a number of layers.
@@ -704,9 +731,7 @@ def _run(tables):
 
 
 def _compile():
-    """Compile `_run`. The result is cached between processes as long as the files of this folder stay the
-    same.
-    """
+    """Return `_run`, compiled as a C function of one int64 that returns nothing."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     _run.__qualname__ = f"run_{digest[:16]}{'_amx' * AMX}"
