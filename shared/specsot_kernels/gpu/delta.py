@@ -127,14 +127,16 @@ def run_delta(
 ) -> Tensor:
     """Store a frame's inputs in pages, walk, and return the outputs, fp32 [rows, value_heads, value_dim].
 
-    Rows that are in no walk get undefined outputs.
+    Rows that are in no walk get undefined outputs. AssertionError is raised if the walks have room for so
+    many rows that their numbers exceed 32 bits.
 
     inputs: [rows, ...]: queries, keys and values, then b and a of all heads.
     slots: [rows], the slot of each row; a row with a negative slot is not stored.
     pages: [2, pages, 1, page_rows, half], contiguous, the stored inputs of the layer.
     states: fp32 [states, value_heads, key_dim, value_dim], contiguous; states that the walks keep are written
         there.
-    walks: the walks of the frame, run one after another.
+    walks: the walks of the frame, at least one, run one after another; a state carried from one to the next
+        is in memory that all share.
     rule: sizes and weights of the layer.
     """
     lines = max(walk.lines for walk in walks)

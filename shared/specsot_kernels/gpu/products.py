@@ -67,6 +67,8 @@ def multiply_row(
 ) -> Tensor:
     """Return weight @ x, [1, outputs], computed in fp32.
 
+    The result has the type of x, or is `into`, whose type then counts.
+
     gated: the result is silu(first half) * second half, [1, outputs / 2].
     x: [1, inputs], the input.
     weight: [outputs, inputs], contiguous.
@@ -171,7 +173,7 @@ FEW_OUTPUTS = 16384
 def short_tile_of(outputs: int, inputs: int, normed: bool, gated: bool) -> RowTile:
     """Return the tile that made an 8B model's step fastest on an H100, of eight for each matrix.
 
-    The tile's columns divide `inputs`.
+    The tile's columns divide `inputs`. The tile is 8 x 512 if no power of two from 256 on divides the inputs.
 
     outputs: number of outputs, both halves if gated.
     inputs: number of inputs.
@@ -200,7 +202,8 @@ def multiply_short_row(
 ) -> Tensor:
     """Return weight @ x, [1, outputs], for 8-bit float weights, computed in fp32.
 
-    x is quantized, with the scale of its own peak, as it is read.
+    x is quantized, with the scale of its own peak, as it is read. The result has the type of x, or is `into`,
+    whose type then counts. A row of zeros is quantized with scale 1.
 
     x: [1, inputs], the input.
     weight: [outputs, inputs] float8_e4m3fn, contiguous.
