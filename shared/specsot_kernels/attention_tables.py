@@ -568,8 +568,8 @@ def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, p
 
     The model: pieces run in waves of `places`; a piece costs its columns plus PIECE_OVERHEAD_COLUMNS; the
     remainder of a page run takes a proportional part of a place. Sizes that add more than MAX_EXTRA_WAVES *
-    places pieces are not considered. Pieces have at least MIN_PIECE_COLUMNS columns, or twice as many for
-    tiles of WIDE_TILE_ROWS rows or more.
+    places pieces are not considered. Sizes below MIN_PIECE_COLUMNS columns are not considered, nor below
+    twice as many for tiles of WIDE_TILE_ROWS rows or more.
 
     columns: int64 [page runs], number of columns of each page run.
     tiles: int64 [page runs], number of tiles that each page run's rows make.
@@ -743,7 +743,8 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
 
 
 def _words_of(rows: Sequence[int]) -> Numbers:
-    """Pack each row's bits into int32 words, [rows, words], as many as the row with the highest bit needs.
+    """Return each row's bits packed into int32 words, [rows, words], as many as the row with the highest bit
+    needs.
 
     There is at least one word. No rows give an array of shape [0, 1].
 

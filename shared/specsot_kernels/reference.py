@@ -326,6 +326,12 @@ class _Results:
     """
 
     def __init__(self, candidates: Array, retrieve_index: Array, steps: int) -> None:
+        """Allocate the result arrays for all requests: counts of 0, and -1 everywhere else.
+
+        candidates: [bs, n], tokens of the nodes, the root first.
+        retrieve_index: [bs, n], the row of each node in the batch.
+        steps: how many levels a path may go down.
+        """
         self._candidates = candidates
         self._slots = retrieve_index
         batch, nodes = candidates.shape

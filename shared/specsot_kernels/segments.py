@@ -232,11 +232,12 @@ RowBlock = tuple[int, RowSpan]
 
 
 def _row_blocks(first: int, span: RowSpan) -> Iterator[RowBlock]:
-    """Split a long causal span into blocks of rows, so that each block's scores fit MAX_GROUP_CELLS.
+    """Yield a segment's rows as blocks; a long causal span is split so that each block's scores fit
+    MAX_GROUP_CELLS.
 
-    Yield pairs (number in the frame of the block's first row, block). A tree, and a span that is short
-    enough, is one block. To a block, the rows before it are history: 6 rows with base 10 in blocks of 4
-    become rows 0..3 with base 10 and rows 4..5 with base 14.
+    Each block is yielded as a pair (number in the frame of the block's first row, block). A tree, and a span
+    that is short enough, is one block. To a block, the rows before it are history: 6 rows with base 10 in
+    blocks of 4 become rows 0..3 with base 10 and rows 4..5 with base 14.
 
     first: number in the frame of the span's first row.
     span: rows of one segment.

@@ -105,11 +105,11 @@ def write_tree_structure(
     num_draft_tokens: int,
     tree_mask_mode: int,
 ) -> bool:
-    """Run `build_tree_structure` into the caller's tensors on a GPU.
+    """Run `build_tree_structure` into the caller's tensors on a GPU, and return whether these could be
+    written.
 
-    Return True, or False, with nothing written, if these tensors cannot be written directly. False is
-    returned for tensors that are not on a GPU, without Triton, and for tensors of another shape, type or
-    layout than the kernel writes.
+    Nothing is written if False is returned. False is returned for tensors that are not on a GPU, without
+    Triton, and for tensors of another shape, type or layout than the kernel writes.
 
     arrays: the tensors that are written: tree_mask, positions, and the three links (see TreeArrays). Entries
         of a full mask that belong to the sequence rather than the tree must already be true.
@@ -212,12 +212,11 @@ def verify_tree_greedy(
 
 
 def write_tree_greedy(results: Verified, arguments: tuple[Array, ...]) -> bool:
-    """Run `verify_tree_greedy` into the caller's tensors on a GPU.
+    """Run `verify_tree_greedy` into the caller's tensors on a GPU, and return whether these could be written.
 
     A path goes down as many levels as accept_index has columns, less one. Entries that are not written keep
-    their value. Return True, or False, with nothing written, if these tensors cannot be written directly.
-    False is returned for tensors that are not on a GPU, without Triton, and for results that the kernel
-    cannot write.
+    their value. Nothing is written if False is returned. False is returned for tensors that are not on a GPU,
+    without Triton, and for results that the kernel cannot write.
 
     results: the tensors that are written.
     arguments: the first five arguments of `verify_tree_greedy`.
@@ -298,12 +297,12 @@ def tree_speculative_sampling(
 
 
 def write_tree_sampling(results: Verified, arguments: tuple[Array, ...], *thresholds: float) -> bool:
-    """Run `tree_speculative_sampling` into the caller's tensors on a GPU.
+    """Run `tree_speculative_sampling` into the caller's tensors on a GPU, and return whether these could be
+    written.
 
     A path goes down as many levels as accept_index has columns, less one. Entries that are not written keep
-    their value. Return True, or False, with nothing written, if these tensors cannot be written directly.
-    False is returned for tensors that are not on a GPU, without Triton, and for results that the kernel
-    cannot write.
+    their value. Nothing is written if False is returned. False is returned for tensors that are not on a GPU,
+    without Triton, and for results that the kernel cannot write.
 
     results: the tensors that are written.
     arguments: the first eight arguments of `tree_speculative_sampling`.

@@ -132,7 +132,7 @@ def plan_attention(
     dtype: Type of queries and masks.
     device: Device of queries and KV pages; with CUDA and Triton, kernels are planned.
     frequencies: `Rotary.frequencies`, radians per position of each rotary pair, fp32 [head_dim / 2]; needed
-        if a policy hides columns from a span.
+        if a policy hides columns from a span. None: no span has a policy.
     kernels: Whether the GPU kernels can read the pages. They cannot run spans whose KV heads see different
         columns (`HeadColumns`); such frames are planned in torch.
     invariant: The output of a row does not depend on the rest of the batch, bit for bit. Spans that a policy
@@ -214,7 +214,7 @@ def plan_readings(
     dtype: Type of queries and masks.
     device: Device of queries and KV pages.
     frequencies: `Rotary.frequencies`, radians per position of each rotary pair, fp32 [head_dim / 2]; needed
-        if a policy hides columns from a span.
+        if a policy hides columns from a span. None: no query is turned.
     """
     arrangement = plan_reads(spans, page_rows, layout)
     first_passes = list[_Pass]()

@@ -153,6 +153,8 @@ class GraphCapture:
 def _without_collection() -> Generator[None]:
     """Run the body without garbage collection: if the collector destroyed an older graph now, the capture
     would break.
+
+    Afterwards the collector is enabled again if it was enabled before.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -249,8 +251,8 @@ class CapturedSteps:
 
         A prompt graph is chosen if the frame has prompts only and fills at least MIN_FULL of its rows.
         Otherwise a short graph is chosen if its tiles suit the frame and it is no larger than the graph for
-        any frame. None is returned for a frame with more rows than the largest graph, with more spans, pages
-        or trees than the tables hold, or with hidden columns that `_fill_hidden` refuses.
+        any frame. None is returned for a frame with more rows than the largest graph, with more pieces or
+        pages than the graph's tables hold, or with hidden columns that `_fill_hidden` refuses.
 
         rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """
@@ -327,7 +329,8 @@ class CapturedSteps:
 
     @torch.inference_mode()
     def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
-        """Launch a frame whose draft trees are still on the GPU: the host has not read them.
+        """Launch a frame whose draft trees are still on the GPU, not read by the host, and return its
+        outputs.
 
         A kernel writes the tokens, positions and masks of the trees into the graph's tables. The result is
         that of `launch`: hidden states [rows, H] and the sum of this range's taps. Only possible if
@@ -600,7 +603,7 @@ def measure_curve(
     device: torch.device,
     clock: Timer = time.perf_counter,
 ) -> Curve:
-    """Measure the cost curve: pairs (rows, fastest seconds), by ascending rows.
+    """Return the measured cost curve: pairs (rows, fastest seconds), by ascending rows.
 
     timers: By number of rows, a function that runs so many rows once and returns the seconds. At least one.
     seconds: Roughly how long to measure if nothing disturbs the measurement.
@@ -646,7 +649,7 @@ def _disturbed(times: Iterable[Sequence[float]]) -> bool:
 def measure_rows(
     decoder: Decoder, kv: KVPages | None = None, sizes: Sequence[int] = (), seconds: float = 0.3
 ) -> Curve:
-    """Measure the seconds of *one* layer for each number of rows; see `measure_curve`.
+    """Return the measured seconds of *one* layer for each number of rows; see `measure_curve`.
 
     If steps run as CUDA graphs, the graphs are timed. The result is pairs (rows, seconds), by ascending rows.
 

@@ -131,7 +131,8 @@ class Decoder:
         files: Weights | None = None,
         tensor_parallel: int = 1,
     ) -> Decoder:
-        """Load a range of layers from a Hugging Face directory, and read no other weights.
+        """Return a decoder with a range of layers loaded from a Hugging Face directory; read no other
+        weights.
 
         directory: Folder with `config.json` and the weight files.
         layers: Range to load; None loads all layers. InvalidRequest is raised for an empty range and for one
@@ -177,7 +178,8 @@ class Decoder:
         parts: LoadedParts | None = None,
         files: Weights | None = None,
     ) -> Decoder:
-        """Load a range of layers with the device, dtype, quantization and so on that `options` name.
+        """Return a decoder with the device, dtype, quantization and so on that `options` name, and its layers
+        loaded.
 
         options: The model options of the command line. "auto" values are resolved here.
         layers: Range to load; None loads all layers.
@@ -267,8 +269,7 @@ class Decoder:
 
         The plan does not depend on which layers this range has. If some layers attend to a sliding window
         only, the plan of those layers is the `sliding` of the result, or the result itself if all layers do.
-        As long as no row of the frame has more positions before it than the window, the plan has no
-        `sliding`.
+        As long as the window hides nothing from any row of the frame, the plan has no `sliding`.
 
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.
@@ -367,7 +368,8 @@ class Decoder:
         taps: Mapping[int, Tap] | None = None,
         fused: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the layers of this range over a batch, and write the batch's KV.
+        """Run the layers of this range over a batch, write the batch's KV, and return hidden states and
+        features.
 
         `hidden` itself is returned. A sliding-window layer uses the plan's `sliding` if there is one.
 

@@ -349,7 +349,8 @@ def fp4_table(device: torch.device) -> Tensor:
 
 
 def _scale_by_group(scale: Tensor, codes: Tensor, numbers: Numbers) -> tuple[Tensor, int]:
-    """Bring scales of the whole matrix, of rows, groups or blocks to the shape [out, groups].
+    """Return scales of the whole matrix, of rows, groups or blocks in the shape [out, groups], and the group
+    size.
 
     The second result is the number of inputs of a group.
 

@@ -40,6 +40,13 @@ class DeltaBlock(Block):
     """
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig, delta: Delta) -> None:
+        """Load the layer's tensors, with convolution, decay and bias in fp32.
+
+        fetch: Reads tensors from the model's files.
+        index: Index of the layer in the whole model.
+        config: The model's config.
+        delta: Sizes of its gated delta layers.
+        """
         names = config.names
         hidden = config.hidden
         layer = names.layer.format(index)
@@ -116,7 +123,8 @@ class DeltaBlock(Block):
         return out
 
     def _prepare(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Convert stored inputs [replays, history + rows, 2 * half] to the arguments of `apply_delta_rule`.
+        """Return stored inputs [replays, history + rows, 2 * half] converted to the arguments of
+        `apply_delta_rule`.
 
         The convolution is a plain sum in a fixed order, so a row's result does not depend on the batch. The
         result is queries, keys, values, decays and update rates, with heads before rows. Query and key heads
@@ -207,7 +215,7 @@ def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor
 def apply_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run the gated delta rule (arXiv 2412.06464) by chunks.
+    """Run the gated delta rule (arXiv 2412.06464) by chunks, and return outputs and states.
 
     For each row: S := exp(decay) S, then S += k (beta (v - S^T k))^T, and the output is S^T q.
 

@@ -60,6 +60,13 @@ class Fp8:
     __slots__ = ("_fp8_weight", "_scales", "_unit_scale", "bias")
 
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None = None) -> None:
+        """Round the weight to fp8, or take codes as they are.
+
+        Each output gets the scale of its largest absolute weight; an output of zeros gets scale 1.
+
+        weight: [out, in], floats or `Codes` of fp8 with a scale per output.
+        bias: [out]; None: no bias is added.
+        """
         self.bias = bias
         self._unit_scale = torch.ones((), device=weight.device)
         if isinstance(weight, Codes):
@@ -88,7 +95,7 @@ class Fp8:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out]; it works on any device.
+        """Return the product of x [rows, in] -> [rows, out]; it works on any device.
 
         A bias is added if there is one. Activations stay in floats where a CUDA graph cannot capture the
         product, and for no rows.
@@ -171,10 +178,11 @@ class Fp8:
     def add_to(
         self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None
     ) -> ShortRows | None:
-        """Add the product of x to the hidden states, in place. A bias is not added.
+        """Add the product of x to the hidden states, in place, and return the normed result if it is asked
+        for.
 
-        Return the normed `hidden` in fp8 for the next product, or None if no `next_norm` is given or there is
-        only one row, for which it would cost a kernel launch of its own.
+        A bias is not added. The result is the normed `hidden` in fp8 for the next product, or None if no
+        `next_norm` is given or there is only one row, for which it would cost a kernel launch of its own.
 
         hidden: [rows, out], the residual stream.
         x: [rows, in], in floats or rounded to fp8 already.

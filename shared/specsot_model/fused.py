@@ -106,7 +106,8 @@ class FusedBlock:
         layer: int,
         rows: ShortRows | None = None,
     ) -> ShortRows | None:
-        """Add this layer's attention and MLP updates to the residual stream [rows, hidden], in place.
+        """Add this layer's attention and MLP updates to the residual stream, in place, and return the next
+        layer's input.
 
         positions: [rows], the position of each row in its sequence.
         slots: [rows], the KV slot of each row; a row with a negative slot writes no KV.
@@ -171,6 +172,13 @@ class CapturedBlock:
     """
 
     def __init__(self, block: Block) -> None:
+        """Copy the layer with its norms and products replaced by kernels.
+
+        AssertionError is raised if a product of attention, or of an MLP without experts, is not in floats.
+        Without one norm over all heads, the kernel that rotates heads applies the head norms too.
+
+        block: The layer, whose weights are shared; it is not changed.
+        """
         self._turning = head_turns_of(block)
         self._block = copy(block)
         if not block.config.whole_qk_norm:
@@ -271,7 +279,8 @@ def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDev
 def capture_block(block: Block) -> OnDevice:
     """Return a layer for CUDA graphs that runs `block` without ever waiting for the host.
 
-    The result is a `FusedDelta` for a gated delta layer, and a `CapturedBlock` for every other layer.
+    The result is a `FusedDelta` for a gated delta layer, and a `CapturedBlock` for every other layer. A gated
+    delta layer has its gated silu MLP fused too; any other MLP runs in PyTorch's own operations.
 
     block: The layer, whose weights are shared.
     """

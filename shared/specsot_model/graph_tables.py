@@ -102,9 +102,9 @@ class FrameTables:
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """Return the tables of a frame, or None if the graph has no room for it.
 
-        The tables are int32: those of what each row sees first, then the pieces, the rows' masks, and the
-        pages, which are not padded. None is returned if the frame has more rows, spans, pieces or pages than
-        the tables hold.
+        The tables are int32, in the order of `shapes`: first visible columns if there are such tables,
+        pieces, what the rows see, slots, and the pages, which are not padded. None is returned if the frame
+        has more rows, pieces, slots or pages than the tables hold.
 
         spans: One span per segment of the frame, in row order.
         """

@@ -279,7 +279,7 @@ MIN_SCALE = 2.0**-24
 
 
 def round_rows(rows: Tensor) -> Tensor:
-    """Quantize rows to int8 in the stored form: [..., head_dim + SCALE_BYTES].
+    """Return rows quantized to int8 in the stored form: [..., head_dim + SCALE_BYTES].
 
     A row that holds a value that is not finite becomes a row of NaN when it is read.
 
@@ -289,7 +289,7 @@ def round_rows(rows: Tensor) -> Tensor:
 
 
 def round_to_int8(rows: Tensor) -> Tensor:
-    """Quantize rows to int8 [..., n + 2]; the last two bytes of a row are its scale in fp16.
+    """Return rows quantized to int8 [..., n + 2]; the last two bytes of a row are its scale in fp16.
 
     The scale is max|x| / 127, and the numbers are round(x / scale). A row that holds a value that is not
     finite gets the scale NaN. A row whose scale would be below MIN_SCALE gets MIN_SCALE, so that a row of
@@ -347,6 +347,11 @@ class Staging:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
+        """Allocate the buffer, in pinned memory if the device is a GPU.
+
+        size: How many int32 numbers the buffer holds.
+        device: Device to which the numbers are copied.
+        """
         on_gpu = device.type == "cuda"
         self._host = torch.empty(size, dtype=torch.int32, pin_memory=on_gpu)
         self._numbers: Numbers = self._host.numpy()

@@ -48,6 +48,11 @@ class Norm:
     __slots__ = ("_floor", "_scaled", "_shape", "eps", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
+        """Keep the weight, and prepare what the CPU's form of the norm needs.
+
+        weight: [size], the factor of each number.
+        eps: Added to the mean square.
+        """
         size = weight.shape[0]
         self.weight = weight
         self.eps = eps
@@ -78,6 +83,12 @@ class LayerNorm:
     __slots__ = ("_bias", "_eps", "_shape", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
+        """Keep the weight, the bias and the epsilon.
+
+        weight: [size], the factor of each number.
+        bias: [size], added to each number.
+        eps: Added to the variance.
+        """
         self._weight = weight
         self._bias = bias
         self._eps = eps
@@ -121,6 +132,15 @@ class Block:
     """
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig) -> None:
+        """Load the layer's tensors.
+
+        Head norms, attention sinks and norms after attention or MLP are loaded only if the model has them.
+        ModelError is raised if a tensor is missing or has another shape.
+
+        fetch: Reads tensors from the model's files; its dtype and device are those of the layer.
+        index: Index of the layer in the whole model, by which its tensors are named.
+        config: The model's config: sizes, tensor names of its family, and kinds of norm, MLP and so on.
+        """
         names = config.names
         hidden = config.hidden
         width = config.heads * config.head_dim
@@ -250,8 +270,8 @@ def _unchanged(update: Tensor) -> Tensor:
 
 
 def fetch_sinks(fetch: Fetch, name: str, config: ModelConfig) -> Tensor:
-    """Load the attention sinks, one score per query head: fp32 [kv_heads, query heads per KV head]; see
-    `attend`.
+    """Return the attention sinks, loaded: one score per query head, fp32 [kv_heads, query heads per KV head];
+    see `attend`.
 
     fetch: Reads tensors from the model's files.
     name: Name of the tensor [heads].

@@ -243,7 +243,7 @@ class RowProduct:
         return self(norm_rows(hidden, *norm), gated=True)
 
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out].
+        """Return the product of x [rows, in] -> [rows, out].
 
         A bias is added if there is one.
 
@@ -560,6 +560,14 @@ class Packed:
     __slots__ = ("device", "dtype", "weight")
 
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> None:
+        """Pack the weight for the CPU kernels.
+
+        ModelError is raised if the processor lacks instructions that the kernels need.
+
+        weight: [out, in], floats, which are rounded, or `Codes` of this form.
+        bias: [out]; None: no bias is added.
+        kind: "int8" or "int4".
+        """
         try:
             from specsot_kernels.cpu.running import PackedWeight
         except UnsupportedProcessor as error:
@@ -599,6 +607,8 @@ Table = Tensor | Packed
 def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
     """Return an embedding in the form in which it is stored: int8 with packed CPU weights, else as it is.
 
+    ModelError is raised if the processor lacks instructions that packed tables need.
+
     table: [vocab, hidden], in floats.
     quantization: Form of the matrices; None: they are not quantized.
     """
@@ -631,6 +641,12 @@ class Int4:
     __slots__ = ("_least", "_pairs", "_scale")
 
     def __init__(self, weight: Tensor | Codes) -> None:
+        """Quantize the weight, or take codes as they are, and pack two codes into each byte.
+
+        Scales and offsets are kept in the weight's type if it has 16 bits, and otherwise in fp16.
+
+        weight: [out, in], floats or `Codes`; GROUP must divide the number of inputs.
+        """
         codes, scale, offset = weight if isinstance(weight, Codes) else _int4_codes(weight)
         lower, upper = codes.chunk(2, 1)
         self._pairs: Tensor = lower | (upper << 4)
@@ -660,7 +676,7 @@ class Int4:
 
 
 def _int4_codes(weight: Tensor) -> Codes:
-    """Quantize a weight to int4 codes with torchao's asymmetric rounding.
+    """Return a weight quantized to int4 codes with torchao's asymmetric rounding.
 
     The result has codes from 0 to 15, and a scale and an offset for each group of GROUP inputs.
 

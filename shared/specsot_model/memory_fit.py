@@ -275,7 +275,8 @@ def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: W
     """Return the bytes of one tensor of a layer, on one device.
 
     A router is never quantized, and is fp32 if scores are sigmoids. If one tensor holds all experts, each
-    expert counts as a matrix. Biases and tensors with one dimension are never quantized.
+    expert counts as a matrix. Biases are never quantized, nor are tensors that are neither a matrix nor hold
+    all experts.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
@@ -426,8 +427,8 @@ def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:
 def free_on(device: str) -> int | None:
     """Return the free bytes of a device's memory that this process may use, or None if they are unknown.
 
-    The bytes are unknown for devices that are neither a CPU nor a GPU of NVIDIA, and for a CPU whose system
-    does not tell them. On a GPU, memory that PyTorch has reserved and does not use counts as free.
+    The bytes are unknown for devices that are neither "cpu" nor "cuda", and for a CPU whose system does not
+    tell them. On a GPU, memory that PyTorch has reserved and does not use counts as free.
 
     device: Name of the device, such as "cpu" or "cuda:0".
 

@@ -132,7 +132,7 @@ class PackedLayers:
         self, hidden: Tensor, taps: Mapping[int, Linear | Tensor], fused: Tensor | None,
         positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages,
     ) -> Tensor | None:  # fmt: skip
-        """Run hidden states [rows, H] through all layers, in place, with taps.
+        """Run hidden states [rows, H] through all layers, in place, and return the sum of the taps.
 
         AssertionError is raised for a tap before a layer that is no `Linear` in packed form. With no taps
         `fused` is returned as it is, perhaps None.

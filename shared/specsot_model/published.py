@@ -99,6 +99,11 @@ class PublishedWeights(Weights):
     """
 
     def __init__(self, files: WeightFiles, published: Published) -> None:
+        """Find which matrices the files hold quantized, by their tensors' names.
+
+        files: The weight files.
+        published: How they are quantized.
+        """
         self.published = published
         self._files = files
         self._modules = published.modules(files.names())

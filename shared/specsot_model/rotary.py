@@ -84,7 +84,7 @@ def _blended_pairs(rope: Rope, pairs: int) -> tuple[float, float]:
 
     Pairs up to the first keep their frequency; pairs from the last on are slowed by the whole factor. `last`
     is always greater than `first`. The indices are whole if `rope.truncate` is true, first rounded down and
-    last up. They lie from 0 to 2 * pairs - 1.
+    last up. `first` is at least 0, and `last` about 2 * pairs - 1 at most.
 
     rope: The model's rotary parameters.
     pairs: Number of rotating pairs.

@@ -127,6 +127,13 @@ class WeightPart(Weights):
     """
 
     def __init__(self, files: Weights, names: Names, part: int, parts: int) -> None:
+        """Note which tensors are split by rows and which by columns; nothing is read.
+
+        files: Source of the whole tensors.
+        names: Tensor names of the model's family, which tell how each tensor is split.
+        part: Number of the device, from 0.
+        parts: Number of devices.
+        """
         self._files = files
         self._part = part
         self._parts = parts
@@ -213,6 +220,15 @@ class SplitBlock(Block):
     def __init__(
         self, fetch: Fetch, index: int, config: ModelConfig, devices: Sequence[torch.device]
     ) -> None:
+        """Load every device's part of the layer onto the device.
+
+        ModelError is raised if a tensor is missing or has another shape.
+
+        fetch: Reads whole tensors from the model's files.
+        index: Index of the layer in the whole model.
+        config: The config of the whole model.
+        devices: The devices, in order.
+        """
         parts = len(devices)
         self.config = config
         part_config = _config_of_part(config, parts)
@@ -267,6 +283,10 @@ class SplitPages(KVPages):
     """
 
     def __init__(self, parts: Sequence[KVPages]) -> None:
+        """Combine the pages of all devices; nothing is copied.
+
+        parts: The KV pages of each device, in device order; at least one.
+        """
         self.parts, (first, *_) = parts, parts
         self.layers = tuple(layer for part in parts for layer in part.layers)
         self.pages = first.pages
@@ -393,6 +413,8 @@ class SummedBlock(FusedBlock):
     def __init__(self, block: Block, exchange: PeerSums, part: int, is_first: bool) -> None:
         """Prepare the device's part of a layer.
 
+        AssertionError is raised if one of these products is quantized.
+
         block: This device's part of the layer. Neither its attention's nor its MLP's last product may be
             quantized.
         exchange: Sums the parts of each update over the devices.
@@ -424,7 +446,7 @@ class SummedBlock(FusedBlock):
         layer: int,
         rows: ShortRows | None = None,
     ) -> ShortRows | None:
-        """Add this layer's two updates to the residual stream, in place.
+        """Add this layer's two updates to the residual stream, in place, and return the next layer's input.
 
         In the first layer, `hidden` becomes the sum over all devices, of which only the first one has numbers
         other than zero: so the hidden states reach every device.
@@ -481,8 +503,8 @@ class SplitHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the fp32 logits [rows, V], on the first device.
 
-        V is the whole vocabulary; each device computes an equal share of it, and the shares are joined in
-        device order.
+        V is the whole vocabulary; each device computes a part of it, and the parts are joined in device
+        order.
 
         hidden: [rows, H], the output of the last layer, on the first device.
         """
@@ -513,6 +535,15 @@ class SplitLayers:
         dtype: torch.dtype,
         devices: Sequence[torch.device],
     ) -> None:
+        """Keep the layers' parts, and compute rotary tables on every device.
+
+        Layers that are not split are left out.
+
+        blocks: The layers, each a `SplitBlock`.
+        config: The config of the whole model.
+        dtype: Type of activations.
+        devices: The devices, in order.
+        """
         self._blocks = [block.parts for block in blocks if isinstance(block, SplitBlock)]
         self._part_config = _config_of_part(config, len(devices))
         self._dtype = dtype

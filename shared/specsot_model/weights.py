@@ -458,8 +458,8 @@ def _find_files(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str
     is also raised if the directory does not exist; the message for a directory that has pickled files only
     names the options that allow them.
 
-    directory: Folder of the model. A single file that is missing counts if the Hugging Face hub or another
-        member of the fleet offers it.
+    directory: Folder of the model. A single file that is missing counts if the Hugging Face hub offers it.
+        ModelError is raised if the hub cannot be asked.
     allow_pickle_bin: Whether pickled weight files (`*.bin`) may be read.
 
     Raises ModelError if the directory has no weight files that may be read.

@@ -119,7 +119,8 @@ def _round8(weight: Tensor) -> Codes:
 
 
 def _lay8(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder 8-bit codes into blocks and steps; codes become unsigned by adding 128.
+    """Return 8-bit codes reordered into blocks and steps, and the scales [out]; codes become unsigned by
+    adding 128.
 
     codes: int8 [out, in], of whole blocks.
     scale: fp32 [out, 1], the scales.
@@ -143,7 +144,10 @@ def _round4(weight: Tensor) -> Codes:
 
 
 def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder 4-bit codes into blocks and groups, with the fp16 scales and least values after each group.
+    """Return 4-bit codes reordered into blocks and groups, with the fp16 scales and least values after each
+    group.
+
+    The second result is empty: 8-bit weights have their scales there.
 
     codes: uint8 [out, in], of whole blocks.
     scale: [out, in / 32], the scale of each group of inputs.
@@ -205,9 +209,9 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
 def _fill_sights(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
     """Fill in the sights of rows [rows, heads, 5] that see other columns than all up to themselves.
 
-    Return the array of byte offsets into which they point, in addition to `offsets`. Sinks of
-    `VisibleColumns` come first, the rest of what a row sees after them; `HeadColumns` give each head a list
-    of its own; without a policy every column before the base comes first.
+    The result is the array of byte offsets into which they point, in addition to `offsets`; the caller keeps
+    it alive. Sinks of `VisibleColumns` come first, the rest of what a row sees after them; `HeadColumns` give
+    each head a list of its own; without a policy every column before the base comes first.
 
     span: the rows of one segment.
     rows: the rows' part of `ColumnPlan.sight`, which is written.

@@ -396,11 +396,11 @@ def turn_back(frame, query, steps, out):
 
 @numba.njit
 def fill_query_table(thread, frame, first, last, pair):
-    """Fill in a thread's table: the queries of some rows that share a KV head.
+    """Fill in a thread's table with the queries of some rows that share a KV head, and return its extent.
 
-    Return where the table begins and ends, and the largest number of first columns that a row sees. The sums
-    of values at these rows' places are set to 0. Queries with steps of 0 stay unrotated for the first
-    columns.
+    The result is the address where the table begins, the address where it ends, and the largest number of
+    first columns that a row sees. The sums of values at these rows' places are set to 0. Queries with steps
+    of 0 stay unrotated for the first columns.
 
     thread: number of this thread.
     frame: address of the frame's table.
@@ -627,8 +627,7 @@ def choose(logits, size, count, chances, tokens, offsets):
     """Write the best of a row's logits in falling order: log-probabilities and token ids. Ties keep their
     order.
 
-    The log-probabilities are those of a softmax over all `size` logits. With fewer logits that are numbers
-    than `count`, fewer entries are written.
+    The log-probabilities are those of a softmax over all `size` logits.
 
     logits: address of the logits, fp32.
     size: number of logits, a multiple of 16.

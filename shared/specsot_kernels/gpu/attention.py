@@ -636,7 +636,7 @@ def _fetch(
     dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, on_one_page: tl.constexpr,
     is_int8: tl.constexpr, by_descriptor: tl.constexpr,
 ):  # fmt: skip
-    """Load keys and values of a tile of columns, and their scales: (keys, values, key scales, value scales).
+    """Return a tile of columns as loaded: (keys, values, key scales, value scales).
 
     Scales are 1.0 unless the numbers are int8. Numbers of columns beyond the piece are 0, except by
     descriptor.

@@ -109,11 +109,11 @@ def arrange_trees(
 
 
 def write_trees(arrays: Sequence[Tensor], arguments: Sequence[Tensor], topk: int, mode: TreeMaskMode) -> bool:
-    """Run `build_trees` into the caller's arrays.
+    """Run `build_trees` into the caller's arrays, and return whether these can be written directly.
 
-    Return True, or False, with nothing written, if shapes, types or strides do not allow it. The mask must
-    have the mode's type and at least as many entries as the trees' columns; positions and links must be int64
-    with bs * n entries; and all must be contiguous. A full mask is filled with true first.
+    False is returned, with nothing written, if shapes, types or strides do not allow it. The mask must have
+    the mode's type and at least as many entries as the trees' columns; positions and links must be int64 with
+    bs * n entries; and all must be contiguous. A full mask is filled with true first.
 
     arrays: the first five arrays of a TreeArrays, which are written.
     arguments: the first five arguments of `build_trees`.

@@ -34,15 +34,10 @@ def choose_tokens(
     """Return a token for each row of logits [rows, V]; None if a row holds NaN, infinity, or nothing but
     -infinity.
 
-    The host waits for the device once.
-    meanwhile: on a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
-        None.
+    The host waits for the device once. Of equal largest logits, argmax takes the lower token id.
+
     logits: [rows, V], the logits of each row.
-    settings: one for each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit key.
-
-    Of equal largest logits, argmax takes the lower token id.
-
-    meanwhile: On a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
+    meanwhile: on a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
         None. On a CPU it is not called. None: nothing is called.
     settings: one for each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit key. A
         top_p of 1 and a min_p of 0 cut nothing, and neither does a top_k of at least V.
@@ -167,6 +162,7 @@ def _descend(weights, key, each, size: tl.constexpr):
     weights: float64 [size], not negative.
     key: the row's key.
     size: number of weights, a power of two.
+
     With weights [1, 3, 0, 4], the first decision takes the right half with probability 4/8.
     """
     number = tl.arange(0, size)
@@ -206,11 +202,17 @@ def _lowest(
     """Return the greatest order such that tokens of at least that order number, or weigh, `goal` or more.
 
     Only tokens of order `above` or more have weight. Each turn of the binary search decides two bits.
-    counted: count tokens (top-k) instead of weighing them (top-p). logits: address of the row's logits.
-    columns: tokens of the vocabulary. top: the largest logit. temperature: the row's temperature. above:
-    order of the smallest logit that stays. goal: the number of tokens, or their weight, that is to be
-    reached. turns: turns of the binary search. wide: tokens that are read at a time. If no order reaches the
-    goal, the result is the smallest int32.
+    If no order reaches the goal, the result is the smallest int32.
+
+    counted: count tokens (top-k) instead of weighing them (top-p).
+    logits: address of the row's logits.
+    columns: tokens of the vocabulary.
+    top: the largest logit.
+    temperature: the row's temperature.
+    above: order of the smallest logit that stays.
+    goal: the number of tokens, or their weight, that is to be reached.
+    turns: turns of the binary search.
+    wide: tokens that are read at a time.
     """
     place = tl.arange(0, wide)
     found = tl.full((), -2147483648, tl.int64)

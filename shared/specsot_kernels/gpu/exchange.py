@@ -92,6 +92,13 @@ class PeerSums:
     """
 
     def __init__(self, devices: Sequence[torch.device], rows: int, size: int, dtype: torch.dtype) -> None:
+        """Allocate zeroed buffers and counters on every GPU, and enable access between the GPUs.
+
+        devices: the GPUs, in order.
+        rows: largest number of rows of a sum.
+        size: numbers of a row.
+        dtype: type of the numbers.
+        """
         self._devices = tuple(devices)
         shape = PLACES, rows, size
         self._buffers = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]

@@ -92,10 +92,10 @@ def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
 def is_faster(x: Tensor, outputs: int, gated: bool) -> bool:
     """Return whether this kernel is faster than cuBLAS for these rows.
 
-    Tiles of odd widths are not loaded asynchronously, so that they are left to cuBLAS. It is for 16-bit
-    numbers, inputs that are a multiple of 16, and at least one row: for up to ALWAYS_FASTER_ROWS rows, or
-    FEW_ROWS rows if the weight has at least TALL_OUTPUT_TILES tiles; never for a gated weight of fewer than
-    SHORT_GATED_TILES tiles unless it has that many.
+    Tiles of odd widths are not loaded asynchronously, so that they are left to cuBLAS. False without rows,
+    for numbers that are not 16-bit, and for inputs that are no multiple of 16. Otherwise it is faster up to
+    FEW_ROWS rows for a weight of at least TALL_OUTPUT_TILES tiles, for no rows for a gated weight of fewer
+    than SHORT_GATED_TILES tiles, and up to ALWAYS_FASTER_ROWS rows for all others.
 
     x: [rows, inputs], the input.
     outputs: number of outputs of the weight, both halves if gated.
@@ -116,8 +116,8 @@ def parts_of(outputs: int, inputs: int) -> int:
     """Return into how many parts the inputs of a matrix are cut. The parts fix the order of its sums.
 
     A [4096, 4096] matrix has 64 tiles of outputs, so its inputs are cut into 4 parts (64 * 4 >= PROGRAMS). A
-    power of two. Parts are never shorter than MIN_PART_INPUTS inputs, except for a matrix with fewer inputs,
-    which is one part.
+    power of two. The inputs are cut further only as long as the parts keep MIN_PART_INPUTS inputs on average;
+    1 if there are enough outputs.
 
     outputs: number of outputs.
     inputs: number of inputs.

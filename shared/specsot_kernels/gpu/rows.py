@@ -174,7 +174,6 @@ def join_rows(
     table: [V, size], the embedding.
     features: [n, size], the features.
     eps: epsilon of both norms.
-    returns [rows, 2 * size] and [rows, size].
     """
     rows = tokens.shape[0]
     size = table.shape[1]

@@ -182,11 +182,12 @@ class CachedStates:
         self._reserved = {}
 
     def copy(self, source: int, target: int, rows: int) -> tuple[int, int] | None:
-        """Record that page `target` is now a copy of the first `rows` rows of page `source`.
+        """Record that page `target` is now a copy of the first `rows` rows of page `source`, and return which
+        state to copy.
 
-        Return (source state, target state) if the caller must copy a state, or None if the source has no
-        state within those rows or no state can be freed. The state and the noted chunks that `target` had are
-        dropped first. Chunks noted for the copied rows are noted for `target` too. The target's state may
+        The result is (source state, target state) if the caller must copy a state, and None if the source has
+        no state within those rows or no state can be freed. The state and the noted chunks that `target` had
+        are dropped first. Chunks noted for the copied rows are noted for `target` too. The target's state may
         evict the least recently used one, but never that of `source`.
 
         source: Number of the page that was copied.
