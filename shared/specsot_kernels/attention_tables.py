@@ -523,6 +523,7 @@ def _slots_by_row(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbe
     firsts: int64 [pieces], first row of each piece.
     counts: int64 [pieces], number of rows of each piece.
     rows: number of rows of the frame.
+
     Pieces with rows 0..1 and 0..2 have the slots 0, 1 and 2, 3, 4: starts [0, 2, 4, 5], slots [0, 2, 1, 3,
     4].
     """

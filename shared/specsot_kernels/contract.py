@@ -243,6 +243,7 @@ def compute_tree_statistics(accept_lengths: Array, num_draft_tokens: int, num_st
     accept_lengths: accepted drafts of each tree: numbers, or an array [trees].
     num_draft_tokens: nodes of each tree, the root included.
     num_steps: largest number of drafts that one path can have.
+
     Raises InvalidArguments if there are no lengths, or if such a tree cannot have one of them.
     """
     lengths = [int(length) for length in accept_lengths]

@@ -53,6 +53,7 @@ def organize_draft_results(
     parents_list: [bs, k + 1] (-1, 0 .. k - 1), then [bs, k]: flat numbers of the k candidates that the step's
         frontier keeps. No candidate has a parent in the last entry, which is therefore not used.
     num_draft_tokens: n, the number of nodes of each tree, the root included.
+
     Raises InvalidArguments for lists that do not fit each other, or that offer too few candidates.
     """
     implementation, scores, tokens, parents = _prepare_lists(score_list, token_list, parents_list)
@@ -175,6 +176,7 @@ def arrange_trees(
         the root and for a node without a parent in the tree.
     tree_mask_mode: how the attention mask is laid out; see TreeMaskMode.
     seq_lens_sum: sum of seq_lens, if the caller knows it; None: it is computed.
+
     Raises InvalidArguments for shapes that do not fit each other, or a mode that cannot hold so many nodes.
     """
     implementation, (nodes, above, lengths) = _prepare(tokens, parents, seq_lens)
@@ -204,6 +206,7 @@ def verify_tree_greedy(
     retrieve_index: [bs, n], the row of each node in the batch; see TreeArrays.
     retrieve_next_token: [bs, n], the first child of each node, -1 for none.
     retrieve_next_sibling: [bs, n], the next child of the same parent, -1 for none.
+
     Raises InvalidArguments for shapes that do not fit each other.
     """
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)

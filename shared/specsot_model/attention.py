@@ -393,7 +393,8 @@ def _softmax(
 ) -> tuple[Tensor, Tensor]:
     """Return softmax attention [cells, heads, rows, dim] and its log-sum-exp, fp32 [cells, heads, rows].
 
-    The output of a row that sees no column is finite but otherwise unspecified.
+    The output of a row that sees no column is finite but otherwise unspecified. On a CPU without softcap,
+    PyTorch's flash attention computes both.
 
     q: [cells, heads, rows, dim], already scaled.
     keys: [cells, heads, columns, dim], the keys of the columns.

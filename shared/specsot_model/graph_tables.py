@@ -324,7 +324,8 @@ class PromptTables:
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
         """Return the tables of a frame; None if it has trees, or if the graph has no room for it.
 
-        The two tables are the tiles, padded with zeros, and the pages. There is room for MAX_PROMPTS spans.
+        The two tables are the tiles, padded with zeros, and the pages. There is room for at least MAX_PROMPTS
+        spans with as many rows together as the graph.
 
         spans: One span per segment of the frame, in row order.
         """

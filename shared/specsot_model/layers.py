@@ -63,6 +63,9 @@ class Norm:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalized x, in the shape and type of x.
 
+        It is computed in fp32, except on a GPU for a weight of 16 bits in the type of x, where PyTorch's own
+        RMSNorm runs.
+
         x: [..., size], in floats.
         """
         if x.is_cuda and self.weight.dtype in (x.dtype, torch.float32):
@@ -373,7 +376,8 @@ def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
 def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = None) -> Table:
     """Return the embedding [vocab, hidden], loaded or shared with the lm_head.
 
-    It is int8 if weights are packed for a CPU, and otherwise not quantized.
+    It is int8 if weights are packed for a CPU, and otherwise not quantized. ModelError is raised if the files
+    lack the weight, or it has another shape.
 
     fetch: Reads tensors from the model's files.
     config: The model's config: tensor names, sizes, and whether embedding and lm_head are tied.

@@ -745,9 +745,8 @@ def _quantize_int4(weight: Tensor | Codes) -> Rounded:
 def _import_torchao() -> ModuleType:
     """Return the module torchao.quantization, which is imported when it is used, because that takes seconds.
 
-    Its warnings are silenced: they are about kernels that this project does not call. Its warnings while it
-    is imported are silenced: they are about kernels that this project does not call. The level of logging is
-    restored afterwards. ImportError is raised if torchao is not installed.
+    Its warnings while it is imported are silenced: they are about kernels that this project does not call.
+    The level of logging is restored afterwards. ImportError is raised if torchao is not installed.
     """
     logging_level = logging.root.manager.disable
     logging.disable(max(logging_level, logging.WARNING))

@@ -342,7 +342,8 @@ def kv_page_bytes(
     layers: The range of layers, first (included) to last (excluded).
     rows: Number of rows (tokens) of all pages together.
     itemsize: Bytes of a number of the KV cache, unless `kv_dtype` is int8.
-    kv_dtype: Type of the KV cache.
+    kv_dtype: Type of the KV cache: "int8", or "auto" for `itemsize` bytes per number. Stored inputs are never
+        int8.
     """
     recurrent = sum(map(config.recurrent, range(layers.first, layers.last)))
     row_size = 2 * config.kv_heads * row_bytes(config.head_dim, itemsize, kv_dtype)
@@ -385,6 +386,9 @@ def step_bytes(
     invariant: bool = False,
 ) -> int:
     """Return the most bytes that the CUDA graphs of a layer range take, and frames of prompts alone.
+
+    They are those of the largest graph, of the tables of gated delta layers if the model has any, and of
+    PROMPT_ROWS rows without a graph if `long_prompt_frames`.
 
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     itemsize: Bytes of a number of the activations.

@@ -78,6 +78,8 @@ def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
 def gate_of(config: ModelConfig) -> Gate:
     """Return the gate function of a model's MLPs: [rows, 2 * intermediate] -> [rows, intermediate].
 
+    A clamped gate is `gate_clamped`, and any other is `gate` with the model's activation.
+
     config: The model's config: its activation, or the limit and gain of a clamped gate.
     """
     if config.clamp is None:
@@ -372,9 +374,8 @@ def _fetch_stacked(
     """Return experts that are published as in gpt-oss: weights [experts, inputs, outputs], biases [experts,
     outputs].
 
-    Gate and up outputs alternate in the files. Gate and up outputs alternate in the files. The result is a
-    grouped product if the sizes allow it and the weights are not quantized, and otherwise experts that run
-    one after another.
+    Gate and up outputs alternate in the files. The result is a grouped product if the sizes allow it and the
+    weights are not quantized, and otherwise experts that run one after another.
 
     fetch: Reads tensors from the model's files.
     names: Tensor names of the gate_up and the down weights. The names of their biases end in "_bias".
@@ -449,9 +450,8 @@ def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
     """Return a layer's router with its weights loaded: in fp32 if scores are sigmoids, as in GLM, and
     otherwise in the type of `fetch`.
 
-    A row's best sigmoid scores may be so close that rounding would change the choice. A row's best sigmoid
-    scores may be so close that rounding would change the choice. A bias is loaded only if `routing.biased`,
-    and a correction, always in fp32, only if `routing.corrected`.
+    A row's best sigmoid scores may be so close that rounding would change the choice. A bias is loaded only
+    if `routing.biased`, and a correction, always in fp32, only if `routing.corrected`.
 
     fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     layer: Name of the layer, such as "model.layers.3", without a dot at the end.

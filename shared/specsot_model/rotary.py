@@ -21,6 +21,8 @@ def interleave(rows: Tensor, head_dim: int, rotated: int | None = None) -> Tenso
     """Return the rows of a query or key projection, reordered so that the two numbers of a rotary pair are
     neighbours.
 
+    The result has the shape of `rows`.
+
     rows: [heads * head_dim, ...]: a weight, its bias, or the weight of a head norm.
     head_dim: Numbers of a head.
     rotated: How many numbers of each head rotate; None: all. The others keep their places at the end.

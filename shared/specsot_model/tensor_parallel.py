@@ -49,8 +49,8 @@ MakeBlock = Callable[[Fetch, int, ModelConfig], Block]
 def devices_of(device: torch.device | str, parts: int) -> tuple[torch.device, ...]:
     """Return the devices that share each layer: the named device and those that follow it.
 
-    The result is empty if `parts` is 1, because nothing is split then. A CPU is named several times. Every
-    device that is not a GPU is returned `parts` times.
+    The result is empty if `parts` is 1, because nothing is split then. Every device that is not a GPU is
+    returned `parts` times.
 
     device: The first device, such as "cuda:0".
     parts: Number of devices, at least 1.

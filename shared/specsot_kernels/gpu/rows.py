@@ -165,7 +165,7 @@ def join_rows(
     normed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the input of an EAGLE-3 head, [norm(embedding), norm(feature)] of every row, and the residual,
-    which is the feature.
+    which is the feature: [rows, 2 * size] and [rows, size].
 
     tokens: [rows], row numbers of `table` [V, size].
     origins: [rows], row numbers of `features` [n, size].

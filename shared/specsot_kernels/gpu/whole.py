@@ -110,11 +110,10 @@ def round_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Ten
     """Quantize rows: return int8 [rows, size], and the scales of each 64 numbers of a row, fp32 [groups,
     rows].
 
-    A group of zeros gets scale 0.
+    A group of zeros gets scale 0, and a group with a number that is not finite a scale of NaN.
 
     x: [rows, size]; the numbers of a row are adjacent.
     norm: weight [size] and epsilon of an RMSNorm that is applied first; None: no norm.
-    A group with a number that is not finite gets a scale of NaN.
 
     A row of 130 numbers has 3 groups: 0..63, 64..127 and 128..129.
     """

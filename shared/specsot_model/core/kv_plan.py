@@ -236,7 +236,8 @@ def tree_depth_limit(policy: Policy | None, position: int) -> int | None:
     """Return how many positions a tree may span whose root sits at `position`, or None if there is no limit.
 
     A window limits a tree to its recent positions. Under pruning, a tree ends before the next multiple of
-    `prune_every`: with prune_every 50, a root at position 48 leaves 2 positions, 48 and 49.
+    `prune_every`: with prune_every 50, a root at position 48 leaves 2 positions, 48 and 49. There is no limit
+    without a policy and for windows by head.
 
     policy: the KV policy of the sequence; None if it has no policy.
     position: index in the sequence of the tree's root, that is, the number of committed tokens.
@@ -314,7 +315,7 @@ def _hide_by_policy(
 def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip_layers: int) -> RowSpan:
     """Return `span` without the columns that pruning emptied, in layers from `skip_layers` on.
 
-    Return `span` itself if pruning emptied no column.
+    Return `span` itself if pruning emptied no column. Otherwise the result is a `PolicySpan`.
 
     pruned: (num_kept, since), in columns. Of the columns before `since`, pruning left keys in the first
         `num_kept`.
@@ -337,7 +338,8 @@ def hide_pruned_by_head(
     """Return `span` without the columns that pruning emptied, if each KV head keeps its own number of
     columns.
 
-    Return `span` itself before the first pruning, and if pruning emptied no column of any head.
+    Return `span` itself before the first pruning, and if pruning emptied no column of any head. Otherwise the
+    result is a `PolicySpan`.
 
     rows_kept: by layer and KV head, how many of the first columns hold keys; None before the first pruning.
     since: first column that was not pruned yet.
