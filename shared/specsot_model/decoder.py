@@ -293,7 +293,7 @@ class Decoder:
         """Return the plan of one frame's attention for the kind of layers that run here: packed, split over
         devices, or neither.
 
-        A model with gated delta layers also finds the spans in the plan.
+        The plan of a model with gated delta layers also holds the spans.
 
         spans: One span per segment of the frame, in row order.
         page_rows: Rows of a KV page.

@@ -83,7 +83,8 @@ class FrameTables:
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
         """Return the attention plan that reads these tables.
 
-        `prepare` is set if the plan has work to do once per step.
+        `prepare` is set if the plan has work to do once per step. For frames with a KV policy that is the
+        rotation of queries towards the anchors.
 
         flat: int32 buffer on the device with as many numbers as `shapes` need.
         heads_per_kv: Number of query heads per KV head.

@@ -612,9 +612,9 @@ class SplitLayers:
         return SplitPlan((), (), None, None, parts=tuple(parts))
 
     def _span_on_device(self, part: int, span: RowSpan) -> RowSpan:
-        """Return the span as the heads of one device see it.
+        """Return the span as the heads of one device see it: with the windows of that device's KV heads only.
 
-        All other spans are returned as they are.
+        A span whose windows do not differ by head is returned as it is.
 
         part: Number of the device, from 0.
         span: The rows of one segment. Only windows that differ by head differ by device.

@@ -730,7 +730,10 @@ def _run(tables):
 
 
 def _compile():
-    """Return `_run`, compiled as a C function of one int64 that returns nothing."""
+    """Return `_run`, compiled as a C function of one int64 that returns nothing.
+
+    Numba is asked not to cache it if there is no folder to which a cache can be written.
+    """
     files = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     _run.__qualname__ = f"run_{digest[:16]}{'_amx' * AMX}"

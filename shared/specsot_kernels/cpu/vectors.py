@@ -75,8 +75,8 @@ class _FloatsModel(models.PrimitiveModel):
 def _features() -> frozenset[str]:
     """Return the features of the processor that Numba compiles for.
 
-    Without a list of features, they are those of this machine; if NUMBA_CPU_NAME names a processor, AVX2 for
-    "haswell", and none for others.
+    Without a list of features, they are those of this machine; if Numba was only told the name of a
+    processor, they are AVX2, F16C and FMA for "haswell", and none for other names.
     """
     listed = getattr(config, "CPU_FEATURES", None)
     named = getattr(config, "CPU_NAME", None)
@@ -92,7 +92,8 @@ def _instructions() -> str:
     """Return which instructions compute integer dot products. Raises UnsupportedProcessor on an x86 without
     AVX2.
 
-    The result is "avx512vnni", "avxvnni", "avx2", or "any" on processors that are no x86.
+    The result is "avx512vnni", "avxvnni", "avx2", or "any" on processors that are no x86. Later ones are
+    chosen only if the processor lacks the earlier ones.
     """
     has = _features()
     if {"avx512vnni", "avx512bw", "avx512vl"} <= has:

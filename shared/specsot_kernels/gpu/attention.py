@@ -686,6 +686,8 @@ def _fetch(
 def update_softmax(state, scores, values, scale, is_int8: tl.constexpr):
     """Update a running softmax, in powers of two, with one tile of columns; return the new state.
 
+    A row that has seen no column yet keeps the highest score LOWEST, a sum of 0 and values of 0.
+
     state: highest score [tile], sum of weights [tile] and weighted values [tile, room].
     scores: fp32 [tile, wide]; LOWEST where a row does not see a column.
     values: [wide, room], the values.

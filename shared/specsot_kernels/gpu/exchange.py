@@ -45,7 +45,8 @@ def reach_each_other(
     """Return whether each GPU can read, and do atomic operations in, the memory of all others: over NVLink,
     not PCIe. Return False without CUDA's driver.
 
-    Fewer than two devices reach each other if the driver can be loaded.
+    Fewer than two devices reach each other if the driver can be loaded. False also if one GPU cannot read
+    another one's memory.
 
     devices: the GPUs of one host.
     can_read: tells whether one GPU can read the memory of another one; replaced by tests.

@@ -101,7 +101,7 @@ def plan_lines(
 ) -> LinePlan:
     """Return the plan of one frame's attention, with one copy to the device.
 
-    `lay` has been called.
+    `lay` has been called already, so that the plan can be used at once.
 
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
@@ -480,6 +480,8 @@ def _nothing(tile: tl.constexpr, room: tl.constexpr):
 @kernel
 def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.constexpr):
     """Return the state, updated with a block of columns.
+
+    A row that has seen no column yet keeps the highest score LOWEST, a sum of 0 and values of 0.
 
     state: highest score, sum of weights and weighted values of a tile.
     queries: [tile, room], the queries.

@@ -71,6 +71,9 @@ class OrderedTile(NamedTuple):
 def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
     """Return a good tile for an H100; single matrices have faster ones, see docs/precision.md.
 
+    A 32-bit product has a tile of its own; a 16-bit one has tiles for up to 16 rows, up to FEW_ROWS rows, and
+    more.
+
     rows: number of rows.
     itemsize: bytes of a number.
     gated: whether the product is gated.
@@ -115,9 +118,9 @@ def is_faster(x: Tensor, outputs: int, gated: bool) -> bool:
 def parts_of(outputs: int, inputs: int) -> int:
     """Return into how many parts the inputs of a matrix are cut. The parts fix the order of its sums.
 
-    A [4096, 4096] matrix has 64 tiles of outputs, so its inputs are cut into 4 parts (64 * 4 >= PROGRAMS). A
-    power of two. The inputs are cut further only as long as the parts keep MIN_PART_INPUTS inputs on average;
-    1 if there are enough outputs.
+    A [4096, 4096] matrix has 64 tiles of outputs, so its inputs are cut into 4 parts (64 * 4 >= PROGRAMS).
+    The number is a power of two. The inputs are cut further only as long as the parts keep MIN_PART_INPUTS
+    inputs on average; 1 if there are enough outputs.
 
     outputs: number of outputs.
     inputs: number of inputs.

@@ -105,7 +105,7 @@ def turn_and_store(
 def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the RMSNorm of each row, [rows, size], contiguous, computed in fp32.
 
-    No rows give an empty result.
+    No rows give an empty result. The result has the type of x.
 
     x: [rows, size], contiguous.
     weight: [size], weight of the norm.
@@ -318,6 +318,8 @@ def _pick(weight, column, inside):
 def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     """Norm one row.
 
+    The norm is computed in fp32, and rounded to the type of `out`.
+
     x: [rows, size], the input.
     weight: [size], weight of the norm.
     out: [rows, size], receives the result.
@@ -420,6 +422,8 @@ def _join(
 @kernel
 def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
     """Gate a range of columns of one row.
+
+    The result is silu(gate) * up, computed in fp32.
 
     gate_up: [rows, 2 * width], gates followed by ups.
     out: [rows, width], receives the result.
