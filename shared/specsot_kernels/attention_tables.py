@@ -439,6 +439,9 @@ def cut_pieces(
 ) -> PieceTables:
     """Return page runs cut into pieces, tile by tile and column range by column range.
 
+    All pieces of a frame have the same number of columns, except the last one of a run. A piece of an
+    anchored run has ANCHORED in the place of its common columns.
+
     page_runs: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
         At least one.
     leads: [rows] as in `AttentionTables`.
@@ -645,7 +648,8 @@ def _shared_runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> list
     """Return groups of neighbours that have the same full page at a level, and whose rows all see the whole
     page.
 
-    A span that shares its page with no neighbour is a group of its own.
+    A span that shares its page with no neighbour is a group of its own. The groups are in row order, and
+    every span is in one of them.
 
     blocks: the neighbouring spans, with their first rows.
     level: index of the page among a span's pages.

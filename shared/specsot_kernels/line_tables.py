@@ -149,6 +149,9 @@ def line_sights(spans: Sequence[TableSpan]) -> RowSights:
 def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_rows: int) -> LineCut:
     """Return the work of one frame whose spans come in row order.
 
+    Neighbouring sequences that share pages read whole pieces on these together. A row's slots cover its lead
+    and what it reads by itself.
+
     spans: one span per segment of the frame, in row order; at least one.
     leads: [rows], how many first columns each row reads in pieces, from `line_sights`.
     page_rows: columns of a page.
@@ -238,7 +241,8 @@ def _joint_reads(
     """Yield what several sequences read together: first row, number of rows, first column and last column +
     1.
 
-    Nothing is yielded if no neighbours share a piece.
+    Nothing is yielded if no neighbours share a piece. Each range is one piece long; a sequence that shares it
+    with neither neighbour is in none.
 
     firsts: first row of each sequence.
     rows: number of rows of each sequence.

@@ -205,7 +205,8 @@ class ReadPlan:
 def plan_reads(spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> ReadPlan:
     """Return the reads of a frame: which rows read which columns of which page.
 
-    Long causal spans are divided into blocks of rows.
+    Long causal spans are divided into blocks of rows. The plan's `source_rows` is None if the rows are read
+    in their own order, without padding.
 
     spans: one span per segment of the frame, in row order; an empty frame yields no groups.
     page_rows: number of rows of a KV page.
@@ -256,7 +257,8 @@ def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSp
 
     A row sees its own position and the `window` - 1 positions before it. Sinks of the policy stay visible in
     all layers. The span is yielded unchanged if the window hides nothing; a long causal span is yielded in
-    blocks.
+    blocks. Where the KV heads have windows of their own, each window is limited to the last `window`
+    positions.
 
     span: rows of one segment.
     window: number of positions that a row sees, its own included; at least 1.
@@ -411,7 +413,7 @@ def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: 
     out.
 
     Spans that share the page are one read, and so are spans with consecutive pages and equal numbers of rows
-    in the layout "batched".
+    in the layout "batched". Each read covers spans that follow one another in the group.
 
     spans: the spans of one group.
     level: index of the page among a span's pages.
@@ -451,6 +453,8 @@ def _page_read(run: list[RowSpan], first: int, level: int, page_rows: int, share
     """Return one read for a run of spans: one cell over a shared page, or one cell a span over consecutive
     pages.
 
+    A shared page is read as a whole; of other pages, as many columns are read as the longest span has.
+
     run: spans that follow one another in the group.
     first: row of the group at which the run begins.
     level: index of the page among a span's pages.
@@ -467,6 +471,8 @@ def _page_read(run: list[RowSpan], first: int, level: int, page_rows: int, share
 
 def tail_seen(span: RowSpan) -> NDArray[np.bool_]:
     """Return which tail positions each row sees: bool [rows, tail].
+
+    Row i of a causal span sees the positions 0 .. i.
 
     span: rows of one segment. Bits 0b101 of 3 positions become [True, False, True].
     """

@@ -112,8 +112,8 @@ def write_tree_structure(
     Nothing is written if False is returned. False is returned for tensors that are not on a GPU, without
     Triton, and for tensors of another shape, type or layout than the kernel writes.
 
-    arrays: the tensors that are written: tree_mask, positions, and the three links (see TreeArrays). Entries
-        of a full mask that belong to the sequence rather than the tree must already be true.
+    arrays: the tensors that are written: tree_mask, positions, and the three links (see TreeArrays). All
+        entries of a full mask that belong to the sequence rather than the tree become true.
     arguments: the first five arguments of `build_tree_structure`.
     topk: k, candidates below each node that was drafted from.
     spec_steps: S, number of levels of drafting.
@@ -135,8 +135,8 @@ def _prepare_trees(
 ) -> tuple[Any, tuple[Array, ...], TreeMaskMode]:
     """Check the first five arrays, and return (implementation, all arrays, mode).
 
-    The implementation is the module that computes these arrays. Arrays after the fifth are not checked,
-    except that they must be on the same device.
+    The implementation is the module that computes these arrays; see `_prepare`. Arrays after the fifth are
+    not checked, except that they must be on the same device.
 
     arguments: verified_id, parent_list, top_scores_index, draft_tokens and seq_lens, then any others.
     topk: k, candidates below each node that was drafted from.
@@ -240,7 +240,8 @@ def _prepare_greedy(
 ) -> tuple[Any, tuple[Array, ...], int]:
     """Check the first five arrays, and return (implementation, all arrays, number of levels).
 
-    Arrays after the fifth are not checked, except that they must be on the same device.
+    Arrays after the fifth are not checked, except that they must be on the same device. The implementation is
+    the module that computes these arrays; see `_prepare`.
 
     arguments: the first five arguments of `verify_tree_greedy`, then any others.
     num_steps: how deep a path may go; None means as deep as a tree of n nodes can be.
@@ -329,7 +330,8 @@ def _prepare_sampling(
 ) -> tuple[Any, tuple[Array, ...], int]:
     """Check the first eight arrays, and return (implementation, all arrays, number of levels).
 
-    Arrays after the eighth are not checked, except that they must be on the same device.
+    Arrays after the eighth are not checked, except that they must be on the same device. The implementation
+    is the module that computes these arrays; see `_prepare`.
 
     arguments: the first eight arguments of `tree_speculative_sampling`, then any others.
     thresholds: threshold_single and threshold_acc.
@@ -354,6 +356,8 @@ def _prepare_sampling(
 
 def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Array], list[Array]]:
     """Prepare all arrays of three lists together; return (implementation, list, list, list).
+
+    The implementation is the module that computes these arrays; see `_prepare`. The lists keep their lengths.
 
     lists: the score, token and parent lists of one drafting.
 
@@ -454,6 +458,9 @@ class _ReferenceForTensors:
 
     def __getattr__(self, name: str) -> Any:
         """Return the function of `reference` with this name, with its results converted to tensors.
+
+        Arguments must be NumPy arrays and numbers. A name that `reference` does not have raises
+        AttributeError only when the function is called.
 
         name: name of the function.
         """

@@ -297,7 +297,8 @@ def _sums_for(bits: int) -> _Sums:
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
     """Emit, for each step of a group, the 64 weights of 16 outputs.
 
-    Of 4-bit weights, a byte holds the even step in its lower half.
+    Of 4-bit weights, a byte holds the even step in its lower half. There are LONG_STEPS steps for 8 bits, and
+    STEPS for 4 bits; each yields a vector of 64 unsigned bytes.
 
     b: the LLVM builder into which code is emitted.
     at: address of the group's weights.

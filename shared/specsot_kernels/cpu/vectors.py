@@ -333,6 +333,8 @@ def _power(b: Builder, v: Value) -> Value:
 def _put_whole(bits: int) -> Callable[..., Value]:
     """Return an emitter that rounds 32 floats to `bits`-bit integers, stores them, and returns their sum.
 
+    Halves are rounded to the even integer. The sum is an i32.
+
     bits: bits of an integer: 8 or 16.
     """
     kind = ir.VectorType(ir.IntType(bits), LANES)

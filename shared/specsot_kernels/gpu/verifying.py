@@ -19,6 +19,8 @@ FOUND = ("predicts", "accepted", "counts")
 def empty_results(candidates: Tensor, steps: int) -> Verified:
     """Return result arrays filled with -1, in one allocation.
 
+    The counts are -1 too until a kernel writes them.
+
     candidates: [bs, n], for their shape and device.
     steps: how many levels a path may go down.
     """
