@@ -149,8 +149,8 @@ def line_sights(spans: Sequence[TableSpan]) -> RowSights:
 def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_rows: int) -> LineCut:
     """Return the work of one frame whose spans come in row order.
 
-    Neighbouring sequences that share pages read whole pieces on these together. A row's slots cover its lead
-    and what it reads by itself.
+    Neighbouring sequences that share pages read whole pieces on these together. A row has slots for its lead
+    and for the most that it may read by itself.
 
     spans: one span per segment of the frame, in row order; at least one.
     leads: [rows], how many first columns each row reads in pieces, from `line_sights`.

@@ -63,8 +63,7 @@ class Norm:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the normalized x, in the shape and type of x.
 
-        It is computed in fp32, except on a GPU for a weight of 16 bits in the type of x, where PyTorch's own
-        RMSNorm runs.
+        On a GPU, PyTorch's own RMSNorm runs if the weight is fp32 or has the type of x.
 
         x: [..., size], in floats.
         """
