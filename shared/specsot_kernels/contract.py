@@ -129,7 +129,8 @@ def check_candidates(
     """Check that the three lists of one drafting fit each other and offer enough candidates for `nodes`
     nodes.
 
-    Raises InvalidArguments if they do not.
+    Raises InvalidArguments if they do not. Each list must have one entry per level, at least one, in shapes
+    that fit the batch and k of the first scores.
 
     score_list: scores of each level, [bs, 1, k], then [bs, k, k].
     token_list: tokens of each level, [bs, k], then [bs, k * k].
@@ -242,6 +243,7 @@ def compute_tree_statistics(accept_lengths: Array, num_draft_tokens: int, num_st
     accept_lengths: accepted drafts of each tree: numbers, or an array [trees].
     num_draft_tokens: nodes of each tree, the root included.
     num_steps: largest number of drafts that one path can have.
+
     Raises InvalidArguments if there are no lengths, or if such a tree cannot have one of them.
     """
     lengths = [int(length) for length in accept_lengths]

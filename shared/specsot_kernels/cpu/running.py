@@ -53,7 +53,7 @@ class PackedWeight:
 
         weight: numbers [out, in], which are rounded; or codes [out, in] (int8, or uint8 below 16) that must
             not be rounded again, with their scales and minimum values, fp32 [out, 1] or [out, in / 32].
-        bias: [out]; None: no bias is added.
+        bias: [out]; None: no bias is added. A shorter bias than `padded` outputs is filled up with zeros.
         bits: 8 or 4.
         """
         codes_of = (weight,) if isinstance(weight, Tensor) else weight
@@ -119,7 +119,8 @@ def _round8(weight: Tensor) -> Codes:
 
 
 def _lay8(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder 8-bit codes into blocks and steps; codes become unsigned by adding 128.
+    """Return 8-bit codes reordered into blocks and steps, and the scales [out]; codes become unsigned by
+    adding 128.
 
     codes: int8 [out, in], of whole blocks.
     scale: fp32 [out, 1], the scales.
@@ -143,7 +144,10 @@ def _round4(weight: Tensor) -> Codes:
 
 
 def _lay4(codes: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder 4-bit codes into blocks and groups, with the fp16 scales and minimum values after each group.
+    """Return 4-bit codes reordered into blocks and groups, with the fp16 scales and minimum values after each
+    group.
+
+    The second result is empty: 8-bit weights have their scales there.
 
     codes: uint8 [out, in], of whole blocks.
     scale: [out, in / 32], the scale of each group of inputs.
@@ -178,7 +182,7 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
     """Return which columns the rows of a frame see, as byte offsets from the first key of the first page.
 
     row_bytes: bytes of one key of one head.
-    spans: one span per segment of the frame, in row order.
+    spans: one span per segment of the frame, in row order; at least one.
     page_rows: rows of a KV page.
     kv_heads: number of KV heads.
 
@@ -207,7 +211,9 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
 def _fill_sights(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
     """Fill in the sights of rows [rows, heads, 5] that see other columns than all up to themselves.
 
-    Return the array of byte offsets into which they point, in addition to `offsets`.
+    The result is the array of byte offsets into which they point, in addition to `offsets`; the caller keeps
+    it alive. Sinks of `VisibleColumns` come first, the rest of what a row sees after them; `HeadColumns` give
+    each head a list of its own; without a policy every column before the base comes first.
 
     span: the rows of one segment.
     rows: the rows' part of `ColumnPlan.sight`, which is written.
@@ -263,6 +269,9 @@ class KernelFrame:
     def __init__(self, rows: int, widest: int, eps: float = 0.0) -> None:
         """Prepare a frame.
 
+        A frame of several threads is prepared if PyTorch computes with GNU's OpenMP; otherwise one thread
+        runs.
+
         rows: number of rows.
         widest: largest number of inputs of a product.
         eps: epsilon of the RMSNorms.
@@ -311,6 +320,9 @@ class KernelFrame:
     def make(self, field: int, size: int) -> None:
         """Let a field point to scratch memory.
 
+        If the thread's scratch memory is too small, new memory is allocated for this field, and the thread's
+        next frame allocates enough for all.
+
         field: offset of the field in bytes; see `steps`.
         size: bytes that are needed.
         """
@@ -324,6 +336,8 @@ class KernelFrame:
 
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:
         """Allocate what each thread needs for attention.
+
+        The fields SCORES_APART, SCORES, ASKED, TURNED and EVEN are set.
 
         longest: largest number of columns of a row.
         head_dim: numbers of a head.
@@ -358,7 +372,9 @@ Normed = tuple[Tensor, float]
 def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Tensor:
     """Return the product of x [rows, in] with a packed weight, fp32 [rows, out].
 
-    x: [rows, in], the input.
+    A bias is added. No rows give an empty result.
+
+    x: [rows, in], the input, in any type of floats.
     weight: the packed weight.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
     """
@@ -402,6 +418,8 @@ def choose(
 def _product_frame(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
     """Return a frame for one product.
 
+    Its output is not set yet.
+
     x: fp32 [rows, in], the input.
     weight: the packed weight.
     norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
@@ -417,6 +435,8 @@ def _product_frame(x: Tensor, weight: PackedWeight, norm: Normed | None) -> Kern
 def _openmp() -> ctypes.CDLL | None:
     """Return GNU's OpenMP library, whose threads PyTorch computes with; None if PyTorch has another one (then
     one thread runs).
+
+    If there are several such libraries, the first by name is taken.
     """
     lib = Path(torch.__file__).parent / "lib"
     found = sorted((*lib.glob("libgomp*.so*"), *(lib.parent.parent / "torch.libs").glob("libgomp*.so*")))

@@ -73,7 +73,11 @@ class _FloatsModel(models.PrimitiveModel):
 
 
 def _features() -> frozenset[str]:
-    """Return the features of the processor that Numba compiles for."""
+    """Return the features of the processor that Numba compiles for.
+
+    Without a list of features, they are those of this machine; if Numba was only told the name of a
+    processor, they are AVX2, F16C and FMA for "haswell", and none for other names.
+    """
     listed = getattr(config, "CPU_FEATURES", None)
     named = getattr(config, "CPU_NAME", None)
     # NUMBA_CPU_NAME is set.
@@ -87,6 +91,9 @@ def _features() -> frozenset[str]:
 def _instructions() -> str:
     """Return which instructions compute integer dot products. Raises UnsupportedProcessor on an x86 without
     AVX2.
+
+    The result is "avx512vnni", "avxvnni", "avx2", or "any" on processors that are no x86. Later ones are
+    chosen only if the processor lacks the earlier ones.
     """
     has = _features()
     if {"avx512vnni", "avx512bw", "avx512vl"} <= has:
@@ -326,6 +333,8 @@ def _power(b: Builder, v: Value) -> Value:
 def _put_whole(bits: int) -> Callable[..., Value]:
     """Return an emitter that rounds 32 floats to `bits`-bit integers, stores them, and returns their sum.
 
+    Halves are rounded to the even integer. The sum is an i32.
+
     bits: bits of an integer: 8 or 16.
     """
     kind = ir.VectorType(ir.IntType(bits), LANES)
@@ -350,6 +359,7 @@ def _put_half(b: Builder, at: Value, x: Value) -> None:
     """Emit a store as fp16.
 
     Finite numbers beyond fp16's range become its largest; others stay not finite, so that they are noticed.
+    Nothing is returned.
 
     b: the LLVM builder into which code is emitted.
     at: address at which 16 numbers are stored.
@@ -443,7 +453,8 @@ def _meet(b: Builder, at: Value, threads: Value, system: Value) -> None:
     """Emit a barrier: wait until all threads have arrived.
 
     A waiting thread soon sleeps, which gives its core to a thread that has none. OpenMP's own barrier polls
-    30 times as often, and with other processes running, that took most of a step.
+    30 times as often, and with other processes running, that took most of a step. The barrier can be used
+    again at once. Its counters must be zero before the first use.
 
     b: the LLVM builder into which code is emitted.
     at: address of the barrier's MEETING bytes.

@@ -45,6 +45,9 @@ class RowTile(NamedTuple):
 def row_tile_of(inputs: int, normed: bool, gated: bool) -> RowTile:
     """Return the fastest of fourteen tiles on an H200 for the matrices of an 8B and a 4B model.
 
+    The tile is 4 x 512 for gated products, 16 x 512 with a norm alone, and otherwise 8 x 1024 if 1024 divides
+    the inputs, else 4 x 512.
+
     inputs: number of inputs.
     normed: whether x is normed first.
     gated: whether the product is gated.
@@ -66,6 +69,8 @@ def multiply_row(
     tile: RowTile | None = None,
 ) -> Tensor:
     """Return weight @ x, [1, outputs], computed in fp32.
+
+    The result has the type of x, or is `into`, whose type then counts.
 
     gated: the result is silu(first half) * second half, [1, outputs / 2].
     x: [1, inputs], the input.
@@ -171,7 +176,7 @@ FEW_OUTPUTS = 16384
 def short_tile_of(outputs: int, inputs: int, normed: bool, gated: bool) -> RowTile:
     """Return the tile that made an 8B model's step fastest on an H100, of eight for each matrix.
 
-    The tile's columns divide `inputs`.
+    The tile's columns divide `inputs`. The tile is 8 x 512 if no power of two from 256 on divides the inputs.
 
     outputs: number of outputs, both halves if gated.
     inputs: number of inputs.
@@ -200,7 +205,8 @@ def multiply_short_row(
 ) -> Tensor:
     """Return weight @ x, [1, outputs], for 8-bit float weights, computed in fp32.
 
-    x is quantized, with the scale of its own peak, as it is read.
+    x is quantized, with the scale of its own peak, as it is read. The result has the type of x, or is `into`,
+    whose type then counts. A row of zeros is quantized with scale 1.
 
     x: [1, inputs], the input.
     weight: [outputs, inputs] float8_e4m3fn, contiguous.
