@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 
-CONTRADICTION = (
-    "no text satisfies all of its patterns, such as patternProperties that match declared properties"
-)
+CONTRADICTION = "no text satisfies all of its patterns"
 # The message for an error that is not known here.
 UNKNOWN = "a part of it is invalid, or cannot be enforced"
 # Characters. Bounds how much of a form is repeated in a message.

@@ -57,7 +57,7 @@ def read_schema(text: str) -> Json | bool:
 def warnings_of(schema: Json) -> tuple[str, ...]:
     """Return one sentence for each keyword of a schema that is not enforced."""
     found: list[str] = []
-    for one in _every(schema):
+    for one in every_schema(schema):
         if one.get("uniqueItems") is True:
             found.append(UNIQUE_ITEMS)
         choices = one.get("oneOf")
@@ -68,7 +68,7 @@ def warnings_of(schema: Json) -> tuple[str, ...]:
 
 def _relax(schema: Json) -> None:
     """Remove uniqueItems and unknown formats. An option makes the compiler treat `oneOf` as `anyOf`."""
-    for one in _every(schema):
+    for one in every_schema(schema):
         one.pop("uniqueItems", None)
         known = one.get("format")
         if not isinstance(known, str) or known not in _FORMATS:
@@ -135,7 +135,7 @@ def _close(schema: Json) -> None:
     times. If any object of the schema is composed of several parts, no object is closed, because each part
     would forbid the properties that the other parts declare.
     """
-    found = list(_every(schema))
+    found = list(every_schema(schema))
     if any(map(_is_composed, found)):
         return
     for one in found:
@@ -152,7 +152,7 @@ def _is_composed(schema: Json) -> bool:
     return several or ("properties" in schema and any(name in schema for name in _JOINED))
 
 
-def _every(schema: Json) -> Iterator[Json]:
+def every_schema(schema: Json) -> Iterator[Json]:
     """Yield a schema and all schemas in it, without recursion, because clients may nest them deeply."""
     waiting: list[Any] = [schema]
     while waiting:
