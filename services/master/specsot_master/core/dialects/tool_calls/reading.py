@@ -21,7 +21,14 @@ from specsot_master.core.dialects.tool_calls.marked_arguments import (
     ParameterStream,
     PythonStream,
 )
-from specsot_master.core.dialects.tool_calls.tails import ARGUMENT_KEYS, FENCE, NAME_KEYS, CallTail, call_in
+from specsot_master.core.dialects.tool_calls.tails import (
+    ARGUMENT_KEYS,
+    FENCE,
+    NAME_KEYS,
+    CallTail,
+    JsonTracker,
+    call_in,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,7 @@ class ToolReader:
         self._content: list[str] = []
         self._out: list[CallDelta] = []
         self._code = CodeTracker()
+        self._json = JsonTracker()
         self._spoke = False  # Some content came.
         self._white = ""  # White space that is content only if more content follows.
         self._after_call = False  # The white space in `_white` touches a call.
@@ -198,6 +206,7 @@ class ToolReader:
             said = self._white + spoken
             self._content.append(said)
             self._code.add(said)
+            self._json.add(said)
             self._white = ""
             self._spoke = True
             self._after_call = False
@@ -225,7 +234,7 @@ class ToolReader:
         for first in self._form.starts:
             if self._begin_call(0, first):
                 return True
-        if self._held[0] in "{[":
+        if self._held[0] in "{[" and not self._json.inside(self._white):
             return self._begin_tail()
         return self._say_raw(1)
 
