@@ -144,7 +144,9 @@ COLLIDING = {
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("name", ["Llama 3", "Qwen-Qwen3-0.6B", "Qwen3-Coder", "LFM2.5", "moonshotai-Kimi-K2"])
+@pytest.mark.parametrize(
+    "name", ["Llama 3", "Qwen-Qwen3-0.6B", "Qwen3-Coder", "LFM2.5", "moonshotai-Kimi-K2"]
+)
 def test_definitions_of_one_name_hold_for_the_function_that_has_them(name: str, parallel: bool) -> None:
     form = form_of(name)
     use = ToolUse(form, COLLIDING, required=True, parallel=parallel)

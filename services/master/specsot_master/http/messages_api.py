@@ -101,6 +101,7 @@ class MessagesBody(CountBody):
     top_k: Count | None = None
     stop_sequences: Many[Words] | None = None
     output_config: Annotated[Json | None, Few] = None
+    output_format: Annotated[Json | None, Few] = None
     specsot: Annotated[Planning | None, Few] = None
 
 
@@ -178,18 +179,17 @@ def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBod
         members["thinking_token_budget"] = body.thinking.budget_tokens
     if isinstance(body, MessagesBody):
         members |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
-        members |= {"stop": body.stop_sequences, "response_format": chat_format(body.output_config)}
+        members |= {"stop": body.stop_sequences, "response_format": chat_format(body)}
         members["specsot"] = body.specsot and body.specsot.model_dump(exclude_unset=True)
     return chat_body(members, "messages")
 
 
-def chat_format(output_config: Json | None) -> Json | None:
-    """Return `output_config.format`, a JSON schema, as a response_format of chat completions; None if there
-    is none.
+def chat_format(body: MessagesBody) -> Json | None:
+    """Return the JSON schema of the answer as a response_format of chat completions; None if there is none.
 
-    output_config: the field of this name, or None.
+    body: the parsed body, with the schema in `output_config.format`, or in `output_format`, its older name.
     """
-    form = (output_config or {}).get("format")
+    form = (body.output_config or {}).get("format") or body.output_format
     if not isinstance(form, dict):
         return None
     return {"type": form.get("type"), "json_schema": {"name": "answer", "schema": form.get("schema")}}

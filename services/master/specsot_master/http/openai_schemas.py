@@ -5,6 +5,7 @@ Known fields that would change the answer but are not served are refused; see al
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
@@ -55,6 +56,16 @@ def _check_text(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("not Unicode text: half of a surrogate pair stands alone") from None
     return text
+
+
+def _written_arguments(arguments: Any) -> Any:
+    """Return a call's arguments as JSON text. Some clients send them as an object, or null for none.
+
+    arguments: the JSON value of the field.
+    """
+    if isinstance(arguments, str):
+        return arguments
+    return "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
 
 
 def at_most(max_entries: int) -> BeforeValidator:
@@ -270,7 +281,7 @@ class Asking(Model):
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, Few] = None
     stop: Annotated[Words | Many[Words] | None, at_most(MAX_STOPS)] = None
-    seed: Count | None = None
+    seed: int | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     stop_token_ids: Annotated[Many[Count] | None, at_most(MAX_STOP_IDS)] = None
@@ -315,7 +326,7 @@ class GivenFunction(Model):
     """A function that an assistant's turn called, with its arguments as JSON text."""
 
     name: Words
-    arguments: Words = ""
+    arguments: Annotated[Words, BeforeValidator(_written_arguments)] = ""
 
 
 class PastCall(Model):
