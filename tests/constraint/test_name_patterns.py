@@ -1,4 +1,4 @@
-"""JSON schemas whose `patternProperties` share names with declared properties, or with each other."""
+"""JSON schemas that restrict the names of properties, by patterns, enums or declared names."""
 
 from __future__ import annotations
 
@@ -101,6 +101,45 @@ def test_patterns_are_settled_wherever_a_schema_may_stand() -> None:
 def test_a_pattern_that_cannot_be_compiled_is_reported_as_before() -> None:
     with pytest.raises(InvalidRequest, match=r'in "\["'):
         try_form(schema({"properties": {"a": {}}, "patternProperties": {"[": {}, "^a$": {}}}))
+
+
+RECORDS: dict[str, dict[str, Any]] = {
+    "text": {"propertyNames": {"type": "string"}},
+    "anything": {"propertyNames": True},
+    "an enum": {"propertyNames": {"$ref": "#/$defs/C"}, "$defs": {"C": {"enum": ["ab", "x"], "title": "C"}}},
+    "a constant": {"propertyNames": {"const": "ab"}},
+    "a pattern": {"propertyNames": {"type": "string", "pattern": "^a"}},
+    "a pattern of a declared name": {
+        "propertyNames": {"pattern": "^a"},
+        "properties": {"ab": INTEGER, "c": {}},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_names_are_restricted_as_records_of_zod_and_pydantic_say(kind: str) -> None:
+    given = {"type": "object", "additionalProperties": INTEGER, **RECORDS[kind]}
+    try_form(schema(given))
+    assert takes(given, '{"ab":3}')
+    for text in ('{"ab":"x"}', '{"c":3}'):
+        assert takes(given, text) == jsonschema.Draft202012Validator(given).is_valid(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "names", [{"minLength": 2}, {"type": "integer"}, {"pattern": "^a", "maxLength": 3}, False]
+)
+def test_other_restrictions_of_names_are_refused_by_name(names: Any) -> None:
+    with pytest.raises(InvalidRequest, match='"propertyNames"'):
+        try_form(schema({"type": "object", "propertyNames": names, "additionalProperties": INTEGER}))
+
+
+def test_unevaluated_properties_of_a_plain_object_are_additional_ones() -> None:
+    given = {"type": "object", "properties": {"a": INTEGER}, "unevaluatedProperties": False}
+    assert takes(given, '{"a":3}')
+    assert not takes(given, '{"a":3,"b":3}')
+    composed = {**given, "allOf": [{"properties": {"b": INTEGER}}]}
+    with pytest.raises(InvalidRequest, match='"unevaluatedProperties"'):
+        try_form(schema(composed))
 
 
 NAMES = ("a", "ab", "b", "ba", "c")

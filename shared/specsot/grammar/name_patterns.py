@@ -1,7 +1,8 @@
-"""Makes `patternProperties` of JSON schemas enforceable: of patterns that share names, and of declared names.
+"""Makes restrictions of property names in JSON schemas enforceable: `patternProperties` and `propertyNames`.
 
 The compiler intersects a pattern's schema with those of the declared properties that it matches. But it
 cannot continue where a pattern matches nothing else, and it refuses two patterns that match the same name.
+It does not know `propertyNames` and `unevaluatedProperties`, most uses of which other keywords can express.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any, cast
 
 from llguidance import LLMatcher, LLTokenizer
 
-from specsot.grammar.schemas import Json, every_schema, read_schema
+from specsot.grammar.schemas import Json, every_schema, is_composed, read_schema, resolved, values_of
+
+# Keywords that describe a schema and restrict nothing.
+_ANNOTATIONS = frozenset(("$comment", "default", "deprecated", "description", "examples", "title"))
 
 
 def read_enforceable(text: str) -> Json | bool:
@@ -24,9 +28,48 @@ def read_enforceable(text: str) -> Json | bool:
     schema = read_schema(text)
     if isinstance(schema, dict):
         for one in list(every_schema(schema)):
+            _express_names(one, schema)
             if isinstance(one.get("patternProperties"), dict):
                 _settle(one)
     return schema
+
+
+def _express_names(schema: Json, root: Json) -> None:
+    """Replace `propertyNames` and `unevaluatedProperties` by keywords that the compiler knows. What cannot be
+    expressed stays, and the compiler refuses it by name.
+
+        propertyNames {"type": "string"}                          -> nothing
+        propertyNames {"enum": ["a"]}, additionalProperties P     -> properties {"a": P} and no others
+        propertyNames {"pattern": "^a"}, additionalProperties P   -> patternProperties {"^a": P} and no others
+
+    root: the whole schema, at whose top references begin.
+    """
+    if "unevaluatedProperties" in schema and not (is_composed(schema) or "$ref" in schema):
+        unevaluated = schema.pop("unevaluatedProperties")
+        schema.setdefault("additionalProperties", unevaluated)
+    given = {} if schema.get("propertyNames") is True else schema.get("propertyNames")
+    declared = schema.get("properties", {})
+    if not isinstance(given, dict) or not isinstance(declared, dict):
+        return
+    rules = {key: rule for key, rule in resolved(given, root).items() if key not in _ANNOTATIONS}
+    if rules.pop("type", "string") != "string":
+        return
+    properties = cast(Json, declared)
+    others = schema.get("additionalProperties", True)
+    allowed = values_of(rules)
+    pattern = rules.get("pattern")
+    if rules and (len(rules) > 1 or "patternProperties" in schema):
+        return
+    if allowed is not None:
+        names = [name for name in allowed if isinstance(name, str)]
+        schema["properties"] = {name: properties.get(name, others) for name in names}
+        schema["additionalProperties"] = False
+    elif isinstance(pattern, str) and _compiles(pattern):
+        kept = {name: one if _matches(pattern, name) else False for name, one in properties.items()}
+        schema |= {"properties": kept, "patternProperties": {pattern: others}, "additionalProperties": False}
+    elif rules:
+        return
+    del schema["propertyNames"]
 
 
 def _settle(schema: Json) -> None:

@@ -77,7 +77,7 @@ def _relax(schema: Json) -> None:
 
 def _exclude_each_other(choices: list[Any], root: Json) -> bool:
     """Return whether certainly no value matches two of these schemas, by their types and constants."""
-    schemas = [_resolved(one, root) for one in choices]
+    schemas = [resolved(one, root) for one in choices]
     return all(_are_apart(one, other) for n, one in enumerate(schemas) for other in schemas[:n])
 
 
@@ -87,13 +87,13 @@ def _are_apart(one: Json, other: Json) -> bool:
     others = _types(other)
     if types and others and not types & others and {"integer", "number"} != types | others:
         return True
-    values, their_values = _values(one), _values(other)
+    values, their_values = values_of(one), values_of(other)
     if values is not None and their_values is not None:
         return not any(value in their_values for value in values)
     properties, theirs = one.get("properties"), other.get("properties")
     if not (isinstance(properties, dict) and isinstance(theirs, dict)):
         return False
-    required = _strings(one.get("required")) & _strings(other.get("required"))
+    required = strings(one.get("required")) & strings(other.get("required"))
     shared = (name for name in properties if name in theirs and name in required)
     parts = ((properties[name], theirs[name]) for name in shared)
     return any(isinstance(a, dict) and isinstance(b, dict) and _are_apart(a, b) for a, b in parts)
@@ -101,20 +101,20 @@ def _are_apart(one: Json, other: Json) -> bool:
 
 def _types(schema: Json) -> set[str]:
     declared = schema.get("type")
-    return {declared} if isinstance(declared, str) else _strings(declared)
+    return {declared} if isinstance(declared, str) else strings(declared)
 
 
-def _strings(given: Any) -> set[str]:
+def strings(given: Any) -> set[str]:
     return set(map(str, cast("list[Any]", given))) if isinstance(given, list) else set()
 
 
-def _values(schema: Json) -> list[Any] | None:
+def values_of(schema: Json) -> list[Any] | None:
     if "const" in schema:
         return [schema["const"]]
     return cast("list[Any]", schema["enum"]) if isinstance(schema.get("enum"), list) else None
 
 
-def _resolved(schema: Any, root: Json) -> Json:
+def resolved(schema: Any, root: Json) -> Json:
     """Return a schema, or the schema that its reference within the document names; {} if there is none."""
     here: Any = schema
     if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
@@ -136,7 +136,7 @@ def _close(schema: Json) -> None:
     would forbid the properties that the other parts declare.
     """
     found = list(every_schema(schema))
-    if any(map(_is_composed, found)):
+    if any(map(is_composed, found)):
         return
     for one in found:
         declared, required = one.get("properties"), one.get("required", [])
@@ -146,7 +146,7 @@ def _close(schema: Json) -> None:
             one["additionalProperties"] = False
 
 
-def _is_composed(schema: Json) -> bool:
+def is_composed(schema: Json) -> bool:
     parts = schema.get("allOf")
     several = isinstance(parts, list) and len(cast("list[Any]", parts)) > 1
     return several or ("properties" in schema and any(name in schema for name in _JOINED))
