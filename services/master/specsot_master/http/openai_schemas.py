@@ -62,10 +62,15 @@ def _written_arguments(arguments: Any) -> Any:
     """Return a call's arguments as JSON text. Some clients send them as an object, or null for none.
 
     arguments: the JSON value of the field.
+
+    Raises ValueError if it is nested too deeply.
     """
     if isinstance(arguments, str):
         return arguments
-    return "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+    try:
+        return "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def at_most(max_entries: int) -> BeforeValidator:
