@@ -286,7 +286,7 @@ class Asking(Model):
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, Few] = None
     stop: Annotated[Words | Many[Words] | None, at_most(MAX_STOPS)] = None
-    seed: int | None = None
+    seed: Annotated[int, Field(lt=2**64)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     stop_token_ids: Annotated[Many[Count] | None, at_most(MAX_STOP_IDS)] = None
