@@ -237,16 +237,19 @@ class TreeStatistics:
     depth_rates: tuple[float, ...]
 
 
-def compute_tree_statistics(accept_lengths: Array, num_draft_tokens: int, num_steps: int) -> TreeStatistics:
+def compute_tree_statistics(
+    accept_lengths: Array, num_draft_tokens: int, num_steps: int | None = None
+) -> TreeStatistics:
     """Return statistics of trees of num_draft_tokens nodes each, the root included.
 
     accept_lengths: accepted drafts of each tree: numbers, or an array [trees].
     num_draft_tokens: nodes of each tree, the root included.
-    num_steps: largest number of drafts that one path can have.
+    num_steps: largest number of drafts that one path can have; None for all drafts, as in a chain.
 
     Raises InvalidArguments if there are no lengths, or if such a tree cannot have one of them.
     """
     lengths = [int(length) for length in accept_lengths]
+    num_steps = num_draft_tokens - 1 if num_steps is None else num_steps
     max_length = min(num_steps, num_draft_tokens - 1)
     if not lengths or not all(0 <= length <= max_length for length in lengths):
         raise InvalidArguments(

@@ -351,7 +351,7 @@ async def test_where_nobody_has_room_it_is_said_what_is_missing():
 @pytest.mark.parametrize(
     ("small", "said"),
     [
-        ({"kv_bytes": 1}, "KV memory holds 0 pages of 256 rows; at least 2 are needed"),
+        ({"kv_bytes": 1}, "more KV memory: 0 pages of 256 rows fit, at least 2 are needed (--kv-memory)"),
         (
             {"memory": 3 * MIB, "kv_bytes": MIB, "weights": WeightBytes(MIB, 0, 0)},
             "layers 0:8 need 8.0 MiB, workers offer 2.0 MiB + 2.0 MiB in addition to their KV pages; "

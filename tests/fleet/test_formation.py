@@ -109,7 +109,7 @@ def test_pages_are_what_the_tightest_member_holds():
     members = [worker("a"), worker("b", kv_bytes=256 * 64 * 4 * 3), drafter(kv_bytes=256 * 64 * 9)]
     stages = next_stages(members, WISHES)
     assert count_pages(members, stages, members[2:], WISHES) == 3
-    with pytest.raises(Refused, match="holds 0 pages"):
+    with pytest.raises(Refused, match="more KV memory: 0 pages"):
         count_pages([worker("a", kv_bytes=1), worker("b")], stages, [], WISHES)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsot.core.frames import Close, End
+from specsot.core.skeleton import read_plan
 from specsot.events import BranchFinished, BranchStarted, MergedText, Planned, Reason, SkeletonText
 from specsot.params import Ask, Limits
 from specsot_master.core.commands import OpenAnswer, OpenBranch, OpenSkeleton
@@ -26,6 +27,7 @@ from tests.master.play import Play
 from tests.master.stage import Stage, of
 from tests.master.test_repair import break_and_form
 from tests.master.test_resuming import CONFIG, kept_in, reading, revived, text_of
+from tests.there import there
 
 TOLD = ("Answer with a short numbered list.",)
 INTRODUCTION = "Letters are signs that stand for sounds."
@@ -54,6 +56,10 @@ def begin(**limits: int) -> Play:
     return Play("auto", told=TOLD, speculates=True, **({"max_new_tokens": 600} | limits))
 
 
+def begin_in_markers() -> Play:
+    return Play("auto", told=TOLD, speculates=True, shows_markers=True, max_new_tokens=600)
+
+
 def write_plan(play: Play, text: str = LIST) -> None:
     play.write(PLAN_ORDINAL, text, step=7)
     play.end(PLAN_ORDINAL)
@@ -77,6 +83,27 @@ def test_the_direct_answer_and_the_plan_are_opened_together() -> None:
     answer, skeleton = play.of(OpenAnswer, OpenSkeleton)
     assert (answer.limit, skeleton.ordinal, skeleton.limit) == (600, PLAN_ORDINAL, 45)
     assert not play.plan.all_opened
+
+
+def test_a_speculative_plan_is_shown_in_markers_once_it_is_used() -> None:
+    play = begin_in_markers()
+    write_plan(play)
+    assert not play.of(SkeletonText), "the plan may still be discarded"
+    play.write(0, DIRECT)
+    (skeleton,), (planned,) = play.of(SkeletonText), play.of(Planned)
+    assert [point.title for point in there(read_plan(skeleton.text))] == ["Alpha", "Beta", "Gamma", "Delta"]
+    assert read_plan(skeleton.text) == planned.points, "the closing is no point"
+    write_branches(play)
+    play.check_stream()
+
+
+def test_a_discarded_plan_is_not_shown_in_markers() -> None:
+    play = begin_in_markers()
+    write_plan(play, " Alpha")
+    play.write(0, DIRECT)
+    play.end(0)
+    assert not play.of(SkeletonText)
+    assert play.finished.text == DIRECT
 
 
 def test_the_answer_is_read_from_its_first_token_and_what_follows_its_introduction_is_withheld() -> None:

@@ -179,7 +179,10 @@ class GpuLoop:
         sequences: Number of sequences, at least 1.
         steps: Number of steps that are timed.
         forked: True if the sequences fork one prefix of `context_length` tokens, and add one token each.
-b        """
+        paused: True if drafting is paused once all sequences decode, so that no timed step has drafts.
+
+        A step counts only if all sequences have a tree in it. Fails if the pages do not suffice.
+        """
         loop = self._loop()
         orders = list(self._opening_orders(context_length, sequences, forked))
         for order in orders:

@@ -21,6 +21,7 @@ dependencies are acyclic. Worked example:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -331,6 +332,24 @@ def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | 
     reader.feed(text)
     reader.finish()
     return reader.points if reader.kind == "plan" else None
+
+
+def write_plan(points: Sequence[Point]) -> str:
+    """Return a plan in the skeleton language, so that `read_plan` returns the same points.
+
+        Point(1, 40, "Pack light"), Point(2, 60, "Choose a route", needs=(1,)) ->
+        "[PLAN]\\n1.<40><None>[-]Pack light\\n2.<60><None>[1]Choose a route\\n[END]"
+
+    An end marker within a title loses its brackets, and a length of more than four digits becomes 9999.
+
+    points: at least one point, with ids 1, 2, and so on.
+    """
+    lines = [
+        f"{one.id}.<{min(one.length, _MAX_LENGTH)}><{one.tool}>[{','.join(map(str, one.needs)) or '-'}]"
+        f"{one.title.replace(_END, 'END')}\n"
+        for one in points
+    ]
+    return f"[PLAN]\n{''.join(lines)}{_END}"
 
 
 def _ends(line: str) -> bool:

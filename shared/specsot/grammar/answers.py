@@ -19,9 +19,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from specsot.core.vocabulary import Spelling, Vocabulary, spelling_of
+from specsot.grammar.name_patterns import read_enforceable
 from specsot.grammar.paths import PathCheck
 from specsot.grammar.reasons import reason_in
-from specsot.grammar.schemas import read_schema
 from specsot.grammar.structural_tag import lark_of_tag, read_tag
 from specsot.params import Form, refuse
 
@@ -611,7 +611,7 @@ def lark_of(form: Form) -> str:
         case "json_object":
             rule = "start: %json " + json.dumps({"type": "object", "x-guidance": _JSON_STYLE})
         case "json_schema":
-            schema = read_schema(form.texts[0])
+            schema = read_enforceable(form.texts[0])
             rule = "start: %json " + json.dumps(
                 {**(schema if isinstance(schema, dict) else {}), "x-guidance": _SCHEMA_STYLE}
             )

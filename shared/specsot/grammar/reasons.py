@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 
 # The message for a form that no text matches.
-CONTRADICTION = (
-    "no text satisfies all of its patterns, such as patternProperties that match declared properties"
-)
+CONTRADICTION = "no text satisfies all of its patterns"
 # The message for an error that is not known here.
 UNKNOWN = "a part of it is invalid, or cannot be enforced"
 # Characters. Bounds how much of a form is repeated in a message.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from specsot.core.vocabulary import Vocabulary, describe
-from specsot.grammar.schemas import read_schema
+from specsot.grammar.name_patterns import read_enforceable
 from specsot.params import refuse
 
 # Characters. The longest free text whose maximum is enforced: the automaton has a state per character.
@@ -306,7 +306,7 @@ class _LarkWriter:
 
         True becomes a schema without restrictions.
         """
-        closed = read_schema(json.dumps(schema))
+        closed = read_enforceable(json.dumps(schema))
         return json.dumps({**(closed if isinstance(closed, dict) else {}), "x-guidance": self._style})
 
     def _free_text(self, part: FreeText) -> str:

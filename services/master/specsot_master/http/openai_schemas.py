@@ -5,6 +5,7 @@ Known fields that would change the answer but are not served are refused; see al
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
@@ -58,6 +59,21 @@ def _check_text(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("not Unicode text: half of a surrogate pair stands alone") from None
     return text
+
+
+def _written_arguments(arguments: Any) -> Any:
+    """Return a call's arguments as JSON text. Some clients send them as an object, or null for none.
+
+    arguments: the JSON value of the field.
+
+    Raises ValueError if it is nested too deeply.
+    """
+    if isinstance(arguments, str):
+        return arguments
+    try:
+        return "" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def at_most(max_entries: int) -> BeforeValidator:
@@ -331,7 +347,7 @@ class Asking(Model):
     # Text, or texts, that end the answer; None for none.
     stop: Annotated[Words | Many[Words] | None, at_most(MAX_STOPS)] = None
     # The sampling seed; None or a negative number to have the master draw one.
-    seed: Count | None = None
+    seed: Annotated[int, Field(lt=2**64)] | None = None
     # True to continue after the model's end tokens.
     ignore_eos: bool | None = None
     # Tokens before which no end token is written; None for 0.
@@ -394,8 +410,8 @@ class GivenFunction(Model):
 
     # The function's name.
     name: Words
-    # The arguments as JSON text; "" for none.
-    arguments: Words = ""
+    # The arguments as JSON text, or as an object; "" for none.
+    arguments: Annotated[Words, BeforeValidator(_written_arguments)] = ""
 
 
 class PastCall(Model):

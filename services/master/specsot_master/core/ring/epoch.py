@@ -198,7 +198,8 @@ def count_pages(
     page_limit = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
     pages = min(*room, page_limit)
     if pages < 2:
-        raise Refused(f"KV memory holds {pages} pages of {page_rows} rows; at least 2 are needed")
+        need = "at least 2 are needed (--kv-memory)"
+        raise Refused(f"more KV memory: {pages} pages of {page_rows} rows fit, {need}")
     return pages
 
 

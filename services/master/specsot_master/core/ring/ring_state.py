@@ -148,9 +148,9 @@ class EngineConfig:
     lease: int = 256
     plan_style: PlanStyle = option(
         "auto",
-        "Format of plans: a numbered list, which any model can write, or the markers or the fork and join "
-        "tags that some are trained on; auto: as the specsot.json of the model's directory says, else tags "
-        "if its tokenizer has them as tokens.",
+        "Format of plans: a numbered list, the markers of the plan language, which the master writes for "
+        "models that were not trained on them, or the fork and join tags that some are trained on; auto: as "
+        "the specsot.json of the model's directory says, else tags if its tokenizer has them as tokens.",
     )
     prefix_cache: bool = option(True, "Cache the KV of prompt prefixes in the ring.")
     unread: int = option(
