@@ -87,7 +87,7 @@ def test_one_line_says_what_is_chosen_and_why(found: FoundGpus, need: int | None
 def test_gpus_that_are_too_small_together_are_counted_together() -> None:
     """Two stages could have used both; one stage could not."""
     assert "2 GPUs have 90.0 GiB free together" in choose_device(TWO, 91 * GIB, stages=2).reason
-    assert "the most that a GPU has free is cuda:1" in choose_device(TWO, 91 * GIB, stages=1).reason
+    assert "the GPU with the most free memory is cuda:1" in choose_device(TWO, 91 * GIB, stages=1).reason
 
 
 @pytest.mark.torch
