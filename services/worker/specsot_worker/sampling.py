@@ -269,12 +269,12 @@ class TargetQuery(NamedTuple):
 
     @property
     def unmasked(self) -> bool:
-        """True if every token is allowed after every node: no grammar mask excludes any, and `min_tokens`
-        forbids no stop token.
+        """True if every token is allowed after every node: no grammar mask excludes any, and the sequence's
+        opening bars none.
         """
         if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
             return False
-        return not self.state.must_go_on()
+        return not self.state.barred_tokens()
 
     def allows(self, node: int, token: int | None) -> bool:
         """Return whether the node's mask allows a token. True where there is no mask.
@@ -399,7 +399,7 @@ class _PathWalk:
             self.step(target)
 
     def apply_processors(self, logits: torch.Tensor) -> None:
-        """Apply mask, stop-token ban, biases and penalties to the logits of the current node, in place.
+        """Apply mask, barred tokens, biases and penalties to the logits of the current node, in place.
         Tokens that are not allowed get -inf.
 
         logits: Logits of the current node, [vocab].
@@ -417,11 +417,8 @@ class _PathWalk:
         apply_penalties(logits, state.opening.sampling, times)
 
     def _barred(self) -> tuple[int, ...]:
-        """Return the ids of the stop tokens if `min_tokens` forbids them at the current node. Return ()
-        otherwise.
-        """
-        state = self.query.state
-        return state.opening.stop_ids if state.must_go_on(len(self.trail)) else ()
+        """Return the ids of the tokens that the opening bars at the current node; () if it bars none."""
+        return self.query.state.barred_tokens(len(self.trail))
 
     def step(self, target: int | None) -> None:
         """Record the target of the current node, and walk on to its first child with that token. The walk

@@ -113,6 +113,7 @@ class Opening:
         of the prompt but the first. With None, nothing is reported. Set only without fork.
     reused: rows of a previous epoch's sequence that are reused, or None.
     soft_end: where a sequence of free text may end before its limit, or None.
+    excluded_first: token ids that the first generated token must not be. Later tokens may be any of them.
     """
 
     sequence: int
@@ -140,6 +141,7 @@ class Opening:
     prompt_logprobs: int | None = None
     reused: ReusedKV | None = None
     soft_end: SoftEnd | None = None
+    excluded_first: tuple[int, ...] = ()
 
     @property
     def forked(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from specsot.core.frames import Fork, Outcome
 from specsot.errors import Cancelled, InvalidRequest, SpecsotError, TooLarge, Unavailable
@@ -71,8 +71,6 @@ class Clock(Protocol):
 # Events. Bounds how many events of a resumable request stay buffered after they were read: enough for more
 # than 5,000 tokens of text, which take some megabytes. Untuned.
 MAX_BUFFERED_EVENTS = 16_384
-# Logits. The bias of a token that a branch must not begin with. Precedent: OpenAI's range of logit_bias.
-LEAST_BIAS: Final = -100.0
 
 
 class Reader:
@@ -545,10 +543,6 @@ class RequestState:
             return scoring(self.ask)
         if isinstance(command, commands.OpenSkeleton):
             return replace(self.ask, min_tokens=0)
-        if isinstance(command, commands.OpenBranch) and command.excluded:
-            sampling = self.ask.sampling
-            biases = dict(sampling.logit_bias) | dict.fromkeys(command.excluded, LEAST_BIAS)
-            return replace(self.ask, sampling=replace(sampling, logit_bias=tuple(sorted(biases.items()))))
         if self.prompt.tags is None:
             return self.ask
         threads = isinstance(command, commands.OpenBranch)

@@ -62,6 +62,7 @@ class SequenceFactory:
         rules: PlanRules | None = None,
         trace: str | None = None,
         soft_limit: int | None = None,
+        excluded_first: tuple[int, ...] = (),
     ) -> Opening:
         """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id.
 
@@ -79,6 +80,7 @@ class SequenceFactory:
         trace: the request's tracing context, which the stages put on their spans; None without tracing.
         soft_limit: the tokens from which on the sequence ends after a sentence; None for no soft end. There
             is none either if the client wants a form, or wants the model's end tokens ignored.
+        excluded_first: the ids of tokens that the sequence must not begin with; empty for none.
         """
         ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
         least_tokens = least_of(ask, limit) if ordinal else ask.min_tokens
@@ -104,6 +106,7 @@ class SequenceFactory:
             min_tokens=min(least_tokens, limit),
             prompt_logprobs=ask.prompt_logprobs,
             soft_end=soft,
+            excluded_first=excluded_first,
         )
 
     def again(self, opening: Opening, num_written: int) -> Opening:

@@ -220,6 +220,7 @@ class RingTables:
             rules=rules,
             trace=followed(request.trace),
             soft_limit=order.soft_limit if isinstance(order, OpenBranch) else None,
+            excluded_first=order.excluded if isinstance(order, OpenBranch) else (),
         )
         ask = request.ask
         log = TokenLog(opening, turn.tokens)
