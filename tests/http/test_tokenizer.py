@@ -25,7 +25,7 @@ WHAT = {"role": "user", "content": "What is it?"}
 
 async def test_a_prompts_tokens_and_back(house: Served) -> None:
     told = (await house.post("/tokenize", {"prompt": "Why is the sky blue?", "model": "demo"})).json()
-    assert told["tokens"] == list(house.stage.text.encode_bare("Why is the sky blue?"))
+    assert told["tokens"] == list(house.stage.text.encode_prompt("Why is the sky blue?"))
     assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 2048)
     back = (await house.post("/detokenize", {"tokens": told["tokens"]})).json()
     assert back == {"prompt": "Why is the sky blue?"}

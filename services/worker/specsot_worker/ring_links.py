@@ -24,7 +24,8 @@ class RingLinks:
     sequencer: Stage 0, which receives results.
     drafters: By name, receive features.
     master: Receives results, over the event loop.
-    results: Also the master, if the link allows the compute thread to send without the event loop.
+    results: A second link to the master, over which the compute thread sends results without the event loop.
+        None if the link to the master allows that not, as within one process; results then go over `master`.
     """
 
     next_stage: RingLink | None

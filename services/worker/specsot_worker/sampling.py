@@ -7,9 +7,9 @@ with a counter-based random number of its own. Rounding errors can thus only mov
 the cumulative distribution has one threshold per token. All tokens that tie at the edge of a truncation stay,
 whatever the order of sorting.
 
-On a GPU one kernel finds the targets of all nodes of all trees, and the host waits for it once. On a CPU, and
-where masks or penalties differ from node to node, everything that costs more than an argmax is done along the
-accepted path only.
+The argmax of all rows is taken at once, on every device. On a GPU, one kernel also draws the tokens of all
+nodes of all trees, and the host waits for it once. Draws on a CPU, and masks, penalties and biases on every
+device, are applied along the accepted path only, one node after the other.
 """
 
 from __future__ import annotations
