@@ -72,8 +72,8 @@ class Decoder:
         quantization: Form of the matrices; None keeps `dtype`.
         kv_dtype: Type of the KV cache; "auto" means `dtype`.
         batch_invariant: The output of a token does not depend on the rest of its batch, bit for bit.
-        loaded_parts: Layers that another range loaded already and shares with this one; it also receives what is
-            loaded now. None: nothing is shared.
+        loaded_parts: Layers that another range loaded already and shares with this one; it also receives what
+            is loaded now. None: nothing is shared.
         devices: Devices that every layer is split over (tensor parallelism), `device` first. Empty: no split.
         """
         loaded_parts = LoadedParts() if loaded_parts is None else loaded_parts
@@ -235,8 +235,8 @@ class Decoder:
     def _capture_parts(self, parts: Sequence[split.FusedPart]) -> None:
         """Make one decoder per device, each with that device's part of every layer (tensor parallelism).
 
-        The decoders are appended to `_device_decoders`. If every device can also take its part of the lm_head,
-        `_split_head` is set.
+        The decoders are appended to `_device_decoders`. If every device can also take its part of the
+        lm_head, `_split_head` is set.
 
         parts: Config, device and blocks of each device, in device order.
         """

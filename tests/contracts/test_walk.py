@@ -18,9 +18,9 @@ TREE = "From accepted tokens to the next tree"
 BRANCHES = "From a plan to its branches"
 CORE = "The core, in an evening"
 WAYS = (PROMPT, LAYERS, TOKEN, TREE, BRANCHES)
-# Files. A way that takes longer to read than an evening is not read to its end. The way of a prompt has one file
-# more than it had (18), because most readers come from HTTP. The ways through the layers, to the next tree and to
-# the branches exist because a stranger who walked the others remembered none of what they show.
+# Files. A way that is too long is not read to its end. The way of a prompt has one file more than before,
+# because most readers come from HTTP. The ways through the layers, to the next tree and to the branches exist
+# because every step that a stranger forgot after a walk lies in a file that no way named.
 MAX_FILES = {PROMPT: 19, LAYERS: 13, TOKEN: 13, TREE: 9, BRANCHES: 5, CORE: 36}
 STOP = re.compile(r"^\d+\. `(?P<file>[^`]+)`: (?:`(?P<function>[^`]+)` → (?P<uses>`.*?`)\. )?", re.MULTILINE)
 

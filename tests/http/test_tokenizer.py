@@ -55,7 +55,7 @@ async def test_texts_are_tokenised_in_a_thread(
     """Four megabytes take seconds, in which members would miss the master."""
     where, within = list[threading.Thread](), Text._token_ids
 
-    def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
+    def split(self: Text, text: str, add_bos: bool) -> tuple[int, ...]:
         where.append(threading.current_thread())
         return within(self, text, bare)
 
@@ -78,7 +78,7 @@ async def test_of_a_text_that_is_far_too_long_a_part_is_looked_at(
     """Two million characters of a model of 8,192 positions held a thread for 4 to 7 seconds."""
     seen, within = list[int](), Text._token_ids
 
-    def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
+    def split(self: Text, text: str, add_bos: bool) -> tuple[int, ...]:
         seen.append(len(text))
         return within(self, text, bare)
 
@@ -95,7 +95,7 @@ async def test_short_texts_do_not_wait_for_others_long_ones(
     go_on, within, loop = threading.Event(), Text._token_ids, asyncio.get_running_loop()
     begun = asyncio.Event()
 
-    def split(self: Text, text: str, bare: bool) -> tuple[int, ...]:
+    def split(self: Text, text: str, add_bos: bool) -> tuple[int, ...]:
         if len(text) > THREAD_CHARACTERS:
             loop.call_soon_threadsafe(begun.set)
             go_on.wait()

@@ -214,8 +214,8 @@ class DecoderStage:
 
         Graphs need all layers of the range to see the same KV. Layers differ only if a KV policy skips the
         model's first layers (`skip_layers`), or has a window per head and layer. It suffices to compare the
-        first layer of the range with the last: skipped layers come first, and windows per head give every call
-        of `PolicySpan.at` a new `sight`, which is never the same object.
+        first layer of the range with the last: skipped layers come first, and with windows per head every
+        call of `PolicySpan.at` returns a new `sight`, so that no two layers have the same object.
         """
         entry, earlier_taps = self._inputs(frame, len(plan.slots))
         end_layers = self.layers.first, self.layers.last - 1

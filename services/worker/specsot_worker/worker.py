@@ -326,8 +326,8 @@ class Worker:
             case Drafts() if active.sequencer:
                 active.sequencer.add_drafts(message, self._clock())
             case Drafts() if active.links.sequencer:
-                # In a closed ring (`--comm-mode ring`), messages to stage 0 pass along the ring. The drafter is
-                # connected to the last stage only, which forwards its drafts to stage 0.
+                # In a closed ring (`--comm-mode ring`), the drafter is connected to the last stage only, so
+                # that stage forwards its drafts to stage 0.
                 await active.links.sequencer.send(message)
             case Open() | Close() | Lease() if active.sequencer:
                 active.sequencer.apply_order(message)

@@ -305,8 +305,8 @@ class Outcome:
     tokens: newly generated tokens: the tokens of the accepted nodes except the root, then the bonus token,
         cut after the first token that ends the sequence. Empty if a tree's `accepted` is empty.
     end: why the sequence ended, or None while it continues.
-    chances: the log-probability (a number in -inf .. 0) of each of `tokens`, with alternatives; empty if the sequence does not ask
-        for log-probabilities.
+    chances: the log-probability of each of `tokens`, -inf to 0, with alternatives; empty if the sequence does
+        not ask for log-probabilities.
     forced: the tokens after `tokens` that the constraint determines alone. Set only for drafted sequences.
     draft_paused: True if nothing was drafted for a drafted sequence, because drafting was paused or resuming.
     prompt_chances: the log-probability of each token of the prompt but the first, if the sequence asks for
@@ -451,8 +451,9 @@ class Open:
 
     opening: the description that every stage gets.
     tokens: the prompt's token ids, without the forked ones.
-    lease: while the sequence decodes, it gets a next tree only if fewer positions than this are committed. The
-        newest token is not committed yet, so the sequence may have up to `lease` tokens when it gets a tree.
+    lease: while the sequence decodes, it gets a next tree only if fewer positions than this are committed.
+        The newest token is not committed yet, so the sequence may have up to `lease` tokens when it gets a
+        tree.
     """
 
     opening: Opening
