@@ -57,7 +57,7 @@ async def test_texts_are_tokenised_in_a_thread(
 
     def split(self: Text, text: str, add_bos: bool) -> tuple[int, ...]:
         where.append(threading.current_thread())
-        return within(self, text, bare)
+        return within(self, text, add_bos)
 
     monkeypatch.setattr(Text, "_token_ids", split)
     assert (await house.post(path, body)).status_code == 200
@@ -80,7 +80,7 @@ async def test_of_a_text_that_is_far_too_long_a_part_is_looked_at(
 
     def split(self: Text, text: str, add_bos: bool) -> tuple[int, ...]:
         seen.append(len(text))
-        return within(self, text, bare)
+        return within(self, text, add_bos)
 
     monkeypatch.setattr(Text, "_token_ids", split)
     answer = await house.post(path, body)
@@ -99,7 +99,7 @@ async def test_short_texts_do_not_wait_for_others_long_ones(
         if len(text) > THREAD_CHARACTERS:
             loop.call_soon_threadsafe(begun.set)
             go_on.wait()
-        return within(self, text, bare)
+        return within(self, text, add_bos)
 
     monkeypatch.setattr(Text, "_token_ids", split)
     long = [asyncio.ensure_future(house.post("/tokenize", {"prompt": "word " * 10_000})) for _ in range(40)]
