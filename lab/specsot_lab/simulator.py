@@ -36,7 +36,7 @@ from specsot_drafter.proposers import Proposer
 from specsot_kernels.segments import RowSpan
 from specsot_master.text import Text
 from specsot_model.core.kv_plan import KvPlan, plan_frame
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.stage_provider import StageRunner
 from specsot_worker.verifier import Verifier
@@ -361,10 +361,9 @@ class MockWorker:
             """
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
-        pages = (configuration.pages, configuration.page_rows)
         width = configuration.width_at(stage.layers)
-        store = FeatureStore(*pages, width, torch.float32, "cpu") if width else None
-        return Verifier(logits, grammar, store)
+        ring = FeatureRing(width, torch.float32, "cpu") if width else None
+        return Verifier(logits, grammar, ring)
 
 
 class MockDrafter:

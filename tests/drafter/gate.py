@@ -34,6 +34,8 @@ KNOWN = Path(__file__).parent / "gate.json"
 MEAN, LEAST = 0.97, 0.90
 # Of the baseline: a head that is never right, over 200 tokens; the same once drafting is paused.
 NEVER_RIGHT, PAUSED = 0.97, 0.99
+# Tokens of answers, one after the other, where clients ask again: drawn once from 40 to 256.
+LENGTHS = tuple(int(number) for number in np.random.default_rng(5).integers(40, 256, 97))
 FIXED = SWEEP | {"tree 3 of 2": (2, 3, True), "chain 4": (4, 4, False), "tree 7 of 3": (3, 7, True)}
 Make = Callable[[], BudgetPolicy | None]
 
@@ -59,7 +61,7 @@ TRACES = [
     *(Trace(machine, "calm", live) for machine in ("gpu", "h100") for live in (1, 8, 64)),
     *(Trace("h100", "calm", live, head) for live in (1, 8, 64) for head in (1.0, 0.7, 0.5, 0.2)),
     *(Trace("small", "calm", 4, head) for head in (1.0, 0.5)),
-    *(Trace("h200", "calm", live, head) for live in (1, 8, 64) for head in (1.0, 0.5)),
+    *(Trace("h200", "device", live, head) for live in (1, 8, 64) for head in (0.85, 0.75, 0.5)),
 ]
 
 
@@ -88,7 +90,10 @@ def seconds(one: Trace, make: Make) -> list[float]:
     for number, texts in enumerate(_groups(one)):
         turning = replay(policy, one.noise, number, one.live, machine=one.machine)
         if one.head is not None:
-            turning.noise, turning.row_hop = (1.0,), 5e-6
+            turning.row_hop = 5e-6
+            turning.lengths = LENGTHS if one.noise == "device" else ()
+            turning.left = [turning._next_length() for _ in turning.texts]
+            turning.noise = (1.0,) if one.noise == "calm" else turning.noise
         turning.texts = texts
         turning.at = [23 * (row // len(trace().texts)) % len(text) for row, text in enumerate(texts)]
         if before:

@@ -4,7 +4,8 @@
 of
 MT-bench, 4 of instructions, 4 of GSM8K, 4 of HumanEval), for every token the best candidates of a tree of
 width 4: per candidate a letter for its parent and whether it was right, and one for its log-probability.
-`calm`, `noisy` and `loaded` hold what steps really took, in times of the curve, one after another.
+`calm`, `noisy`, `loaded` and `device` (on an H200) hold what steps really took, in times of the curve, one
+after another.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from specsot.core.cost_curve import CostCurve
 from specsot.members import Curve, TreeShape
-from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, StepSeconds, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.control import make_budget
 from specsot_drafter.core.selection import (
     Candidates,
@@ -31,6 +32,7 @@ from specsot_drafter.core.selection import (
     depth_masses,
     limit_depths,
 )
+from specsot_drafter.speculator import IDLE_REST_STEPS
 
 LAYOUT = (4, 5, 4, 3, 2, 2)  # candidates kept per depth
 DEPTHS = np.repeat(np.arange(1, len(LAYOUT) + 1), LAYOUT)
@@ -57,6 +59,8 @@ class Machine:
     text that are not caught up with when it begins; row: seconds of one. graphs: all levels grow at once.
     switch: what the first plain step behind drafts takes more, and the first with drafts behind plain ones.
     waits: plain steps behind a rest until there are drafts. deciding: what choosing anew takes.
+    host: seconds that the host takes besides all that, by the number of sequences: of a step without drafts,
+    and of one with drafts.
     """
 
     step: Curve
@@ -73,6 +77,7 @@ class Machine:
     switch: tuple[float, float] = (0.0, 0.0)
     waits: int = 0
     deciding: float = 0.0
+    host: tuple[Curve, Curve] = ((), ())
 
 
 # As told and as steps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
@@ -173,14 +178,21 @@ CARD_STEP: Curve = ((1, 0.85e-3), (2, 1.9e-3), (64, 2.05e-3))
 CARD = Machine(CARD_STEP, NEAR_LEVELS[0], (SMALL_STEP, NEAR_LEVELS[1]), 0.1e-3, 0.37e-3, 0.3e-3, 4e-3,
                graphs=True, switch=(1.3e-3, 3.1e-3), waits=2, deciding=1e-3)  # fmt: skip
 
-# A small model as the drafter of a larger one, both on one H200, as served on 2026-11-28: steps of 1.6, 2.3
-# and 6.3 ms with 1, 8 and 64 sequences; with chains of three 5.6, 12.7 and 52, of which the levels are
-# inferred. Prompts of 360 tokens are new to the drafter, which takes 3.5 us for each of them on that device.
-H200_STEP: Curve = ((1, 1.1e-3), (4, 1.2e-3), (8, 1.8e-3), (32, 3.2e-3), (64, 5.8e-3), (256, 14e-3))
-H200_LEVEL: Curve = ((1, 1.3e-3), (8, 2.9e-3), (64, 12e-3))
-H200 = Machine(
-    H200_STEP, H200_LEVEL, (H200_STEP, H200_LEVEL), 0.1e-3, 0.5e-3, 0.2e-3, 0.0, 0.0, 360, 3.5e-6, True
+# Qwen2.5-Coder-1.5B in bf16 with its bundled head on an H200, recorded on 2026-11-28 while every setting
+# answered in turns: a step without drafts takes 1.65, 1.95 and 5.0 ms with 1, 8 and 64 sequences, a step with
+# trees of 24 nodes 2.5 and 3.5 ms with 1 and 8, and one of 512 nodes 9 ms with 64. The device computes 256
+# rows in 2.9 ms; the rest is the host's, whose part grows with the sequences, not with the rows.
+H200_STEP: Curve = ((1, 1.66e-3), (2, 1.99e-3), (8, 1.99e-3), (16, 2.1e-3), (32, 2.29e-3), (64, 2.44e-3),
+                    (128, 2.57e-3), (256, 2.91e-3), (512, 3.9e-3))  # fmt: skip
+H200_LEVEL: Curve = ((1, 0.04e-3), (4, 0.05e-3), (16, 0.06e-3), (64, 0.07e-3))
+H200_HOST: tuple[Curve, Curve] = (
+    ((1, 0.0), (8, 0.0), (64, 2.6e-3)),
+    ((1, 0.1e-3), (8, 0.75e-3), (64, 5.0e-3)),
 )
+H200 = Machine(
+    H200_STEP, H200_LEVEL, (H200_STEP, H200_LEVEL), growth=0.05e-3, handover=0.1e-3, prompt=100, row=4e-6,
+    graphs=True, switch=(1e-3, 1.1e-3), waits=2, deciding=0.5e-3, host=H200_HOST,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +210,7 @@ def trace() -> Trace:
     bf16 = Machine(curves[0], curves[1], (curves[0], curves[1]))
     machines = {"bf16": bf16, "int8": INT8, "int4": INT4, "vnni8": VNNI8, "vnni4": VNNI4, "calm4": CALM4}
     machines |= {"gpu": GPU, "h100": H100, "small": SMALL, "near": NEAR, "card": CARD, "h200": H200}
-    return Trace(machines, {name: told[name] for name in ("calm", "noisy", "loaded")}, texts)
+    return Trace(machines, {name: told[name] for name in ("calm", "noisy", "loaded", "device")}, texts)
 
 
 def _offer(line: str) -> Offer:
@@ -274,6 +286,11 @@ SWEEP = {
 }
 
 
+# Steps until a client's next question has been read, and the seconds that reading it takes more.
+AWAY = 2
+READING = 3e-3
+
+
 @dataclass(slots=True)
 class Replay:
     """Turns steps of `live` texts, and begins each anew where it ends. seconds, tokens: so far; plain: what
@@ -287,6 +304,8 @@ class Replay:
     row_hop: float
     step: CostCurve = field(init=False)
     level: CostCurve = field(init=False)
+    # Seconds of the host by sequences: of a step without drafts, and of one with drafts.
+    host: tuple[CostCurve, CostCurve] = field(init=False)
     seconds: float = 0.0
     tokens: int = 0
     steps: int = 0
@@ -300,12 +319,23 @@ class Replay:
     # Seconds that single steps with drafts take more, by the number of steps with drafts before them. The
     # first steps of a size compile kernels, for example.
     slow: Mapping[int, float] = field(default_factory=dict[int, float])
+    # Tokens of one answer after the other, for clients that ask again when they have an answer. Empty: nobody
+    # asks again, and the texts have no end.
+    lengths: Sequence[int] = ()
+    # By client: steps until its next question has been read, and tokens of its answer that are left.
+    away: list[int] = field(init=False)
+    left: list[int] = field(init=False)
+    asked: int = 0
     _took: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))  # steps of a rest
 
     def __post_init__(self) -> None:
         self.at = [23 * (text // len(trace().texts)) % len(one) for text, one in enumerate(self.texts)]
         self.due = [self.machine.prompt] * len(self.texts)
         self.step, self.level = CostCurve(self.machine.step), CostCurve(self.machine.level)
+        without, drafted = self.machine.host
+        self.host = CostCurve(without), CostCurve(drafted)
+        self.away = [0] * len(self.texts)
+        self.left = [self._next_length() for _ in self.texts]
         self._hopes = self.policy is not None and self.policy.start_sequences()
         self._drafts = self.policy is not None and not self.policy.adaptive
 
@@ -325,31 +355,57 @@ class Replay:
         """Until each text has so many more; returns the seconds that took."""
         before, until = self.seconds, self.tokens + tokens * len(self.texts)
         while self.tokens < until:
-            self._turn()
+            # A tree has no more levels than its sequence may still have tokens, without the root's.
+            self._turn(min(len(LAYOUT), (until - self.tokens - 1) // len(self.texts)))
         return self.seconds - before
 
-    def _turn(self) -> None:
-        live, factor = len(self.texts), self.noise[self.steps % len(self.noise)]
+    def _next_length(self) -> int:
+        """The tokens of the next answer; without lengths more than any replay has."""
+        self.asked += 1
+        return self.lengths[self.asked % len(self.lengths)] if self.lengths else 1 << 40
+
+    @property
+    def present(self) -> list[int]:
+        """The texts that are being written now; others wait for their question to be read."""
+        return [text for text, steps in enumerate(self.away) if not steps]
+
+    @property
+    def reads(self) -> bool:
+        """Whether this step reads a question too: such steps take longer, and nothing is learned of them."""
+        return 1 in self.away
+
+    def _turn(self, most: int) -> None:
+        live, factor = len(self.present), self.noise[self.steps % len(self.noise)]
         self.steps += 1
+        if not live:
+            self._advance({}, READING)
+            return
         levels = few = 0
         if self.policy and not self.paused:
-            few = self.policy.limit_sequences(live)
-            levels = self.policy.plan_levels(few, len(LAYOUT), sum(self.due[:few]), live - few)
-            self.paused = 0 if levels else (self.policy.paused_trees or live) + self.machine.waits * live
+            few = live
+            most = min(most, max(self.left[text] for text in self.present) - 1)
+            due = sum(self.due[text] for text in self.present)
+            levels = self.policy.plan_levels(few, most, due, live - few)
+            self.paused = (
+                0
+                if levels
+                else (self.policy.paused_trees or IDLE_REST_STEPS * live) + self.machine.waits * live
+            )
         if levels:
-            self._draft(few, levels, factor)
+            self._draft(levels, factor)
         else:
             self._rest(factor)
 
     def _rest(self, factor: float) -> None:
-        live = len(self.texts)
+        live = len(self.present)
         self.seconds += self.machine.switch[0] * factor if self._drafts else 0.0
-        took = float(self.step.at(live)) * factor
+        took = (float(self.step.at(live)) + self.host[0].at(live)) * factor
         if not self._drafts:  # the worker reports the median of such steps
             self._took.append(took)
         sending = self.row_hop * live
         sending += self.machine.hop
-        self._advance([0] * live, took / factor + sending)
+        reads = self.reads
+        self._advance(dict.fromkeys(self.present, 0), took / factor + sending + READING * reads)
         self._drafts = False
         if not self.policy:
             return
@@ -360,18 +416,20 @@ class Replay:
             self.policy.record_pause(self.missed, live)
             self.missed = 0
             if self.machine.graphs and not self.machine.prompt:  # caught up with meanwhile
-                self.due = [2] * live
+                self.due = [2] * len(self.texts)
             took = median(self._took or [took])
-            self.policy.record_step([ROOT_ONLY] * live, StepSeconds(took, took + sending))
+            spent = UNKNOWN_SECONDS if reads else StepSeconds(took, took + sending)
+            self.policy.record_step([ROOT_ONLY] * live, spent)
 
-    def _draft(self, few: int, levels: int, factor: float) -> None:
-        policy, live = self.policy, len(self.texts)
+    def _draft(self, levels: int, factor: float) -> None:
+        policy, present = self.policy, self.present
+        live = few = len(present)
         assert policy is not None
-        offers = [text[at] for text, at in zip(self.texts[:few], self.at)]
+        offers = [self.texts[text][self.at[text]] for text in present]
         width = getattr(policy, "width", None) or LAYOUT[0]
         candidates, fed = _grow(offers, levels, width, None if self.machine.graphs else policy.keep_growing)
         grown = len(fed)
-        due = sum(self.due[:few])
+        due = sum(self.due[text] for text in present)
         first, *more = (float(self.level.at(few * nodes)) for nodes in fed)
         first = (self.machine.growth + first + self.machine.row * due) * factor
         growing = first + sum(more) * factor
@@ -384,29 +442,38 @@ class Replay:
         right = np.stack([offer.right[: chosen.shape[1]] for offer in offers]) & chosen
         accepted = (DEPTHS[: chosen.shape[1]] * right).max(1).tolist()
         rows = [1 + int(count) for count in chosen.sum(1)]
-        fed_rows = sum(rows) + live - few
+        fed_rows = sum(rows)
         computed = float(self.step.at(fed_rows)) * factor
         sending = self.row_hop * fed_rows + self.machine.hop
-        handover = self.machine.handover + (0 if self.drafted else self.machine.cold)
+        handover = self.machine.handover + self.host[1].at(live) + (0 if self.drafted else self.machine.cold)
         handover += 0.0 if self._drafts else self.machine.switch[1]
         self._drafts = True
         self._took.clear()
         handover += 0.0 if policy.holding else self.machine.deciding
         wall = computed + growing + handover * factor + sending + self.slow.get(self.drafted, 0.0)
         self.drafted += fed_rows > live
-        self.due[:few] = [0] * few
-        self._advance([*accepted, *[0] * (live - few)], (wall - sending) / factor + sending)
+        for text in present:
+            self.due[text] = 0
+        reads = self.reads
+        seconds = (wall - sending) / factor + sending + READING * reads
+        self._advance(dict(zip(present, accepted)), seconds)
         trees = [TreeOutcome(grown, *each) for each in zip(rows, masses, accepted)]
-        trees += [ROOT_ONLY] * (live - few)
         told = wall if fed_rows > live else computed + sending
-        policy.record_step(trees, StepSeconds(computed, told, growing))
+        policy.record_step(trees, UNKNOWN_SECONDS if reads else StepSeconds(computed, told, growing))
 
-    def _advance(self, accepted: Sequence[int], seconds: float) -> None:
+    def _advance(self, accepted: Mapping[int, int], seconds: float) -> None:
+        """Write a step's tokens. accepted: of each text that is being written, besides the root's."""
         self.seconds += seconds
-        for text, count in enumerate(accepted):
+        self.away = [max(steps - 1, 0) for steps in self.away]
+        for text, count in accepted.items():
             self.tokens += 1 + count
             self.due[text] += 1 + count
             self.at[text] = (self.at[text] + 1 + count) % len(self.texts[text])
+            self.left[text] -= 1 + count
+            if self.left[text] <= 0:
+                self.left[text] = self._next_length()
+                self.away[text] = AWAY
+                self.due[text] = self.machine.prompt
 
 
 def _grow(

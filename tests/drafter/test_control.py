@@ -15,7 +15,6 @@ from specsot_drafter.core.control import (
     LOOK_STEPS,
     POOL,
     QUANTILE,
-    RAMP,
     REGRET,
     REGRET_SHARE,
     DraftPolicy,
@@ -150,16 +149,6 @@ def test_a_choice_is_held_as_long_as_nothing_changes() -> None:
     assert 40 // (HELD_STEPS + 1) <= held.count(False) <= 12
 
 
-def test_of_many_sequences_a_few_are_drafted_for_first() -> None:
-    one = looked(policy(), 64, 9e-3)
-    for few in (RAMP, RAMP**2, 64):
-        assert one.limit_sequences(64) == few
-        assert one.plan_levels(few, 6, 0, 64 - few) > 0
-        one.record_step(
-            [TreeOutcome(1, 2, (0.9,), 1)] * few + [ROOT_ONLY] * (64 - few), StepSeconds(9e-3, 9e-3)
-        )
-
-
 def test_steps_beside_prompts_are_not_looked_at() -> None:
     one = policy()
     one.record_step([TreeOutcome(1, 2, (0.9,), 1)] * 4)
@@ -200,7 +189,7 @@ def test_steps_that_take_longer_whatever_their_size_are_no_reason_to_draft_less_
     seen = costs(FLAT)
     for _ in range(4 * HELD_STEPS):
         seen.record_baseline(1, 1e-3)
-        seen.record_drafted(1, 1, 2, 3e-3 + 0.3e-3, 0.3e-3)
+        seen.record_drafted(1, 1, 1, 2, 3e-3 + 0.3e-3, 0.3e-3)
         seen.learn()
     assert float(seen.drafted(1, 1, 1, 20)) == pytest.approx(3.3e-3, rel=0.05)
 
@@ -209,8 +198,8 @@ def test_sizes_that_were_seen_cost_what_they_took() -> None:
     """Rows cost twice what the curve says, from eight on."""
     seen = costs()
     for _ in range(4 * HELD_STEPS):
-        seen.record_drafted(1, 1, 2, 4e-3, 0.3e-3)
-        seen.record_drafted(1, 1, 9, 9e-3, 0.3e-3)
+        seen.record_drafted(1, 1, 1, 2, 4e-3, 0.3e-3)
+        seen.record_drafted(1, 1, 1, 9, 9e-3, 0.3e-3)
         seen.learn()
     assert float(seen.drafted(1, 1, 1, 1)) == pytest.approx(4e-3, rel=0.1)
     assert float(seen.drafted(1, 1, 1, 8)) == pytest.approx(9e-3, rel=0.1)
@@ -219,7 +208,7 @@ def test_sizes_that_were_seen_cost_what_they_took() -> None:
 def test_steps_that_a_neighbour_slows_down_now_and_then_are_not_what_drafts_cost() -> None:
     seen = costs()
     for number in range(40):
-        seen.record_drafted(1, 1, 2, 60e-3 if number % 8 == 7 else 5e-3, 0.3e-3)
+        seen.record_drafted(1, 1, 1, 2, 60e-3 if number % 8 == 7 else 5e-3, 0.3e-3)
     seen.learn()
     assert float(seen.drafted(1, 1, 1, 1)) < 6e-3
 
@@ -228,7 +217,7 @@ def test_a_baseline_seen_in_a_slow_moment_is_no_longer_than_steps_with_drafts() 
     seen = costs()
     seen.record_baseline(1, 30e-3)
     for _ in range(5):
-        seen.record_drafted(1, 1, 2, 5e-3, 0.3e-3)
+        seen.record_drafted(1, 1, 1, 2, 5e-3, 0.3e-3)
     seen.learn()
     assert seen.baseline(1) < 6e-3
 
@@ -237,7 +226,7 @@ def test_a_pause_forgets_the_slow_steps() -> None:
     """A minute in which neighbours computed is not believed for as long as nothing is drafted."""
     seen = costs()
     for number in range(20):
-        seen.record_drafted(1, 1, 2, 5e-3 if number < 4 else 50e-3, 0.3e-3)
+        seen.record_drafted(1, 1, 1, 2, 5e-3 if number < 4 else 50e-3, 0.3e-3)
     seen.forget()
     assert seen.known == 1 + int(20 * QUANTILE)
     seen.forget()

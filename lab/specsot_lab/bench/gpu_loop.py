@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from specsot.core.frames import Close, Fork, Open, Opening, TreeSegment, rows_of
+from specsot.core.frames import Close, Drafts, Fork, Open, Opening, TreeSegment, rows_of
 from specsot.core.pages import PageTable
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary
@@ -34,7 +34,7 @@ from specsot_lab.bench.gpu_replay import Ranks, Replay
 from specsot_model.decoder import Decoder
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.feature_store import FeatureStore
+from specsot_worker.feature_ring import FeatureRing
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 
@@ -167,7 +167,9 @@ class GpuLoop:
         self.stage.capture()
         self._ids = count(1)
 
-    def run(self, context_length: int, sequences: int, steps: int, forked: bool = False) -> StepClock:
+    def run(
+        self, context_length: int, sequences: int, steps: int, forked: bool = False, paused: bool = False
+    ) -> StepClock:
         """Return the clock of a run, after which all sequences are closed. It starts when all prompts have
         been computed and WARM more steps have passed.
 
@@ -175,6 +177,7 @@ class GpuLoop:
         sequences: Number of sequences, at least 1.
         steps: Number of steps that are timed.
         forked: True if the sequences fork one prefix of `context_length` tokens, and add one token each.
+        paused: True if drafting is paused once all sequences decode, so that no timed step has drafts.
         """
         loop = self._loop()
         orders = list(self._opening_orders(context_length, sequences, forked))
@@ -183,6 +186,8 @@ class GpuLoop:
         warm = StepClock()
         clock = StepClock()
         while clock.steps < steps:
+            if paused and warm.steps == 1:
+                loop.sequencer.add_drafts(Drafts(EPOCH, (), PLENTY))
             frame = (clock if warm.steps == WARM else warm).time_step(loop).frame
             if sum(isinstance(segment, TreeSegment) for segment in frame.segments) < sequences:
                 # Prompts are still being computed.
@@ -289,12 +294,12 @@ class GpuLoop:
         timeout = DraftTimeout(0.0, drafting is not None)
         sequencer = Sequencer(EPOCH, budget, PageTable(self._pages, page_rows), timeout)
         engine = None
-        store = None
+        ring = None
         if drafting is not None:
             engine = self._engine(drafting)
-            store = FeatureStore(self._pages, page_rows, drafting.head.width, decoder.dtype, decoder.device)
+            ring = FeatureRing(drafting.head.width, decoder.dtype, decoder.device)
         verifier = Verifier(
-            decoder.logits, constraint.grammar if constraint else _unconstrained, store, self.stage
+            decoder.logits, constraint.grammar if constraint else _unconstrained, ring, self.stage
         )
         return StepLoop(self.stage, verifier, sequencer, engine)
 

@@ -220,7 +220,7 @@ def _parts(skeleton: int, branches: Sequence[int]) -> tuple[RequestPart, Request
 
 def _concurrency_rows(undrafted: GpuLoop, tuned: GpuLoop, baseline: Baseline) -> Iterator[Row]:
     """Yield a row for each number of simultaneous requests in REQUESTS. The tuner decides how much is
-    drafted.
+    drafted; then drafting is paused, which should cost no more than decoding without a drafter.
 
     undrafted: The loop without drafts.
     tuned: The loop with a tuner.
@@ -234,6 +234,8 @@ def _concurrency_rows(undrafted: GpuLoop, tuned: GpuLoop, baseline: Baseline) ->
         )
         clock = tuned.run(REQUEST_CONTEXT, requests, REQUEST_STEPS)
         yield figures_of("requests at once", clock, own_baseline, requests) | {"requests": requests}
+        clock = tuned.run(REQUEST_CONTEXT, requests, REQUEST_STEPS, paused=True)
+        yield figures_of("requests at once, paused", clock, own_baseline, requests) | {"requests": requests}
 
 
 def _memory_rows(decoder: Decoder, context_length: int, speeds: Speeds) -> Iterator[Row]:

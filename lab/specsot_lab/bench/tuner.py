@@ -46,6 +46,7 @@ def _tree(tokens: int, nodes: int) -> DraftOptions:
 PLAIN = "plain"
 TUNER = "the tuner"
 PROMPT_ROWS: Final = 512  # Positions. Of a question's prompt at most, for KV of all clients. Untuned.
+ROUNDS: Final = 3  # Counted rounds of every setting with several clients at once. Untuned.
 METHODS = (
     Method(PLAIN),
     Method(TUNER, "eagle"),
@@ -155,25 +156,29 @@ async def _together(
     models: ModelSet, questions: Sequence[str], tokens: int, clients: Sequence[int]
 ) -> dict[int, dict[str, float]]:
     """Return tokens per second, by number of clients and by setting. Every setting answers as many questions
-    at once as there are clients. An answer of 16 tokens to each of these questions comes first and is not
-    counted.
+    at once as there are clients, ROUNDS times with other questions; settings take turns in reversed order.
+    The first round is not counted: it compiles kernels and captures graphs of sizes that are new.
 
     models: The base model, the head, and their precision.
-    questions: The questions, from the first on again if there are more clients.
+    questions: The questions, from the first on again if there are fewer than needed.
     tokens: Number of tokens of an answer.
     clients: Numbers of simultaneous questions, at least one.
     """
-    rates: dict[int, dict[str, float]] = {count: {} for count in clients}
-    longest = PROMPT_ROWS + tokens
-    async with Runners(models, max(clients) * longest) as runners:
+    seconds: dict[int, dict[str, float]] = {}
+    async with Runners(models, max(clients) * (PROMPT_ROWS + tokens)) as runners:
         for count in clients:
-            asked = [questions[number % len(questions)] for number in range(count)]
-            for method in METHODS:
-                await runners.write_together(method, asked, 16)
-                seconds = await runners.write_together(method, asked, tokens)
-                rates[count][method.name] = count * tokens / seconds
+            seconds[count] = dict.fromkeys([method.name for method in METHODS], 0.0)
+            for number in range(1 + ROUNDS):
+                first = number * count
+                asked = [questions[place % len(questions)] for place in range(first, first + count)]
+                for method in order(METHODS, number):
+                    taken = await runners.write_together(method, asked, tokens)
+                    seconds[count][method.name] += taken if number else 0.0
                 print(".", end="", file=sys.stderr, flush=True)
-    return rates
+    return {
+        count: {name: ROUNDS * count * tokens / taken for name, taken in found.items()}
+        for count, found in seconds.items()
+    }
 
 
 def rows_together(rates: Mapping[int, Mapping[str, float]]) -> list[Row]:

@@ -16,7 +16,7 @@ from specsot_drafter.observer import DrafterObserver
 
 
 class DrafterTelemetry(DrafterObserver):
-    """Records a drafter's work as Prometheus metrics and as tracing spans."""
+    """Observer that records a drafter's work as Prometheus metrics and as tracing spans."""
 
     def __init__(self, observation: Observation) -> None:
         """Register the metrics.
@@ -74,7 +74,7 @@ class DrafterTelemetry(DrafterObserver):
         self._epoch = None
 
     def _collect(self) -> Iterator[Metric]:
-        """Yield the gauges of the current epoch. Nothing outside an epoch."""
+        """Yield the gauges of the current epoch. Nothing is yielded outside an epoch."""
         if self._epoch is not None:
             configuration, free = self._epoch
             yield from epoch_gauges("drafter", configuration, free())

@@ -42,12 +42,12 @@ HAS_KERNEL = find_spec("triton") is not None
 
 @value
 class DrawRequest:
-    """How the token after one node is drawn.
+    """Request to draw the token after one node.
 
-    sampling: Sampling parameters of the sequence.
-    seed: Seed of the request.
-    ordinal: Number of the branch within its request.
-    position: Position at which the drawn token will stand.
+    sampling: Sampling parameters of the sequence. At temperature 0, the argmax is asked for.
+    seed: Seed of the request, from which all its random numbers follow.
+    ordinal: Number of the branch within its request, at least 0.
+    position: Position in the sequence at which the drawn token will stand.
     """
 
     sampling: Sampling
@@ -251,14 +251,14 @@ Targets = list[int | None]
 
 
 class TargetQuery(NamedTuple):
-    """What one segment asks for.
+    """Query for the target tokens of one segment: one target after each node of its tree.
 
-    state: State of the segment's sequence.
-    row: Number of the tree's root among the logits. The other nodes follow.
-    tree: The tree. The last token of a prompt is a tree of one node.
-    position: Position of the token after the root.
-    masks: Allowed tokens after each node. An entry is None if every token is allowed; empty if that holds for
-        every node.
+    state: What the last stage remembers of the segment's sequence.
+    row: Number of the tree's root among the rows of the frame's logits. The other nodes follow.
+    tree: The tree: token id and parent of each node. The last token of a prompt is a tree of one node.
+    position: Position in the sequence of the token after the root.
+    masks: Grammar mask of each node: bool [vocab], True for tokens that may follow the node, or None if every
+        token may. Empty if every token may follow every node.
     """
 
     state: DecodeState
@@ -277,7 +277,8 @@ class TargetQuery(NamedTuple):
         return not self.state.barred_tokens()
 
     def allows(self, node: int, token: int | None) -> bool:
-        """Return whether the node's mask allows a token. True where there is no mask.
+        """Return whether the node's mask allows a token: False if the mask excludes it, True where there is
+        no mask.
 
         node: Number of the node in the tree.
         token: Token id. None, which stands for logits that are not finite, is allowed only where there is no
@@ -310,7 +311,7 @@ def find_targets(
     meanwhile: Meanwhile | None = None,
     astray: Callable[[int], None] = lambda _: None,
 ) -> list[Targets]:
-    """Return the target token id at each node, one list for each query.
+    """Return the target token id at each node, one list for each query. Return [] without queries.
 
     A target is None if the node's logits are not finite, or if acceptance does not reach the node.
 
@@ -357,8 +358,11 @@ def find_targets(
 
 
 def _end_softly(query: TargetQuery, targets: Targets) -> Targets:
-    """Return the targets of a query, of which the sequence's soft end may have changed one. If it has not,
-    the same list is returned.
+    """Return the targets of a query, of which the sequence's soft end may have changed one. If it has not, or
+    if the sequence has no soft end, the same list is returned.
+
+    query: The query of one tree, with the state of its sequence.
+    targets: Target token id at each node of the tree. None: not finite, or not reached by acceptance.
     """
     rule = query.state.soft_end
     return targets if rule is None else rule.change(query.state.tokens, query.tree, targets)
@@ -366,13 +370,15 @@ def _end_softly(query: TargetQuery, targets: Targets) -> Targets:
 
 @dataclass(slots=True)
 class _PathWalk:
-    """Finds the targets of one tree along its accepted path, node by node.
+    """Walk along the accepted path of one tree, which finds the targets node by node.
 
     query: The query that is answered.
-    best: The argmax of every row of logits, without masks. None if the query needs more than an argmax.
-    node: The node whose target is wanted. None when the walk has ended.
-    trail: Tokens of the nodes below the root that the walk has passed.
-    targets: The targets found so far, by node.
+    best: Id of the likeliest token of every row of the frame's logits, without masks. None if the query needs
+        more than an argmax.
+    node: Number of the node whose target is wanted next. None when the walk has ended.
+    trail: Token ids of the nodes below the root that the walk has passed, in order.
+    targets: Target token id found so far at each node. None: not found yet, not finite, or not reached.
+    _children: Numbers of the children of each node.
     """
 
     query: TargetQuery
@@ -435,7 +441,7 @@ class _PathWalk:
 
 def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> list[_PathWalk]:
     """Run all walks together, one node of each per round, until all have ended. Return the walks for which
-    the argmax did not suffice.
+    the argmax did not suffice; [] if it sufficed for all.
 
     logits: Logits of the nodes of all queries, [num_rows, vocab].
     walks: Walks that stand at their roots. They are changed.

@@ -4,7 +4,7 @@ A sequence's KV rows are numbered like its positions. Three numbers locate a row
 
 * its *row* number in the sequence, 0, 1, ...;
 * its *column*: the row's place among the rows that the sequence still holds, which differs from the row
-  number once pages were returned (see `PageTable.trim`);
+  number once pages were returned (see `PageTable.trim`) or rows were skipped (see `PageTable.skip`);
 * its *slot*: page * page_rows + offset, the row's place in the KV tensor of every layer.
 
 Only sequences with a KV policy (a window or pruning) return pages or prune rows. For all others, columns
@@ -86,7 +86,8 @@ class _Held:
 
     policy: what the sequence attends to, which bounds what it holds. None: all rows.
     pages: page numbers in row order, without the pages that were returned.
-    returned: how many pages were returned. They lay after the pages of the sequence's first rows.
+    absent: how many rows have no column any more, because their pages were returned or because they were
+        skipped. They lay after the sequence's first rows.
     kept: how many of the first `pruned` rows pruning has left. They are in the first columns.
     pruned: the row before which pruning has been applied.
     rows_kept_by_head: by layer and KV head, how many of the first `kept` columns are the head's own rows.
@@ -95,7 +96,7 @@ class _Held:
 
     policy: Policy | None
     pages: list[int]
-    returned: int = 0
+    absent: int = 0
     kept: int = 0
     pruned: int = 0
     rows_kept_by_head: HeadCounts | None = None
@@ -204,8 +205,7 @@ class PageTable:
         origin = self._held_by(source)
         if isinstance(origin.policy, Pruning | HeadWindows):
             raise NotFound(f"sequence {source} cannot be forked: its heads keep different rows")
-        num_full_pages, rows_of_last_page = divmod(length, self.page_rows)
-        num_shared = num_full_pages - origin.returned
+        num_shared, rows_of_last_page = divmod(length - origin.absent, self.page_rows)
         if len(origin.pages) < num_shared + bool(rows_of_last_page) or not self._holds_attended_rows(
             origin, length
         ):
@@ -213,7 +213,7 @@ class PageTable:
         own_pages = [self._allocate_page()] if rows_of_last_page else []
         for page in origin.pages[:num_shared]:
             self._owners[page] += 1
-        self._held[sequence] = _Held(origin.policy, origin.pages[:num_shared] + own_pages, origin.returned)
+        self._held[sequence] = _Held(origin.policy, origin.pages[:num_shared] + own_pages, origin.absent)
         return (
             PageCopy(origin.pages[num_shared], own_pages[0], rows_of_last_page) if rows_of_last_page else None
         )
@@ -248,7 +248,7 @@ class PageTable:
         """
         pages = self.reserve_pages(sequence, stop)
         held = self._held[sequence]
-        column = start - held.returned * self.page_rows
+        column = start - held.absent
         return column, pages, self._slots_of_columns(held, column, column + stop - start)
 
     def reserve_pages(self, sequence: int, stop: int) -> tuple[int, ...]:
@@ -263,7 +263,7 @@ class PageTable:
         """
         held = self._held_by(sequence)
         size = self.page_rows
-        count = -(-stop // size) - held.returned
+        count = -(-(stop - held.absent) // size)
         if count > len(held.pages):
             self.reserve(sequence, stop)
         return tuple(held.pages[:count])
@@ -293,8 +293,21 @@ class PageTable:
             return ()
         unneeded = self._unneeded_pages(held, row)
         released, held.pages[unneeded] = held.pages[unneeded], []
-        held.returned += len(released)
+        held.absent += len(released) * self.page_rows
         return self._release_pages(released)
+
+    def skip(self, sequence: int, rows: int) -> None:
+        """Leave out the next `rows` rows of a sequence, which will never be stored. The row after them has
+        the column after that of the last stored row.
+
+        Worked example: a sequence has stored the rows 0 .. 9 and skips 1,000 rows. Row 1,010 then has column
+        10. The rows 0 .. 9 stay in their columns, but can no longer be addressed by their numbers, and the
+        sequence can be forked from row 1,010 on only.
+
+        sequence: id of the sequence. Raises NotFound if it is not open.
+        rows: number of rows to leave out.
+        """
+        self._held_by(sequence).absent += rows
 
     def prune(self, sequence: int, row: int) -> RowPruning | None:
         """Prune the committed rows before `row` if a pruning is due, or return None.
@@ -362,7 +375,7 @@ class PageTable:
         held = self._held_by(sequence)
         unneeded = held.pages[self._unneeded_pages(held, row)] if held.policy else ()
         num_unshared = sum(self._owners[page] == 1 for page in unneeded)
-        return (len(held.pages) + held.returned + self.free + num_unshared) * self.page_rows - row
+        return (len(held.pages) + self.free + num_unshared) * self.page_rows + held.absent - row
 
     def close(self, sequence: int) -> tuple[int, ...]:
         """Release all pages of a sequence; return those that no sequence owns now.
@@ -392,12 +405,12 @@ class PageTable:
         return tuple(self._held_by(sequence).pages)
 
     def column(self, sequence: int, row: int) -> int:
-        """Return the column of a row: row - page_rows * (number of the sequence's returned pages).
+        """Return the column of a row: its number without the rows of returned pages and the skipped rows.
 
         sequence: id of the sequence. Raises NotFound if it is not open.
-        row: number of a row that lies after the returned pages.
+        row: number of a row that lies after the returned pages and the skipped rows.
         """
-        return row - self._held_by(sequence).returned * self.page_rows
+        return row - self._held_by(sequence).absent
 
     def slots(self, sequence: int, start: int, stop: int) -> Sequence[int]:
         """Return the slots (page * page_rows + offset) of the rows start .. stop - 1, in row order.
@@ -457,7 +470,7 @@ class PageTable:
         rows: number of rows that need pages, returned ones included.
         """
         held = self._held_by(sequence)
-        missing = -(-rows // self.page_rows) - held.returned - len(held.pages)
+        missing = -(-(rows - held.absent) // self.page_rows) - len(held.pages)
         return missing if missing > 0 else 0
 
     def _held_by(self, sequence: int) -> _Held:
@@ -503,8 +516,7 @@ class PageTable:
             case _:
                 return slice(0, 0)
         first = self.pages_for(rows)
-        num_unneeded = since // self.page_rows - first
-        return slice(first, first + max(num_unneeded - held.returned, 0))
+        return slice(first, max((since - held.absent) // self.page_rows, first))
 
     def _holds_attended_rows(self, held: _Held, row: int) -> bool:
         """Return whether the sequence still holds all rows that rows from `row` on attend to.
@@ -512,9 +524,9 @@ class PageTable:
         held: the pages of the sequence.
         row: the next row to be fed.
         """
-        if not isinstance(held.policy, Window) or not held.returned:
+        if not isinstance(held.policy, Window) or not held.absent:
             return True
-        first = (self.pages_for(held.policy.sinks) + held.returned) * self.page_rows
+        first = self.pages_for(held.policy.sinks) * self.page_rows + held.absent
         return first <= row - held.policy.recent
 
     def _release_pages(self, pages: list[int]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -76,16 +76,13 @@ HELD_STEPS: Final = 8
 # Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
 # are worse.
 LOOK_STEPS: Final = 6
-# Sequences, and a factor. The number of sequences that are drafted for in the first step after a pause, and
-# the factor by which that number grows with every step. Without a ramp, catching up with 64 prompts at once
-# delayed a step by 35 ms (8B, H100). Untuned.
-RAMP: Final = 4
 
 Point = tuple[float, float]
+Step = TypeVar("Step")
 
 
 class StepCosts:
-    """Seconds of a step with drafts and without, by the clock.
+    """Model of the wall-clock seconds of a step, with drafts and without.
 
     The time of a step with drafts is the time to grow the trees plus the time that the stages need for the
     step's rows (one root per sequence, and all draft nodes). Both times are measured as curves at startup.
@@ -96,30 +93,39 @@ class StepCosts:
     * A straight line (offset + slope * baseline) is fitted to steps with drafts by the Theil-Sen estimator,
       and scaled to what the numbers of rows that were seen lately took.
     * A straight line is fitted to the times of growth in the same way.
+
+    On a GPU the curves are exact, but the host works besides the device, for a time that grows with the
+    sequences and hardly with the rows. There (`host_bound`) the curve of rows stays as it is, and the extra
+    time is learned by the number of sequences, once for steps without drafts and once for steps with drafts.
     """
 
-    def __init__(self, step: Curve, level: Curve, widths: Sequence[int]) -> None:
+    def __init__(self, step: Curve, level: Curve, widths: Sequence[int], host_bound: bool = False) -> None:
         """Start with the curves that were measured at startup.
 
         step: (tokens, seconds) points of one forward pass through all stages. An empty curve counts as one
             second for any number of tokens.
         level: (rows, seconds) points of one forward pass of the draft head. An empty curve counts likewise.
         widths: The rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
+        host_bound: True if the time beyond the curve depends on the sequences instead of the rows.
         """
+        self._host_bound = host_bound
         self._step = CostCurve(step) or UNIT_CURVE
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
         # Steps without drafts as (sequences, seconds). The key is the bit length of the number of sequences:
         # 4, 5, 6 and 7 sequences share the key 3.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
-        # Steps with drafts as (rows, seconds without growth).
-        self._drafted = deque[Point](maxlen=RECENT)
+        # Steps with drafts as (rows, seconds without growth, sequences).
+        self._drafted = deque[tuple[int, float, int]](maxlen=RECENT)
         # Growth as (seconds by the measured curve, observed seconds).
         self._grown = deque[Point](maxlen=RECENT)
         self._baseline_curve = self._drafted_curve = self._step
+        # Extra seconds by the number of sequences; 0 unless the host bounds steps.
+        self._baseline_extra = self._drafted_extra = ExtraSeconds()
         self._growth_line = 0.0, 1.0
-        # The growth line and the curve of steps with drafts as at least HELD_STEPS steps have shown them.
-        self._shown = self._growth_line, self._drafted_curve
+        # The growth line, the curve of steps with drafts, and their extra seconds, as at least HELD_STEPS
+        # steps have shown them.
+        self._shown = self._growth_line, self._drafted_curve, self._drafted_extra
 
     @property
     def known(self) -> int:
@@ -132,7 +138,10 @@ class StepCosts:
 
         sequences: Number of sequences, each with one root token.
         """
-        return min(self._baseline_curve.at(sequences), self._drafted_curve.at(sequences))
+        return min(
+            self._baseline_curve.at(sequences) + self._baseline_extra.at(sequences),
+            self._drafted_curve.at(sequences) + self._drafted_extra.at(sequences),
+        )
 
     def drafted(self, sequences: int, grown: int, levels: Ints | int, nodes: Ints | int) -> Floats:
         """Return the estimated seconds of steps with drafts; `levels` and `nodes` are broadcast against each
@@ -145,7 +154,8 @@ class StepCosts:
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
-        return growth + self._drafted_curve.at_each(sequences + np.asarray(nodes))
+        rows = self._drafted_curve.at_each(sequences + np.asarray(nodes))
+        return growth + rows + self._drafted_extra.at(sequences)
 
     def one_more_level(self, rows: Ints, sequences: int, nodes: int) -> Floats:
         """Return the estimated seconds that one more level adds, [n]: growth of that level, plus the stages'
@@ -174,7 +184,9 @@ class StepCosts:
         """
         self._baseline[sequences.bit_length()].append((sequences, seconds))
 
-    def record_drafted(self, grown: int, levels: int, rows: int, seconds: float, growing: float) -> None:
+    def record_drafted(
+        self, sequences: int, grown: int, levels: int, rows: int, seconds: float, growing: float
+    ) -> None:
         """Record the duration of a step with drafts.
 
         A time counts at most as twice the estimate that HELD_STEPS steps have shown, at first that of the
@@ -182,6 +194,7 @@ class StepCosts:
         the next ones: if such a step were believed, the regret budget would be spent for good. A lasting
         change still arrives, doubling every HELD_STEPS steps.
 
+        sequences: Number of sequences in the step.
         grown: Number of trees that were grown.
         levels: Levels of each of these trees, at least 1.
         rows: Number of all tree nodes of the step, roots included.
@@ -190,26 +203,53 @@ class StepCosts:
             attributed to the rows.
         """
         passes = float(self._passes(grown)[levels - 1])
-        (offset, slope), curve = self._shown
-        estimate = offset + slope * passes + curve.at(rows)
-        believed = min(2 * estimate / seconds, 1.0) if seconds else 1.0
+        (offset, slope), curve, extra = self._shown
+        computing = curve.at(rows) + extra.at(sequences)
         if growing:
-            self._grown.append((passes, believed * growing))
-        self._drafted.append((rows, believed * max(seconds - growing, 0.0)))
+            self._grown.append((passes, min(growing, 2 * (offset + slope * passes + computing))))
+        computing = min(max(seconds - growing, 0.0), 2 * computing)
+        self._drafted.append((rows, computing, sequences))
 
     def learn(self) -> None:
         """Fit the curves to the recorded steps."""
-        self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
-        sizes = defaultdict[int, list[Point]](list)
-        for rows, seconds in self._drafted:
-            # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
-            sizes[int(2 * math.log2(rows))].append((rows, seconds))
-        offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
-        line = CostCurve((rows, offset + slope * seconds) for rows, seconds in self._baseline_curve.points)
-        self._drafted_curve = line.corrected(map(_typical, sizes.values()))
+        if self._host_bound:
+            self._learn_extra()
+        else:
+            self._learn_curves()
         self._growth_line = _line(self._grown)
         if self.known >= HELD_STEPS:
-            self._shown = self._growth_line, self._drafted_curve
+            self._shown = self._growth_line, self._drafted_curve, self._drafted_extra
+
+    def _learn_extra(self) -> None:
+        """Fit the extra seconds of steps without drafts and with drafts to the recorded steps, one point per
+        number of sequences; numbers with the same bit length share a point.
+
+        For example:
+
+            # the curve has 2.5 ms for 64 rows and 2.9 ms for 256; 64 sequences took 5.1 ms without drafts and
+            # 8.1 ms with trees of 3 nodes -> extra seconds of 64 sequences: 2.6 ms and 5.2 ms
+        """
+        steps = [step for kind in self._baseline.values() for step in kind]
+        self._baseline_extra = ExtraSeconds(
+            (sequences, seconds - self._step.at(sequences)) for sequences, seconds in steps
+        )
+        self._drafted_extra = (
+            ExtraSeconds(
+                (sequences, seconds - self._step.at(rows)) for rows, seconds, sequences in self._drafted
+            )
+            or self._baseline_extra
+        )
+
+    def _learn_curves(self) -> None:
+        """Fit the curves of rows to the recorded steps without drafts and with drafts."""
+        self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
+        sizes = defaultdict[int, list[Point]](list)
+        for rows, seconds, _ in self._drafted:
+            # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
+            sizes[int(2 * math.log2(rows))].append((rows, seconds))
+        offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds, _ in self._drafted)
+        line = CostCurve((rows, offset + slope * seconds) for rows, seconds in self._baseline_curve.points)
+        self._drafted_curve = line.corrected(map(_typical, sizes.values()))
 
     def forget(self) -> None:
         """Drop all but the fastest recorded steps with drafts, because a pause begins.
@@ -217,8 +257,11 @@ class StepCosts:
         No new steps are recorded during a pause. If steps that another process slowed down were kept, they
         would make drafting look expensive for the whole pause.
         """
-        self._drafted = _fastest(self._drafted, self._step)
-        self._grown = _fastest(self._grown, None)
+        shown = self._shown[1]
+        extra = self._shown[2]
+        drafted = sorted(self._drafted, key=lambda step: step[1] / (shown.at(step[0]) + extra.at(step[2])))
+        self._drafted = deque(_fastest(drafted), RECENT)
+        self._grown = deque(_fastest(sorted(self._grown, key=lambda point: point[1] / point[0])), RECENT)
 
     def _passes(self, grown: int) -> Floats:
         """Return the seconds of growing 1, 2, ... levels, by the measured curve: [levels].
@@ -242,6 +285,35 @@ def _quantile(values: Iterable[float]) -> float:
     return ordered[int((len(ordered) - 1) * QUANTILE)]
 
 
+class ExtraSeconds:
+    """Seconds of a step beyond the measured curve, by the number of sequences in the step."""
+
+    def __init__(self, extra: Iterable[Point] = ()) -> None:
+        """Group recorded steps by the bit length of their number of sequences, one typical point per group.
+
+        extra: (sequences, seconds beyond the measured curve) of each step; the seconds may be negative.
+            Without steps, every number of sequences has 0 extra seconds.
+        """
+        groups = defaultdict[int, list[Point]](list)
+        for sequences, seconds in extra:
+            groups[int(sequences).bit_length()].append((sequences, seconds))
+        self._points = [_typical(group) for group in groups.values()]
+
+    def __bool__(self) -> bool:
+        """Return whether any step was recorded."""
+        return bool(self._points)
+
+    def at(self, sequences: int) -> float:
+        """Return the extra seconds of the recorded group that is nearest in the ratio of sequences; 0 if no
+        step was recorded. Nothing is extrapolated: numbers of sequences that never ran cost too little rather
+        than too much, so that they are tried.
+
+        sequences: Number of sequences, at least 1.
+        """
+        nearest = min(self._points, key=lambda point: abs(math.log(point[0] / sequences)), default=(1, 0.0))
+        return nearest[1]
+
+
 def _typical(seen: Iterable[Point]) -> Point:
     """Return the mean size of recorded steps and a quantile of their seconds, as one point.
 
@@ -251,15 +323,12 @@ def _typical(seen: Iterable[Point]) -> Point:
     return sum(sizes) / len(sizes), _quantile(seconds)
 
 
-def _fastest(seen: Iterable[Point], curve: CostCurve | None) -> deque[Point]:
-    """Return the points with the smallest ratio of observed to expected seconds: about QUANTILE of them, at
-    most RECENT. Empty for no points.
+def _fastest(ordered: Sequence[Step]) -> Sequence[Step]:
+    """Return the first QUANTILE of recorded steps, at least one. Empty for no steps.
 
-    seen: (first number, observed seconds) of each point.
-    curve: Gives the expected seconds of a point's first number. None: that number is the expected seconds.
+    ordered: The steps by rising ratio of observed to expected seconds.
     """
-    ordered = sorted(seen, key=lambda one: one[1] / (curve.at(one[0]) if curve else one[0]))
-    return deque(ordered[: 1 + int(len(ordered) * QUANTILE)], RECENT)
+    return ordered[: 1 + int(len(ordered) * QUANTILE)]
 
 
 def _line(points: Iterable[Point]) -> tuple[float, float]:
@@ -287,8 +356,10 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
 class RegretBudget:
     """The loss that drafting may still cause, in baseline steps (the time of one step without drafts).
 
-    `available` is the budget for the sequences that are being written. `pool` is a larger budget across
-    sequences, from which every new set of sequences is granted up to REGRET.
+    available: Budget for the sequences that are being written, in baseline steps. Negative after a loss that
+        was larger than expected.
+    pool: Larger budget across sequences, in baseline steps, from which every new set of sequences is granted
+        up to REGRET.
     """
 
     def __init__(self) -> None:
@@ -298,21 +369,22 @@ class RegretBudget:
 
     def record(self, gained: float, steps: float = 1.0) -> None:
         """Book the result of drafting. The budget is bounded above by 2 * REGRET, the pool by POOL * REGRET.
+        The pool is bounded below by -REGRET, so that one bad phase does not end drafting for good.
 
         gained: Baseline steps that drafting saved; negative if drafting cost time.
         steps: Number of steps that passed. Each adds REGRET_SHARE to the budget.
         """
         more = gained + REGRET_SHARE * steps
         self.available = min(self.available + more, 2 * REGRET)
-        self.pool = min(self.pool + more, POOL * REGRET)
+        self.pool = min(max(self.pool + more, -REGRET), POOL * REGRET)
 
     def begin_sequences(self) -> None:
         """Grant the budget of new sequences, which have lost nothing yet: up to REGRET, out of the pool."""
         self.available = max(self.available, min(self.pool, REGRET))
 
     def steps_until(self, needed: float) -> float:
-        """Return the number of steps without drafts after which the budget covers a loss. 0 if it covers the
-        loss now.
+        """Return the number of steps without drafts after which the budget covers a loss. Return 0 if it
+        covers the loss now.
 
         needed: Baseline steps that may be lost.
 
@@ -322,10 +394,13 @@ class RegretBudget:
 
 
 class DraftPolicy(BudgetPolicy):
-    """Chooses the depth and the number of nodes with the most expected tokens per second.
+    """Policy that chooses the depth and the number of nodes with the most expected tokens per second.
 
     Only choices whose cost the regret budget covers are considered. If there is none, drafting is paused.
     From time to time the policy looks: it pauses for LOOK_STEPS steps to measure steps without drafts.
+
+    costs: Model of the seconds of steps, learned from finished steps.
+    acceptance: How likely drafts are accepted by depth, learned from verified trees.
     """
 
     adaptive = True
@@ -345,14 +420,13 @@ class DraftPolicy(BudgetPolicy):
             once; then the host may take most of a step, whatever the size of the trees.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
-        self.costs, self.acceptance = StepCosts(step, level, widths), AcceptanceRates(self._levels)
+        self.costs = StepCosts(step, level, widths, host_bound=not stepwise)
+        self.acceptance = AcceptanceRates(self._levels)
         self._worth = TreeWorth(self.acceptance)
         self._regret = RegretBudget()
         self._stepwise = stepwise
         self._change = 0.0 if stepwise else CHANGE
-        # Most sequences to draft for in the next step, and the number of sequences in the step that get no
-        # tree.
-        self._few = RAMP
+        # The number of sequences in the step that get no tree.
         self._others = 0
         # Whether the previous step had drafts, and whether it was timed. Steps with prompt tokens are not.
         self._drafts = False
@@ -372,6 +446,8 @@ class DraftPolicy(BudgetPolicy):
         self._choice = (0, 0, 0)
         self._nodes = 0
         self._regret_stake = 0.0
+        # Whether the last choice was sure to gain, so that the regret budget did not have to cover it.
+        self._safe = False
         # Nodes of the largest tree that came back so far, without its root.
         self._largest = 0
         # Verified trees that the acceptance rates have not been updated with.
@@ -388,13 +464,6 @@ class DraftPolicy(BudgetPolicy):
         are launched at once.
         """
         return self.is_deeper_profitable if self._stepwise else None
-
-    def limit_sequences(self, live: int) -> int:
-        """Return the number of sequences to draft for: after a pause few, then more with every step.
-
-        live: Number of sequences that could have a tree; the upper bound of the result.
-        """
-        return min(live, self._few)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         """Return the number of levels that trees may grow. Return 0 if nothing is to be drafted; then
@@ -416,10 +485,7 @@ class DraftPolicy(BudgetPolicy):
             return 0
         if self.looks_next(sequences):
             self._looked.add(sequences.bit_length())
-            # `_pause` restarts the ramp. A look leaves little to catch up with, so the ramp continues.
-            few = self._few
             self._pause(LOOK_STEPS, sequences)
-            self._few = few
             return 0
         if not self._holds(live, most, due) and (steps := self._choose(live, most, due)):
             self._pause(steps, sequences)
@@ -435,7 +501,7 @@ class DraftPolicy(BudgetPolicy):
         """
         levels = self._choice[2]
         same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
-        paid = (1 + self._change) * self._regret_stake <= self._regret.available
+        paid = self._safe or (1 + self._change) * self._regret_stake <= self._regret.available
         holds = same and paid and self._drafts and self._held > 0
         self._held -= holds
         self.holding = holds and not self._stepwise
@@ -471,15 +537,26 @@ class DraftPolicy(BudgetPolicy):
         stakes = np.maximum(seconds / baseline - 1, 0.0)
         needed = (1 + self._change) * stakes + self.costs.catch_up(due) / baseline
         hopeful = stakes < live / sequences * np.minimum(levels[:, None], nodes)
+        added = live / sequences * self._worth.best(self._levels, self._each)[levels - 1, :each]
+        safe = live / sequences * self.acceptance.sure_tokens()[levels - 1, None] > stakes
+        # Where the host bounds a step, other work of the machine slows steps with and without drafts alike.
+        # So the baseline is measured anew before a long pause.
+        stale = not self._stepwise and self._since_look > HELD_STEPS
         if not hopeful.any():
-            return 1 / REGRET_SHARE
-        if (least := needed[hopeful].min()) > self._regret.available:
-            return max(self._regret.steps_until(float(least)), LOOK_STEPS)
-        rates = (sequences + live * self._worth.best(self._levels, self._each)[levels - 1, :each]) / seconds
-        best = np.argmax(np.where(hopeful & (needed <= self._regret.available), rates, 0.0))
+            return LOOK_STEPS if stale or most < self._levels else 1 / REGRET_SHARE
+        may_borrow = not self._stepwise and self._regret.pool > 0
+        allowed = hopeful & (safe & may_borrow | (needed <= self._regret.available))
+        if not allowed.any():
+            if stale:
+                return LOOK_STEPS
+            steps = self._regret.steps_until(float(needed[hopeful].min()))
+            return max(steps, LOOK_STEPS)
+        rates = sequences * (1 + added) / seconds
+        best = np.argmax(np.where(allowed, rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
         self._rate = max(float(rates[level, node]), sequences / baseline)
         self._regret_stake = float(stakes[level, node])
+        self._safe = may_borrow and bool(safe[level, node])
         self._nodes = int(nodes[node])
         self._choice = live, self._others, int(levels[level])
         self._held = min(max(self.costs.known, 2), HELD_STEPS)
@@ -582,7 +659,7 @@ class DraftPolicy(BudgetPolicy):
     def start_sequences(self) -> bool:
         """Grant new sequences their regret budget. Return True if drafting is paused and can resume."""
         self._regret.begin_sequences()
-        return not self._drafts and self._regret.available > 0
+        return self._regret.available > 0
 
     def record_pause(self, trees: int, live: int) -> None:
         """Record that trees were not drafted during a pause; every step without drafts adds to the regret
@@ -613,16 +690,19 @@ class DraftPolicy(BudgetPolicy):
         self._largest = max(self._largest, max(tree.rows for tree in drafted) - 1)
         # The first step after a pause takes longer than the following ones and is not learned from.
         if spent.wall and rows > live and self._drafts:
-            self.costs.record_drafted(len(drafted), grown, rows, spent.wall, spent.growing)
+            self.costs.record_drafted(live, len(drafted), grown, rows, spent.wall, spent.growing)
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
-        seconds = float(self.costs.drafted(live, len(drafted), grown, rows - live))
-        stake = max(seconds / self.costs.baseline(live) - 1, 0.0)
-        self._regret.record(accepted - stake - (0.0 if self._drafts else self._change * stake))
+        baseline = self.costs.baseline(live)
+        stake = max(float(self.costs.drafted(live, len(drafted), grown, rows - live)) / baseline - 1, 0.0)
+        restart = 0.0
+        if not self._drafts and not self._stepwise:
+            # The first step after a pause is booked at its real duration, at most REGRET above the estimate.
+            restart = min(max(spent.wall / baseline - 1 - stake, 0.0), REGRET)
+        self._regret.record(accepted - stake - restart)
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
         self._drafts = True
         self._since_look = self._since_look + 1
-        self._few *= RAMP if len(drafted) == self._few else 1
         self._returned += observations_of(drafted)
         # Where all levels are launched at once, the host has no time here, and learns when it chooses next.
         if self._stepwise:
@@ -639,7 +719,6 @@ class DraftPolicy(BudgetPolicy):
             self.costs.forget()
         self._drafts = False
         self._since_look = 0
-        self._few = RAMP
         self._held = 0
         self.paused_trees = math.ceil(steps * sequences)
 

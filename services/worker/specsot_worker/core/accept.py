@@ -57,7 +57,8 @@ def uniform(key: int, bit_value: int) -> float:
 
 
 class TokenCounts:
-    """How often each token occurs in one sequence. Tokens of the prompt are present with a count of 0.
+    """Counter of how often each token occurs in one sequence. Tokens of the prompt are present with a count
+    of 0.
 
     For example:
 
@@ -91,7 +92,7 @@ class TokenCounts:
         """Return a copy of the counts by token id, as if some more tokens had been generated.
 
         extra_tokens: Ids of the tokens to count in addition: the drafted tokens on the path to a tree node.
-            Empty: only what has been recorded counts.
+            Empty: only what has been recorded counts. The counter itself does not change.
         """
         counts = self._counts.copy()
         for token in extra_tokens:
@@ -201,6 +202,7 @@ class DecodeState:
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append generated tokens up to and including the first that ends the sequence, and advance grammar
         and counts. Return why the sequence ends. Return None if it does not end, or if there are no tokens.
+        Tokens after the one that ends the sequence are dropped.
 
         tokens: Ids of the accepted tokens, in order.
 
@@ -252,6 +254,9 @@ class DecodeState:
         reads the token.
 
         token: Id of the newest token, which `tokens` contains already.
+
+        The first reason that applies is returned: STOP for a stop id, FAILED if the grammar does not allow
+        the token, GRAMMAR if the grammar is finished, LENGTH if the sequence is at its limit.
         """
         if token in self.opening.stop_ids:
             return End.STOP
@@ -284,7 +289,7 @@ def accept_tree(
     """Accept the nodes along the target tokens, append their tokens and the bonus token to the sequence, and
     return the outcome.
 
-    state: What is remembered of the sequence. It is changed.
+    state: What is remembered of the sequence. Tokens are appended to it.
     draft_round: Number of the draft round to which the tree belongs.
     tree: The verified tree: token id and parent of each node. Node 0 is the root.
     targets: Target token id at each node. None: the node's logits are not finite, or acceptance does not
@@ -341,7 +346,8 @@ def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Mas
 
 
 class TreeMasks(Masks):
-    """The grammar masks of a tree, made when a node is looked at, because acceptance reaches only few nodes.
+    """Sequence of the grammar masks of a tree's nodes. Each mask is made when its node is looked at, because
+    acceptance reaches only few nodes.
 
     The grammar's state after the root is given, because the root has been generated. The states of other
     nodes follow from their parents' states.
@@ -375,6 +381,8 @@ class TreeMasks(Masks):
         the list of the masks. A mask is built when it is first read.
 
         index: Number of a node, or a slice of node numbers. Negative numbers count from the end.
+
+        Raises IndexError if the tree has no node of that number.
         """
         if isinstance(index, slice):
             return [self[node] for node in range(*index.indices(len(self)))]
@@ -384,7 +392,8 @@ class TreeMasks(Masks):
         return self._masks[node]
 
     def allows(self, node: int, token: int) -> bool:
-        """Return whether a token may follow a node, without building the node's mask.
+        """Return whether a token may follow a node, without building the node's mask. Return True if the
+        grammar does not constrain the token after the node, and False if it forbids the token there.
 
         node: Number of the node.
         token: Token id.

@@ -34,7 +34,7 @@ ways, by where the tokens of the next step come from.
 
 A step has the states of `specsot.core.overlap`:
 
-    state      a step of this package                                                 leads to
+    state      a step of this package                                           leads to
     IDLE       its segments may be known; nothing is reserved                   PREPARED
     PREPARED   pages are reserved, positions and slots are on the device        LAUNCHED, DISCARDED
     LAUNCHED   it runs with trees that the host has not read (way 3)            CONFIRMED, DISCARDED

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from specsot.core.draft_pause import FEATURE_RING_ROWS
 from specsot.core.info import MemberInfo, memory_in_words
 from specsot.errors import Occupied, Refused
 from specsot.members import (
@@ -172,7 +173,8 @@ def count_pages(
     """Return the number of KV pages, the same for all members: what the stage or drafter with the least room
     can hold, at most the configured number.
 
-    The last stage also keeps, in the same memory, the features of committed tokens for the drafters.
+    The last stage also keeps, in the same memory, the features of the newest tokens for the drafters. Raises
+    Refused if fewer than 2 pages fit.
 
         3 GiB, 16 KiB per layer and row, 24 layers, 256 rows a page -> 3 GiB / (24 * 16 KiB * 256) = 32 pages
 
@@ -188,7 +190,8 @@ def count_pages(
     head = drafters[0].head if drafters else None
     if head:
         last = stages[-1].name
-        row[last] += head.width * granted[last].number_bytes
+        ring_bytes = FEATURE_RING_ROWS * head.width * granted[last].number_bytes
+        granted[last] = replace(granted[last], kv_bytes=max(granted[last].kv_bytes - ring_bytes, 0))
     page_rows = page_rows_of(members, stages, config)
     room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
     room += [one.kv_bytes // (one.row_bytes * page_rows) for one in drafters if one.row_bytes]
