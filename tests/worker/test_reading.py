@@ -44,14 +44,14 @@ class Last:
     def make_verifier(self, stage: Any, configuration: Configuration) -> Any:
         def take(ready: Any) -> None: ...
 
-        near = SimpleNamespace(drafter=None)
+        colocated = SimpleNamespace(drafter=None)
         return SimpleNamespace(
             verify=self.say,
             pending_ready=False,
             has_pending=False,
             take_features_from=take,
             set_drafters=take,
-            near=near,
+            colocated=colocated,
         )
 
     def say(self, frame: Frame) -> VerifiedFrame:
