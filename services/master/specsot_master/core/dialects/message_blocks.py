@@ -43,7 +43,9 @@ class MessageWriter:
         yield {"type": "message_start", "message": self.message_object(usage)}
 
     def take(self, choice: Json) -> Iterator[Json]:
-        """Yield the events for one choice of a chunk; there may be none.
+        """Yield the events for one choice of a chunk; there may be none. A thought, text and calls of the
+        choice add to `content`. A finish_reason is recorded for the end of the message, and with it the stop
+        string, if one ended the answer.
 
         choice: the choice, in the format of chat completions.
         """
@@ -72,7 +74,7 @@ class MessageWriter:
 
     def whole(self, choice: Json, usage: Json) -> Json:
         """Return the whole message for one choice of an answer that is not streamed; its `content` is empty
-        if the answer has neither text nor calls.
+        if the answer has neither text nor calls. The chunks' events are not returned.
 
         choice: the choice, in the format of chat completions.
         usage: the tokens of the call, in the format of chat completions.
@@ -82,7 +84,8 @@ class MessageWriter:
         return self.message_object(usage)
 
     def message_object(self, usage: Json) -> Json:
-        """Return the message object as far as it is written.
+        """Return the message object as far as it is written. `stop_reason` and `stop_sequence` are None until
+        the finish_reason has arrived.
 
         usage: the tokens counted so far, in the format of chat completions.
         """
@@ -96,7 +99,9 @@ class MessageWriter:
         return message_object | {"usage": usage_of(usage)}
 
     def _reason_of(self, reason: str, stop: str | int | None) -> str:
-        """Return Anthropic's stop_reason; "end_turn" for a finish_reason that has no other.
+        """Return Anthropic's stop_reason; "end_turn" for a finish_reason that has no other. A message with a
+        tool call has "tool_use", unless its length was limited. Otherwise a stop string gives
+        "stop_sequence"; a stop token does not.
 
         reason: the finish_reason of chat completions.
         stop: the stop string or stop token that ended the answer, or None.
@@ -147,7 +152,8 @@ class MessageWriter:
 
     def _close(self) -> Iterator[Json]:
         """Finish the unfinished block, if there is one, and yield its last events; yield nothing if there is
-        none.
+        none. The arguments of a call are decoded, repaired if necessary, into the block's `input`. A thought
+        gets the message's id as its signature, with an event of its own.
         """
         if not self._open:
             return
