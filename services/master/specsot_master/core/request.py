@@ -148,7 +148,8 @@ class EventBuffer:
         return self.unread >= (max_unread if self._reader else max(self.keeps, 1))
 
     def push(self, event: Numbered) -> None:
-        """Append one event and wake the reader.
+        """Append one event and wake the reader. If the buffer keeps fewer events, events that were read
+        before are dropped. The buffer has no upper bound of its own; see `is_full`.
 
         event: the next event, with its number, for the client.
         """
@@ -170,6 +171,7 @@ class EventBuffer:
 
     def attach(self, reader: Reader, offset: int) -> None:
         """Let a reader read from an offset on. A reader that was attached before is cut off with Cancelled.
+        The events from the offset on, also those that were read before, are then unread.
 
         reader: the receiver of the events from now on.
         offset: number of the event that the reader takes first, counted from the first event of the request.
@@ -177,6 +179,10 @@ class EventBuffer:
         Raises InvalidRequest if the event at `offset` is no longer buffered, or if `offset` is larger than
         the number of events so far. If the buffer was ended with an error, an offset that is too large raises
         that error instead.
+
+        Raises InvalidRequest if the event at `offset` is no longer buffered (a negative offset included), or
+        if `offset` is larger than the number of events so far. If the buffer was ended with an error, an
+        offset that is too large raises that error instead.
         """
         if self.error is not None and offset > self._end:
             raise self.error
@@ -206,7 +212,7 @@ class EventBuffer:
 
     def disconnect(self, error: SpecsotError) -> None:
         """Cut the attached reader off, if there is one. If the buffer keeps no events for a later reader
-        (`keeps` is 0), all buffered events are dropped too.
+        (`keeps` is 0), all buffered events are dropped too. The dropped events count as read.
 
         error: what the reader's next `take` raises.
         """
@@ -216,7 +222,8 @@ class EventBuffer:
             self._first = self._next = self._end
 
     def take(self, reader: Reader) -> Numbered | None:
-        """Return the next event for a reader and advance, or return None if no event is unread.
+        """Return the next event for a reader and advance, or return None if no event is unread. Events that
+        were read and need not be kept are dropped.
 
         reader: the reader that asks, which must be the attached one or have been cut off.
 
@@ -432,7 +439,7 @@ class RequestState:
         The prompt of a model that forks by itself is what it has written, followed by the head of the thread.
 
         order: the command that opens the branch: its point, the plan, the texts that it needs, and its
-            budget.
+            budget; the branch's length in its prompt is at most the budget.
 
         Raises InvalidRequest if the prompt cannot be built.
         """
@@ -464,7 +471,8 @@ class RequestState:
     def branch_prefix(self, order: commands.OpenBranch) -> tuple[int, ...]:
         """Return the tokens that the prompts of all branches begin with, so that the ring computes them once.
         Return () if the branches share no more than the request's own prefix, if they are asked for in
-        markers, or if the client wants a KV policy or per-head windows.
+        markers, or if the client wants a KV policy or per-head windows. The result is the prompt and all
+        written text for a model that forks by itself.
 
         For a plan in a list the tokens are found from two sample points that differ from their first letter
         on, and remembered.
@@ -501,7 +509,8 @@ class RequestState:
 
     def take_turn(self, command: commands.Open) -> PromptTurn:
         """Return the prompt of the sequence that a command opens, and remember it as the prompt of that
-        ordinal, so that `turn` returns it when the sequence is opened again after a repair.
+        ordinal, so that `turn` returns it when the sequence is opened again after a repair. For a score the
+        first prompt is returned, as for every command without a prompt of its own, and nothing is remembered.
 
         command: the command that opens the sequence.
 
@@ -533,7 +542,9 @@ class RequestState:
         return self.prompt.answer + (self.plan.context if isinstance(self.plan, ForkPlan) else ())
 
     def asks(self, command: commands.Open) -> Ask:
-        """Return the request's parameters, adapted to the sequence that a command opens.
+        """Return the request's parameters, adapted to the sequence that a command opens. A branch with
+        excluded tokens gets them as biases of LEAST_BIAS, in place of the client's own biases for them. In
+        all other cases the client's parameters are returned unchanged.
 
         A score writes one token with default sampling and logprobs. A skeleton has no `min_tokens`. For a
         model that forks by tags, the only stop token of a branch is the tag that ends a thread, and the only
@@ -574,7 +585,10 @@ class RequestState:
 
     def play(self, record: records.Record) -> Iterator[commands.Command]:
         """Apply a record to the plan and to the text, and yield the commands that follow; some records have
-        none.
+        none. A StepRecord applies each outcome to its sequence, and skips outcomes of unknown ordinals and of
+        sequences that were replaced; it always renews the leases. An AdmittedRecord starts the plan, a
+        BranchRecord opens a branch, a ReopenedRecord restarts the count of a sequence's draft rounds, a
+        CancelledRecord cancels the plan, and a FailedRecord yields the failure of the request.
 
         The engine plays a record when it happens, and a later master plays it again from the journal. The
         caller must execute each command before it asks for the next one, because later commands depend on the
@@ -584,6 +598,10 @@ class RequestState:
 
         Raises WireError if a result is missing, and Unavailable if this master words a branch's prompt
         differently than the master that wrote the record.
+
+        Raises WireError if a result is missing, and Unavailable if this master words a branch's prompt
+        differently than the master that wrote the record. Raises StopIteration or KeyError for a record of a
+        branch or sequence that is unknown.
         """
         plan = self.plan
         match record:
@@ -616,7 +634,8 @@ class RequestState:
 
     def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[commands.Command]:
         """Apply one sequence's outcome of a step: log its tokens, detokenize them, and yield the commands
-        that follow; none for a repeated outcome.
+        that follow; none for a repeated outcome. An outcome that ends the sequence also yields CloseSequence,
+        and then what the plan does at its end, unless the plan has opened another sequence in its place.
 
         sequence: the sequence that the step advanced.
         outcome: its accepted tokens and their logprobs, and why it ended, if it did.
@@ -692,7 +711,7 @@ class RequestState:
 
     def set_alarm(self, event: object, clock: Clock, seconds: float) -> None:
         """Pass an event to the request's engine after a delay. A pending alarm with an event of the same
-        class is replaced.
+        class is replaced. The alarm is removed when its time has come, before the event is passed on.
 
         event: an object of one of the classes in `core.inputs`.
         clock: schedules the call.
@@ -728,7 +747,7 @@ class RequestState:
 
 def is_drafted(request: RequestState, ring: RingState) -> bool:
     """Return True if the ring drafts for this request: the ring has a drafter, and the client named either no
-    drafter or one that the ring has.
+    drafter or one that the ring has. False if the client named "none" or a drafter that this ring lacks.
 
     request: the request, with the drafter that its client named, if any.
     ring: the state of the ring that runs the request.

@@ -63,7 +63,10 @@ class SequenceFactory:
         trace: str | None = None,
         soft_limit: int | None = None,
     ) -> Opening:
-        """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id.
+        """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id. The
+        client's form is dropped if there are rules. With `ignore_eos` only the client's stop tokens end the
+        sequence. Per-head windows are used only if the client wants them without pruning, and the importance
+        of heads only with pruning. `min_tokens` is at most the limit.
 
         With `rules` the sequence ends where the plan's grammar ends, and no token stops it. Without rules a
         stop token ends it; if the client gave a form (a grammar of its own), either of the two may.
@@ -108,7 +111,8 @@ class SequenceFactory:
 
     def again(self, opening: Opening, num_written: int) -> Opening:
         """Return the opening of the same sequence under a new id, for a ring that does not have its KV.
-        Tokens that were decoded become part of the prompt, so that prefill rebuilds their KV:
+        Tokens that were decoded become part of the prompt, so that prefill rebuilds their KV: All other
+        fields are kept.
 
             prompt 10, 5 tokens decoded, reopened -> prompt 15, generated 5
             3 more tokens decoded, reopened       -> prompt 15 - 5 + 8 = 18, generated 8
@@ -204,7 +208,8 @@ class TokenLog:
         self.next_draft_round = 0
 
     def append(self, outcome: Outcome) -> tuple[int, ...]:
-        """Append the tokens of an outcome and return those that are new to the log.
+        """Append the tokens of an outcome and return those that are new to the log. Appended tokens extend
+        `written`; the next expected round and, if the outcome ends the sequence, `end` are updated.
 
         Draft rounds must arrive without a gap. With next_draft_round = 3: round 2 is a repeat and returns (),
         round 3 is appended, round 4 raises WireError. After the end of the sequence every outcome returns ().
@@ -212,6 +217,8 @@ class TokenLog:
 
         outcome: what a step of the ring did for this sequence: its accepted tokens, and why it ended, if it
             did.
+
+        Raises WireError if an earlier draft round is missing.
         """
         # A sequence may fail in any draft round, so the round of such an outcome is not checked.
         failed = outcome.end is End.FAILED
@@ -262,7 +269,9 @@ class Detokenizer:
 
     def feed(self, tokens: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" if they complete no character. A character whose
-        bytes have not all arrived is held back, for at most MAX_PENDING_TOKENS tokens.
+        bytes have not all arrived is held back, for at most MAX_PENDING_TOKENS tokens. After more than
+        MAX_PENDING_TOKENS tokens the broken bytes are returned as replacement characters. No tokens give ""
+        unless text was held back.
 
         tokens: the next token ids of the sequence.
         """
@@ -278,7 +287,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return the text that was held back, as no more tokens come; "" if none was. Trailing bytes of an
-        incomplete character are dropped.
+        incomplete character are dropped. The detokenizer is then empty.
         """
         text = self._decode(self._context + self._pending).rstrip(BROKEN)
         delta = text[self._shown :]
