@@ -64,7 +64,8 @@ class ChatTemplate:
     def render_turns(
         self, turns: Sequence[Mapping[str, Any]], for_answer: bool = True, **variables: Any
     ) -> str:
-        """Return a conversation as text, whose turns may have any fields that the template reads.
+        """Return a conversation as text, whose turns may have any fields that the template reads. Only a
+        system turn that the user's turn follows is joined so, and the template is then tried once more.
 
         If the template refuses a system turn, as Gemma 2's does, its text becomes the beginning of the first
         user turn.
@@ -88,13 +89,18 @@ class ChatTemplate:
     def _render(
         self, turns: Sequence[Mapping[str, Any]], for_answer: bool, variables: Mapping[str, Any]
     ) -> str:
-        """Return rendered turns; thinking is off unless `variables` says otherwise.
+        """Return rendered turns; thinking is off unless `variables` says otherwise. Every exception of the
+        template becomes TemplateRefused.
 
         turns: the turns, oldest first.
         for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.
-        variables: further variables of the template, by name.
+        variables: further variables of the template, by name; a non-empty "tools" selects the template for
+            tools.
 
         Raises TemplateRefused with the template's own message.
+
+        Raises TemplateRefused with the template's own message, and ModelError if the template does not
+        compile.
         """
         special_tokens: dict[str, Any] = {**_ABSENT, **THINKING_OFF, **self._names, **variables}
         compiled = self._compiled_for_tools if variables.get("tools") else self._compiled

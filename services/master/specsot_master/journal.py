@@ -76,7 +76,9 @@ _NAMES: dict[type[Record], str] = {
 
 
 def encode_record(record: Record) -> str:
-    """Return a record as JSON text: an array of its kind and its fields in order, such as ["again",3].
+    """Return a record as JSON text: an array of its kind and its fields in order, such as ["again",3]. A
+    speculative plan is written only if it was left out (`plans` False), and outcomes without their sequence
+    ids and nodes.
 
     record: what happened to a request.
     """
@@ -89,11 +91,13 @@ def encode_record(record: Record) -> str:
 
 
 def decode_record(encoded: str) -> Record:
-    """Return the record of what `encode_record` returned.
+    """Return the record of what `encode_record` returned. Sequence ids of outcomes are 0.
 
     encoded: the JSON text of a record.
 
     Raises ValueError or TypeError for anything else.
+
+    Raises ValueError for anything else, and TypeError for an outcome with too few or too many fields.
     """
     match json.loads(encoded):
         case ["begun", float(at), int(found)]:
@@ -116,7 +120,7 @@ def decode_record(encoded: str) -> Record:
 
 def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
     """Return the fields of an outcome that are needed to replay it, as a JSON array: no accepted nodes, no
-    sequence id.
+    sequence id. The logprobs of the prompt are left out if there are none.
 
     ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
     outcome: what a step did for the sequence.
@@ -143,6 +147,8 @@ def _decode_outcome(
     end: why the sequence ended, or None.
     chances: the logprobs of the tokens, as JSON arrays.
     prompt_chances: the logprobs of the prompt, as JSON arrays; empty if there are none.
+
+    Raises ValueError for an unknown end.
     """
     decoded = Outcome(0, draft_round, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
     return ordinal, replace(
@@ -177,7 +183,8 @@ class JournalFile:
     """The journal's SQLite file in one directory, which only one master can open at a time."""
 
     def __init__(self, directory: Path, model_fingerprint: str) -> None:
-        """Open or create the file.
+        """Open or create the file. A file of another format is emptied, too. Only its owner can read the
+        file.
 
         directory: the directory of the file, which is created if it is missing.
         model_fingerprint: the fingerprint of the model; the contents for another model are deleted.
@@ -198,7 +205,7 @@ class JournalFile:
 
     def read(self) -> tuple[JournaledRequest, ...]:
         """Return all requests with their records, in the order of arrival; empty for a new file. Unreadable
-        requests are left out.
+        requests are left out. A record that cannot be read is replaced by one that fails its request.
 
         Unreadable requests are left out.
         """
@@ -213,7 +220,7 @@ class JournalFile:
 
     def write(self, changes: Iterable[Change]) -> None:
         """Write changes in one transaction; either all of them are written or none. A change that cannot be
-        encoded is replaced by the deletion of its request.
+        encoded is replaced by the deletion of its request. Other changes of the batch are still written.
 
         changes: pairs of a request's id and what happened to it, in order.
 
@@ -288,9 +295,12 @@ class JournalFile:
             self._forget(change[0])
 
     def _write(self, change: Change) -> None:
-        """Insert a request or a record, or delete a request.
+        """Insert a request or a record, or delete a request. A new request replaces one with the same id and
+        its records.
 
         change: a request's id and what happened to it.
+
+        Raises sqlite3.Error and OSError, and other exceptions for a change that cannot be encoded.
         """
         run = self._data.execute
         match change:
@@ -396,7 +406,8 @@ class Journal:
             self._store.close()
 
     def put(self, request_id: str, change: JournaledRequest | Record | None) -> None:
-        """Add a change to the next batch. Nothing happens if the journal has been given up.
+        """Add a change to the next batch. Nothing happens if the journal has been given up. The change is
+        written in the background; an event loop must run.
 
         request_id: the request's id.
         change: a new request, a further record of the request, or None to delete the request.
@@ -409,7 +420,9 @@ class Journal:
         self._writing = self._writing or start(self._write())
 
     async def _write(self) -> None:
-        """Write the collected changes in batches until none is left. A failed write deletes the journal."""
+        """Write the collected changes in batches until none is left. A failed write deletes the journal.
+        Waiting calls of `secure` return after each batch, also after a failed one.
+        """
         loop = asyncio.get_running_loop()
         while self._landing is not None:
             batch = self._waiting
@@ -463,7 +476,8 @@ class RequestJournal:
         self._wall = wall_clock
 
     def record_arrival(self, request: RequestState, now: float) -> None:
-        """Record a new request, if it is resumable and there is a journal.
+        """Record a new request, if it is resumable and there is a journal. A request that is not resumable is
+        ignored. The arrival is recorded in wall-clock time, with a fingerprint of the request's wording.
 
         request: the request, with its prompts made.
         now: the present time, in seconds of the engine's clock.

@@ -114,7 +114,8 @@ class RequestCounter:
         self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None, joins: bool = False
     ) -> AsyncGenerator[Numbered, None]:
         """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels
-        the request, unless the request is resumable.
+        the request, unless the request is resumable. Events come with their numbers, from 0 or from `offset`
+        on; the last one is Finished. Observers see each event, joined or not, before the client gets it.
 
         ask: what the client asks for. When a request is resumed, either None or the same as before; a resumed
             request is not observed again.
@@ -152,7 +153,8 @@ class RequestCounter:
 
     async def drain(self, grace_seconds: float) -> bool:
         """Refuse new requests from now on, and wait for the running ones. Return True if all of them ended in
-        time, at once if none runs; return False, and leave them running, if some did not.
+        time, at once if none runs; return False, and leave them running, if some did not. Requests that a
+        client resumes are still accepted.
 
         grace_seconds: the longest time to wait, in seconds.
         """
@@ -240,7 +242,8 @@ class Master:
     async def rebalance(self) -> Rebalanced:
         """Split the layers of every formed ring anew over its workers, and return when all of them run again.
         The result covers all rings: changed if one of them has changed, the largest epoch number, and the
-        rings' plans in words.
+        rings' plans in words. Rings that are not formed are left out; if none is formed, the first one raises
+        Unavailable.
 
         Raises the errors of `Fleet.rebalance`: Unavailable without a ring or if it breaks meanwhile, and
         Refused if KV memory is too small.
@@ -251,7 +254,7 @@ class Master:
         return Rebalanced(any(one.changed for one in done), max(one.epoch for one in done), plans)
 
     async def complete(self, with_drafter: bool = False) -> None:
-        """Return once all rings are complete.
+        """Return once all rings are complete. The rings are waited for one after the other.
 
         Return at once if all are complete already; otherwise wait without a time limit.
 
@@ -293,6 +296,7 @@ def assemble(
     forecast_directory: Path | None = None,
 ) -> Master:
     """Read the model's tokenizer and config (no weights), and create a master with its engines and fleets.
+    With several rings, idle workers and stranded requests are moved between the rings after every change.
 
     The returned master's `leader` and `members` are the engine and the fleet of a single ring, or routers
     over several rings.
@@ -306,6 +310,9 @@ def assemble(
         none.
 
     Raises ModelError, and InvalidRequest for options that do not suit the model.
+
+    Raises ModelError if the model's files cannot be used, and InvalidRequest if workers or stages do not suit
+    its number of layers.
     """
     width = read_config(base).vocab
     text = Text(base, width)
@@ -347,7 +354,8 @@ def assemble(
 
 
 def _check(ring: RingOptions, model: ModelInfo) -> None:
-    """Raise InvalidRequest if the numbers of workers, stages and layers do not fit together.
+    """Raise InvalidRequest if the numbers of workers, stages and layers do not fit together. There must be at
+    least one worker, at most one per layer, and `max_stages` must not be below the workers.
 
     ring: the options of the rings.
     model: what is known of the model; only its number of layers is used.
@@ -359,7 +367,8 @@ def _check(ring: RingOptions, model: ModelInfo) -> None:
 
 
 def _describe(base: Path, ring: RingOptions, plan_style: str, has_template: bool) -> ModelInfo:
-    """Return what clients learn of the model; log a warning if the model has no chat template.
+    """Return what clients learn of the model; log a warning if the model has no chat template. The public
+    name is the option's, else that of the model's directory.
 
     base: the model's directory.
     ring: the options of the rings, which may give the model a public name.

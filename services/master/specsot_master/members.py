@@ -195,7 +195,8 @@ class MemberTable:
 
     async def _deliver(self, name: str, message: MemberMessage) -> None:
         """Send a message over the member's link. If the link fails, report the member as lost, unless another
-        process has taken its name meanwhile. An unknown name is ignored.
+        process has taken its name meanwhile. An unknown name is ignored. Only a SpecsotError counts as a
+        failed link here; other errors are raised.
 
         name: the receiver's name.
         message: the message, not encoded yet.
@@ -236,7 +237,8 @@ class RefusedMembers:
 
     def note(self, registration: Registration, refusal: Refused) -> None:
         """Remember a refusal, and log it if the same refusal is not listed yet. If MAX_REFUSED_MEMBERS
-        members are listed already, a further one is neither remembered nor logged.
+        members are listed already, a further one is neither remembered nor logged. A listed refusal of the
+        same member is renewed, so that it stays listed.
 
         registration: what the refused member said of itself.
         refusal: the error that it received.

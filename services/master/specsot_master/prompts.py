@@ -48,7 +48,9 @@ class Prompts:
     """
 
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
-        """Read the model's own prompt parts, if its directory has any.
+        """Read the model's own prompt parts, if its directory has any. The model plans in lists if its style
+        is "list", or if it is "auto" and it has no fork tags. The router's threshold is read only if both
+        sides of its score have words of a single token.
 
         directory: the model's directory, or a GGUF file in it.
         text: the model's tokenizer and chat template.
@@ -115,7 +117,7 @@ class Prompts:
     def score(self, messages: Sequence[Message]) -> ScorePrompt:
         """Return the prompt by which the router lets the model decide whether to plan. It ends in the first
         words of an answer, and names the tokens whose probabilities count for each side. A model without a
-        threshold gets the threshold 0.
+        threshold gets the threshold 0. The beginning that the prompt ends with is BEGUN.
 
         messages: the conversation, oldest turn first.
 
@@ -153,6 +155,9 @@ class Prompts:
         rules: the maximum number of points, and what else limits the plan.
 
         Raises TemplateRefused if the template does not take this conversation.
+
+        Raises TemplateRefused if the template does not take this conversation, and ModelError if it does not
+        append turns, for a model with parts of its own.
         """
         if self.listed:
             return ListConversation(self._text, messages, rules, self.wording)
@@ -188,7 +193,8 @@ class ListConversation:
         self, text: Text, messages: Sequence[Message], rules: PlanRules, wording: Wording | None = None
     ) -> None:
         """Render the planning turn and a sample branch, and find the prefix that both share. If the template
-        refuses a branch in the form of the wording, the default form is used.
+        refuses a branch in the form of the wording, the default form is used. At least the last token of the
+        skeleton's prompt is not part of the prefix, so that something is left to compute.
 
         text: the model's tokenizer and chat template.
         messages: the conversation, oldest turn first, at least one.
@@ -235,7 +241,8 @@ class ListConversation:
         length: int,
         introduction: str = "",
     ) -> PromptTurn:
-        """Return the prompt of a point's branch, or of the closing for a point without a title.
+        """Return the prompt of a point's branch, or of the closing for a point without a title. In the form
+        "article" the answer begins with the introduction and the point's heading, as part of the prompt.
 
         point: the point that the branch writes.
         points: all points of the plan, which the prompt lists.
@@ -250,7 +257,8 @@ class ListConversation:
         return self._branch_turn(self._branch_words(point, points, introduction), head)
 
     def _branch_turn(self, words: Sequence[str], head: str = "") -> PromptTurn:
-        """Return the prompt of a branch, in tokens.
+        """Return the prompt of a branch, in tokens. If the places of the texts in a rendering are known, the
+        texts are filled in there; otherwise the template is rendered.
 
         words: the texts to fill in, as `_branch_words` returns them.
         head: the first words of the branch's answer, which become part of the prompt; "" to let the model
@@ -273,7 +281,8 @@ class ListConversation:
         return turn_from(self.prefix, self._tokens(self._render(words)), len(self._shared_tokens))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
-        """Return the words that follow the question and ask for the plan, in the question's language.
+        """Return the words that follow the question and ask for the plan, in the question's language. A
+        question that compares things is asked for with words of its own.
 
         rules: the maximum number of points; if the question itself asks for this number, exactly so many are
             asked for.
@@ -299,10 +308,13 @@ class ListConversation:
         return (write_list(points), words) if self._form == "turns" else (words,)
 
     def _render_branch(self, *words: str) -> str:
-        """Return the rendered prompt of a branch.
+        """Return the rendered prompt of a branch. In the form "turns" the list is the assistant's answer, and
+        the question follows as a user turn.
 
         words: what `_branch_words` returns: two texts in the form "turns", else one. While slots are searched
             for, placeholders of the same number.
+
+        Raises TemplateRefused if the template does not take these turns.
         """
         if self._form == "turns":
             written, asked = words
@@ -409,7 +421,8 @@ def ask_after(
     messages: tuple[Message, ...], words: str, as_paragraph: bool = False, in_last_turn: bool = True
 ) -> tuple[Message, ...]:
     """Return the conversation with these words after its last turn. They go into the last turn if it is the
-    user's or if `in_last_turn` is set; else they become a user turn of their own.
+    user's or if `in_last_turn` is set; else they become a user turn of their own. The conversation itself is
+    not changed.
 
     messages: the conversation, oldest turn first, at least one.
     words: what the master asks for, such as a plan.
@@ -424,7 +437,8 @@ def ask_after(
 
 def render_asked(text: Text, messages: tuple[Message, ...], words: str, as_paragraph: bool = False) -> str:
     """Return the rendered conversation with these words after its last turn: in the last turn if it is the
-    user's, else in a turn of their own, unless the template refuses that.
+    user's, else in a turn of their own, unless the template refuses that. A refused conversation that ends
+    with the user's turn is not tried again.
 
     text: the model's tokenizer and chat template.
     messages: the conversation, oldest turn first, at least one.
@@ -453,6 +467,9 @@ def read_threshold(directory: Path) -> float | None:
     directory: the model's directory.
 
     Raises ModelError for a file that cannot be read.
+
+    Raises ModelError for a file that is not readable JSON, that has no "threshold", or whose threshold is no
+    number.
     """
     path = directory / ROUTER_FILE
     if not path.is_file():
@@ -534,6 +551,9 @@ def read_parts_file(path: Path) -> PromptParts:
     path: a file in the format of specsot.json.
 
     Raises ModelError if the file cannot be read, or if one of its templates has an unknown placeholder.
+
+    Raises ModelError if the file is no JSON object, if its contents are wrong (see `_parts_of`), or if one of
+    its templates has an unknown placeholder. Raises OSError if it cannot be read.
     """
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
@@ -546,11 +566,14 @@ def read_parts_file(path: Path) -> PromptParts:
 
 def _parts_of(decoded: dict[str, Any]) -> PromptParts:
     """Return the prompt parts that a decoded file holds; unknown names are ignored. A file with nothing but a
-    wording leaves the plan style open ("auto").
+    wording leaves the plan style open ("auto"). Names that are missing keep their defaults.
 
     decoded: the JSON object of the file.
 
     Raises ValueError for a wrong plan style or missing templates, and TypeError.
+
+    Raises ValueError if the plan style is none of list, markers and tags, or if markers lack skeleton_turn or
+    branch_turn, and TypeError.
     """
     known = {field.name: decoded[field.name] for field in fields(PromptParts) if field.name in decoded}
     if "wording" in known:
@@ -577,7 +600,8 @@ class PartsConversation:
     told: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
-        """Render the conversation, and find the place of a further user turn in it.
+        """Render the conversation, and find the place of a further user turn in it. The model's system prompt
+        precedes the caller's. The direct answer's prompt leaves it out.
 
         text: the model's tokenizer and chat template.
         parts: the templates of the model's prompts, with {points} and {tools} filled in.
@@ -628,6 +652,7 @@ class PartsConversation:
 
     def _turn(self, words: str) -> PromptTurn:
         """Return a prompt of prefix, user turn and head of the answer, each of which is tokenized separately.
+        The answer's beginning, if the parts name one, is part of the prompt.
 
         words: the text of the user turn.
 
@@ -648,7 +673,8 @@ class PartsConversation:
         return self._text.render((*self._messages, Message("user", words)), for_answer=False)
 
     def _answer(self, words: str) -> str:
-        """Return the text that the template adds to a user turn to begin the answer; "" if it adds none.
+        """Return the text that the template adds to a user turn to begin the answer; "" if it adds none. The
+        answer prefix of the parts is not included.
 
         words: the text of a sample user turn.
 
@@ -673,7 +699,8 @@ def _fill_branch(
     parents: Sequence[tuple[Point, str]],
     length: int,
 ) -> str:
-    """Return the text of the user turn that asks for one point.
+    """Return the text of the user turn that asks for one point. The quoted texts follow the plan, in the
+    place of {plan}.
 
     parts: the templates of the model's prompts.
     point: the point that the branch writes.

@@ -414,7 +414,8 @@ class RequestState:
 
     def workload(self, num_running_sequences: int) -> Workload:
         """Return the inputs of this request's forecast: how many tokens its first prompt still has to
-        prefill, its limits, and the length of a branch's own turn (None for a direct answer).
+        prefill, its limits, and the length of a branch's own turn (None for a direct answer). Tokens of the
+        first prompt whose KV the ring had at admission need no prefill.
 
         num_running_sequences: how many sequences of other requests run in the ring.
         """

@@ -95,11 +95,15 @@ class Effects(Home):
         self._ended: str | None = None
 
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
-        """Execute the commands of a request one by one; do nothing if there are none.
+        """Execute the commands of a request one by one; do nothing if there are none. A closed sequence that
+        is unknown is ignored.
 
         request: a request of this engine, waiting, running or being replayed.
         decided: the commands; may be a generator whose next command depends on the effect of the previous one
             (`RequestState.play`), so each command is executed before the next is drawn.
+
+        Raises what a command raises, such as Unavailable if a sequence must be opened and the ring is gone,
+        and KeyError for the reopening of an unknown sequence. The commands after it are not executed.
         """
         for command in decided:
             match command:
@@ -138,7 +142,8 @@ class Effects(Home):
 
     @contextmanager
     def _isolate(self, request: RequestState, default_error: SpecsotError | None = None) -> Generator[None]:
-        """Catch every error in the block; the error ends this request only.
+        """Catch every error in the block; the error ends this request only. The error is not raised again, so
+        the code after the block runs.
 
         request: the request that the block works on.
         default_error: the error that the client receives in place of an unexpected exception; None for
@@ -150,7 +155,8 @@ class Effects(Home):
             self._fail_alone(request, error, default_error or internal_error())
 
     def _fail_alone(self, request: RequestState, error: Exception, default_error: SpecsotError) -> None:
-        """Fail one request because of an error; log the error unless it is meant for the client as it is.
+        """Fail one request because of an error; log the error unless it is meant for the client as it is. An
+        error that is translated for the client is logged with its trace.
 
         request: a request of this engine, waiting, running or being replayed.
         error: the exception that was raised.
@@ -210,6 +216,8 @@ class Effects(Home):
         rules: the plan grammar that constrains the sequence, or None.
 
         Raises Unavailable if the ring is gone.
+
+        Raises Unavailable if the ring is gone, and InvalidRequest if the prompt cannot be built.
         """
         sequence = self._tables.make(request, order, ordinal, limit, rules)
         if self._queue.is_live(request):
@@ -229,6 +237,8 @@ class Effects(Home):
     def _tell(self, request: RequestState, numbered: Numbered) -> None:
         """Append an event to the request's buffer for its client; end the request after Finished. While the
         request is replayed after a restart, the event is only buffered, since it was counted the first time.
+        The lengths of answers and the end are counted only while the request is queued; lengths of a request
+        with a time limit are not counted.
 
         request: a request of this engine, waiting, running or being replayed.
         numbered: the event with its number.
@@ -271,10 +281,11 @@ class Effects(Home):
         request.events.disconnect(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
 
     def _fail(self, request: RequestState, error: SpecsotError, final: bool) -> None:
-        """End a request with an error. A request that has ended already is not failed again.
+        """End a request with an error. A request that has ended already is not failed again. It is logged and
+        journaled only while it is queued.
 
         request: the request; an ended one is not failed again.
-        error: what the client receives.
+        error: what the client's subscription raises.
         final: True to journal the failure, so that it also holds after a restart.
         """
         if self._queue.has(request):
@@ -285,7 +296,8 @@ class Effects(Home):
 
     def _forget(self, request: RequestState, error: SpecsotError | None = None) -> None:
         """End a request's events, and release all that the request holds in queue, ring and quarantine. A
-        second call does nothing.
+        second call does nothing. A request that never entered the queue only ends its events. The end counts
+        under the class of the error, else under the plan's reason, else as "cancelled".
 
         request: a request of this engine, waiting, running or being replayed.
         error: what the client's subscription raises after the last event; None after Finished or an abandoned

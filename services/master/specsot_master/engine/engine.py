@@ -54,9 +54,12 @@ class Engine(Effects):
 
     def handle(self, event: inputs.Input) -> None:
         """Handle one input of the engine, then start the actions that the input has made possible. An error
-        that concerns one request ends that request only.
+        that concerns one request ends that request only. Nothing is returned or raised for the client.
+        Further sequences are started only after inputs of `inputs.Opening`, after a change of the quarantine,
+        and if pages were freed.
 
-        event: an object of one of the classes in `core.inputs`, or a result of the ring.
+        event: an object of one of the classes in `core.inputs`, or a result of the ring. A request that it
+            names must be one of this engine, except for RequestArrived.
         """
         match event:
             case Result():
@@ -97,7 +100,8 @@ class Engine(Effects):
 
     def _read_step(self, result: Result) -> None:
         """Give the outcomes of one step to their requests. A result of another epoch counts as a sign of life
-        of the ring (`steps`); its outcomes are dropped.
+        of the ring (`steps`); its outcomes are dropped. The prefix of a failed sequence is marked as suspect.
+        An exception of one request fails that request only.
 
         result: what the last stage, or stage 0, has reported.
         """
@@ -121,6 +125,7 @@ class Engine(Effects):
 
     def _lose_ring(self, reason: str, planned: bool) -> None:
         """Suspend every request until the next epoch, where each request continues from its token logs.
+        Nothing is blamed on requests if the end was planned.
 
         If the quarantine finds one request guilty of repeated breaks, that request fails instead.
 
@@ -137,7 +142,8 @@ class Engine(Effects):
 
     def _break_off(self, order: Order) -> None:
         """Fail every request that owns, or forks from, the sequence of an order that could not be sent. The
-        prefix of that sequence is marked as suspect, so that no later request forks from it.
+        prefix of that sequence is marked as suspect, so that no later request forks from it. Requests that
+        fail get an internal error.
 
         If no request uses the sequence, no request fails.
 
@@ -188,7 +194,8 @@ class Engine(Effects):
     # --- the next actions ---
 
     def _advance(self) -> None:
-        """Start whatever the ring has room for, one action at a time, the most urgent kind first.
+        """Start whatever the ring has room for, one action at a time, the most urgent kind first. An epoch
+        that has ended is not filled again; the first call in a new epoch prepares it (`_begin_epoch`).
 
         Waiting requests are admitted first; then sequences that an ended epoch lost are reopened; then
         further branches of admitted requests are opened. Nothing happens while there is no running epoch.
@@ -211,7 +218,8 @@ class Engine(Effects):
     def _admit_next(self, state: RingState, now: float) -> bool:
         """Admit the next waiting request if its pages are free. Return True if a request was admitted, False
         if none waits or its pages are not free. A new request starts its plan; a request that ran in an
-        earlier epoch reopens its sequences.
+        earlier epoch reopens its sequences. An error in starting it fails that request only, and True is
+        returned all the same.
 
         state: sizes and limits of the running ring.
         now: the present time, in seconds of the engine's clock.
@@ -235,7 +243,7 @@ class Engine(Effects):
     def _reopen_next(self, state: RingState, tried: set[str]) -> bool:
         """Try to reopen lost sequences of one admitted request. Return False if there is no such request.
         While requests wait for admission, a reopened sequence may use only the pages that were reserved for
-        its own request.
+        its own request. True means only that it was tried: it may still have lost sequences, or have failed.
 
         state: sizes and limits of the running ring.
         tried: ids of requests that are passed over; the id of this request is added.
@@ -270,7 +278,7 @@ class Engine(Effects):
 
     def _branch_next(self, state: RingState, stuck: set[str]) -> bool:
         """Try to open one branch of the request whose turn it is. Return False if no request has a branch to
-        open.
+        open. True is returned also if its branch had to wait or if the request failed.
 
         state: sizes and limits of the running ring.
         stuck: ids of requests that are passed over. The id of this request is added unless its branch was
@@ -293,6 +301,9 @@ class Engine(Effects):
         state: sizes and limits of the running ring.
 
         Raises TooLarge if the branch can never fit this ring.
+
+        Raises TooLarge if the branch can never fit this ring, and InvalidRequest if its prompt cannot be
+        built.
         """
         order = request.plan.preview(request.plan.ready()[0])
         if not self._intake.has_turn(request, order):
@@ -310,7 +321,8 @@ class Engine(Effects):
 
     def _begin_epoch(self, state: RingState) -> None:
         """Start to fill a new epoch, whose ring is empty and may have another size than the previous one. A
-        request that is too large for the new ring waits for a larger one, until its timeout.
+        request that is too large for the new ring waits for a larger one, until its timeout. A request whose
+        check fails for another reason than its size fails.
 
         state: sizes and limits of the new ring.
         """
@@ -345,14 +357,16 @@ class Engine(Effects):
 
     async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
         """Queue a request, or resume one. Return its events, numbered from 0; the last event is Finished.
+        Without an id of the caller, or if the caller has no such request, a new one is queued.
 
         Closing the returned subscription cancels the request, unless the request is resumable: then the
         request continues without a reader, and is kept for a while; the same call reads it again.
 
-        ask: the request. To resume, either None or the same request as before.
+        ask: the request. To resume, either None or the same request as before (`max_new_tokens` may be left
+            out again).
         caller: who asks. The caller's timeout counts from this call, for a resumed request too.
-        offset: the number of the first event to return. Anything but None requires a resumable request of
-            this caller that runs, or that ended recently.
+        offset: the number of the first event to return; None for the first event. Anything but None requires
+            a resumable request of this caller that runs, or that ended recently.
 
         Raises InvalidRequest, NotFound (the caller has no such request to resume, or the model is unknown),
         Overloaded, TimedOut, and Unavailable if there has been no ring yet or the master shuts down. The
@@ -395,7 +409,7 @@ class Engine(Effects):
     async def revive(self, journaled_requests: Iterable[JournaledRequest]) -> None:
         """Restore the requests that an earlier master process left in the journal. Unfinished requests
         continue; finished ones can be read again. A request that cannot be restored is logged and dropped
-        from the journal.
+        from the journal. A request whose records cannot be applied fails, but can be read.
 
         journaled_requests: the requests as the journal keeps them.
         """
@@ -411,7 +425,8 @@ class Engine(Effects):
     def _replay(self, request: RequestState, journaled: JournaledRequest) -> None:
         """Apply the journal's records to a restored request, then queue the request if it has not ended. If
         the records cannot be applied, for example because prompts are worded differently now, the request
-        fails. In every case the client can read the request again for a while.
+        fails. In every case the client can read the request again for a while. Records after the request's
+        end are skipped.
 
         request: the request in its initial state.
         journaled: the same request as the journal keeps it, with its records.
@@ -439,6 +454,9 @@ class Engine(Effects):
             owner.
 
         Raises the errors of `open`.
+
+        Raises the errors of `open`: among others InvalidRequest if a request with this id exists already, and
+        Overloaded if the queue or the validation has no room.
         """
         self._check_open()
         check_deadline(caller.timeout)
@@ -505,6 +523,7 @@ class Engine(Effects):
 
     def _rejoin(self, request: RequestState, ask: Ask | None, timeout: float | None) -> RequestState:
         """Return a known request, which the caller reads again; from now on this caller's deadline applies.
+        The deadline of a request that has ended stays as it is.
 
         request: the known request.
         ask: None, or the same request as before. The journal may have replaced an omitted max_new_tokens by a

@@ -67,7 +67,9 @@ class GrammarSandbox:
         self._now: tuple[Form, asyncio.Task[str]] | None = None
 
     async def check(self, form: Form, client: str = "", budget: int | None = None) -> None:
-        """Check that a form compiles, and that its shortest answer fits the budget. Return if both hold.
+        """Check that a form compiles, and that its shortest answer fits the budget. Return if both hold. The
+        length is checked only if the sandbox measures lengths and the budget is at most MAX_MEASURED_TOKENS;
+        a form of unknown length passes.
 
         form: the form that the client gave for its answer.
         client: the name of the client, "" for one without a name; one client may not take all waiting places.
@@ -96,6 +98,8 @@ class GrammarSandbox:
         client: the name of the client.
 
         Raises Overloaded if too many new forms wait.
+
+        Raises Overloaded if too many new forms wait, and what the trial raises.
         """
         waiting_pair = client, form
         self._make_room(waiting_pair)
@@ -138,9 +142,11 @@ class GrammarSandbox:
 
     async def _try(self, form: Form) -> str:
         """Run the trial of a form in a thread, cache its result and return it: what is wrong with the form,
-        or "" if it is valid. A raised error is not cached.
+        or "" if it is valid. A raised error is not cached. Afterwards another form may be tried.
 
         form: the form to try.
+
+        Raises what the trial raises, such as Unavailable.
         """
         try:
             complaint = await asyncio.to_thread(self._trial, form)
@@ -150,7 +156,8 @@ class GrammarSandbox:
             self._now = None
 
     def _recall(self, form: Form) -> str | None:
-        """Return the cached result of a form, "" if it is valid, or None if it has not been tried.
+        """Return the cached result of a form, "" if it is valid, or None if it has not been tried. A cached
+        form counts as used now.
 
         form: the form that a client gave for its answer.
         """
@@ -170,7 +177,9 @@ class GrammarSandbox:
 
 
 def compile_in_subprocess(form: Form) -> str:
-    """Compile a form in a process of its own. Return what is wrong with the form, or "" if it is valid.
+    """Compile a form in a process of its own. Return what is wrong with the form, or "" if it is valid. The
+    words name the kind of the form; an end by a signal is explained by _CRASHES, and any other failure as
+    "cannot be compiled".
 
     A crash or a timeout of that process counts as an error of the form. The process imports nothing from the
     current directory (-P), and its environment does not contain the clients' token.
@@ -197,7 +206,7 @@ def compile_in_subprocess(form: Form) -> str:
 
 def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
     """Return a function that computes the number of tokens of a form's shortest answer. The function returns
-    None if the vocabulary cannot be read.
+    None if the vocabulary cannot be read. Forms are measured up to MAX_MEASURED_TOKENS.
 
     base: the model's directory, whose vocabulary is read when the first form is measured.
     width: the number of logits of the model, which bounds its token ids.

@@ -350,7 +350,8 @@ def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
 
 def _measured(worker: Registration, workers: Sequence[Registration], num_tokens: int) -> float:
     """Return a worker's seconds for one layer in a step, the quickest measurement of its host; 0 if a worker
-    there has not measured.
+    there has not measured. A worker's curve at this number of tokens is used. Workers of the host count only
+    if they have a GPU exactly if this one has.
 
     worker: the worker's registration.
     workers: the registrations of all workers, this one included.
