@@ -476,7 +476,7 @@ class MemberRouter:
     def on_disconnect(self, name: str, reason: str, downlink: Link | None = None) -> None:
         """Report a lost member to its fleet, unless a newer process has joined under the member's name. An
         unknown name is ignored. Without a link that differs, the member's fleet is forgotten before the fleet
-        handles the loss.
+        handles the loss. The member's fleet is forgotten, so that the member may join another one.
 
         name: the lost member's name.
         reason: why it is lost, in words.

@@ -312,8 +312,8 @@ class RingTables:
 
     def admit(self, request: RequestState, state: RingState) -> bool:
         """Reserve the pages that a request needs to begin, and pin or open its prompt prefix. Return False,
-        with nothing changed, if there is no room. A request that ran before is admitted as it is, without a
-        further plan.
+        with nothing changed, if there is no room. For a request that ran before, no pages are reserved for a
+        speculative plan.
 
         The options come best first: fork the longest cached prefix, or open a new one. A request with a
         speculative plan is admitted without the plan (`RequestState.plans` becomes False) if there is no room

@@ -81,7 +81,7 @@ def at_most(max_entries: int) -> BeforeValidator:
 
 
 def _check_parts(messages: Any) -> Any:
-    """Return the value unchanged; what is not a list is checked later.
+    """Return the value unchanged; what is not a list is checked later. Both bounds are MAX_MESSAGES.
 
     messages: the JSON value of the field.
 
@@ -99,11 +99,13 @@ def _check_parts(messages: Any) -> Any:
 
 def _check_prompt(prompt: Any) -> Any:
     """Return one or several prompts, each text or token ids. Ids are checked by built-in functions, which run
-    in C, because a body may hold millions.
+    in C, because a body may hold millions. An empty list is returned as it is.
 
     prompt: the JSON value of the field.
 
     Raises ValueError for anything else.
+
+    Raises ValueError for anything else, for more than MAX_ANSWERS prompts, and for half of a surrogate pair.
     """
     if isinstance(prompt, str):
         return _check_text(prompt)
@@ -284,7 +286,8 @@ NO_LIMIT = -1
 
 def _read_other_names(body_json: Any) -> Any:
     """Return the body with OTHER_NAMES replaced by our names. If a body has both names of a field, the other
-    name stays, and `refuse_unserved` refuses it. What is not an object is returned unchanged.
+    name stays, and `refuse_unserved` refuses it. What is not an object is returned unchanged. A value that
+    means no limit is left out.
 
     body_json: the decoded JSON body.
     """
@@ -517,7 +520,9 @@ class CompletionBody(Asking):
 
 
 def refuse_unserved(body: BaseModel) -> None:
-    """Check that a body asks for nothing that is not served. Values that change nothing are accepted.
+    """Check that a body asks for nothing that is not served. Values that change nothing are accepted. The
+    unserved fields come first, then windows of penalties, which are refused only if the body asks for a
+    penalty, and prefixes of messages.
 
     body: the parsed body; `model_extra` holds its unknown fields.
 
@@ -553,7 +558,7 @@ def _penalizes(body: BaseModel) -> bool:
 
 def refuse_foreign_fields(body: BaseModel, own_field: str) -> None:
     """Check that a body of another API has no field of chat completions, served or not, that this API lacks.
-    Values that change nothing are accepted.
+    Values that change nothing are accepted. The message names the own field for a form of the answer.
 
     body: the parsed body; `model_extra` holds its unknown fields.
     own_field: the field that this API has for the form of an answer.

@@ -60,7 +60,7 @@ class Detokenized(BaseModel):
 
 
 def tokenizer_routes(context: HttpContext) -> APIRouter:
-    """Return the routes /tokenize and /detokenize.
+    """Return the routes /tokenize and /detokenize. Both are POST.
 
     context: what all endpoints share.
     """
@@ -114,12 +114,16 @@ def check_model(context: HttpContext, name: str | None) -> None:
 
 
 def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
-    """Return the token ids that a body asks for.
+    """Return the token ids that a body asks for. A prompt gets the tokenizer's own tokens unless the body
+    asks for none; messages are rendered by the template.
 
     context: what all endpoints share.
     body: the parsed body, with a prompt or messages.
 
     Raises InvalidRequest if the body has both or neither, or if the text is too long.
+
+    Raises InvalidRequest if the body has both or neither, or if the template refuses the messages, and
+    ContextLengthExceeded if the text is too long.
     """
     text = context.text
     if (body.prompt is None) == (body.messages is None):

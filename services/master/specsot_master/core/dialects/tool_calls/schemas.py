@@ -335,7 +335,8 @@ def _no_constant(name: str) -> Any:
 def _unquoted(text: str, types: frozenset[str]) -> Any:
     """Return the value of text that is no JSON: a Python constant, a repaired object or list, or the text
     itself. A constant of a type that is not permitted is returned as text. An object or list is repaired only
-    if text is not permitted, and only counts if its type is permitted.
+    if text is not permitted and its type is among the permitted ones; if any type is permitted, it stays
+    text.
 
     text: the argument as the model has written it.
     types: the JSON types that its schema permits; empty for any.
