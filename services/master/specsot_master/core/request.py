@@ -748,7 +748,8 @@ class RequestState:
 
 def is_drafted(request: RequestState, ring: RingState) -> bool:
     """Return True if the ring drafts for this request: the ring has a drafter, and the client named either no
-    drafter or one that the ring has. False if the client named "none" or a drafter that this ring lacks.
+    drafter or one that the ring has. Return False if the client named "none" or a drafter that this ring
+    lacks.
 
     request: the request, with the drafter that its client named, if any.
     ring: the state of the ring that runs the request.

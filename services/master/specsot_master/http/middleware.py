@@ -130,7 +130,8 @@ def host_of(header: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Return True if a host name is an IPv4 or IPv6 address, in brackets or not. False for "" and for names.
+    """Return True if a host name is an IPv4 or IPv6 address, in brackets or not. Return False for "" and for
+    names.
 
     name: the host name, without a port.
     """

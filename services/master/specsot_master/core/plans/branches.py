@@ -27,11 +27,11 @@ _COMPLETE = (Reason.STOP, Reason.LENGTH)
 
 def critical_paths(points: Sequence[Point]) -> dict[int, int]:
     """Return, for each point, the wished length in tokens of the longest chain of points from this point
-    through those that need it; {} for no points.
+    through those that need it; {} for no points. A point that no other needs has its own length.
 
         lengths 1: 30, 2: 20 (needs 1), 3: 40 -> {1: 50, 2: 20, 3: 40}
 
-    points: the points of the plan, by ascending id.
+    points: the points of the plan, by ascending id; each needs only points with smaller ids.
     """
     paths: dict[int, int] = {}
     # A point only needs points with smaller ids, so in reverse order all points that need it come before it.
@@ -45,7 +45,7 @@ def pick_ready(
     points: Sequence[Point], done: AbstractSet[int], taken: Collection[int], places: int
 ) -> tuple[Point, ...]:
     """Return at most `places` points to start now, those with the longest critical path first, then by id; ()
-    if none may start.
+    if none may start. A point may start if it was not started and all points that it needs are done.
 
     points: the points of the plan, by ascending id.
     done: ids of points whose text is complete.
@@ -110,7 +110,8 @@ class PlanBranch:
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
         """Return the pieces that may be shown now, in order; [] if all are held. A sentence that continues in
         the later part of the budget is held back until it is complete. Pieces from the next point's heading
-        on are dropped.
+        on are dropped. Text is held back only if `holds_sentences` is set and more than SENTENCES_FROM of the
+        budget has arrived.
 
         The result depends on the tokens alone, not on how many arrive at once:
 
@@ -129,7 +130,8 @@ class PlanBranch:
 
     def release(self, reason: Reason) -> list[TextPiece]:
         """Return the pieces that are still held when the branch ends; [] if none is. If the token limit
-        interrupts a sentence that follows a complete one, return none: that sentence is left out.
+        interrupts a sentence that follows a complete one, return none: that sentence is left out. `left_out`
+        is then the number of its tokens, and 0 otherwise.
 
         reason: why the branch ends.
         """
@@ -141,7 +143,8 @@ class PlanBranch:
 
     def settle_reason(self, reason: Reason) -> Reason:
         """Return why a branch is over whose sequence ended for `reason`, once `release` was called: STOP for
-        a shortened branch that is as long as it should be, else `reason` unchanged.
+        a shortened branch that is as long as it should be, else `reason` unchanged. Only LENGTH is ever
+        changed.
 
         A branch that has used up a budget below its share, and whose text ends with a whole sentence, is as
         long as it should be, and no limit of the client has cut it. Code that was not closed was cut:
@@ -212,7 +215,8 @@ class PlanBranches:
         closing: int | None = None,
         aim: int | None = None,
     ) -> None:
-        """Create the branches of a plan, none of them opened.
+        """Create the branches of a plan, none of them opened. Without sentences that are held back, branches
+        are not shortened to the aim. Without an aim, openings are settled from the start.
 
         shares: the points that are written, and how the client's tokens are divided.
         stops: the client's stop strings.
@@ -327,7 +331,9 @@ class PlanBranches:
     def pass_openings(self) -> tuple[list[int], list[int]]:
         """Settle the openings of the first branches, as far as their words are known. Return the ids of the
         branches that were settled, and of those that must be opened again because they begin like an earlier
-        branch, or not with prose; both lists may be empty.
+        branch, or not with prose; both lists may be empty. A branch is opened again at most MAX_REWRITES
+        times; then its opening is settled as it is. For branches that are opened again, their tokens are
+        counted as discarded.
 
         Openings are settled in order, so that a branch is compared with the final words of all earlier ones:
 
@@ -356,7 +362,8 @@ class PlanBranches:
 
     def ready(self) -> tuple[Point, ...]:
         """Return the points whose branches may start now, the most urgent first, and at most as many as may
-        still run in parallel; () if none may start.
+        still run in parallel; () if none may start. A branch that failed or was cancelled does not count as
+        done for the branches that need it.
         """
         places = self._max_parallel - len(self.live)
         if places <= 0 or not self.unopened:
@@ -384,10 +391,13 @@ class PlanBranches:
 
     def write(self, id: int, pieces: Iterable[TextPiece]) -> str:
         """Add text to a running branch and return the part that may be shown; "" if all of it is held back.
-        Text after a stop string is dropped.
+        Text after a stop string is dropped. Pieces of an unfinished sentence may be held back, see
+        `PlanBranch.hold`.
 
         id: the point's id.
         pieces: the next pieces of the branch, one per token.
+
+        Raises KeyError if the plan has no such point.
         """
         branch = self._branches[id]
         return self._feed(branch, branch.hold(pieces))
@@ -404,7 +414,8 @@ class PlanBranches:
 
     def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
         """Add pieces to a branch and return the part of their text that may be shown; "" if all of it is held
-        back. Text after a stop string is dropped.
+        back. Text after a stop string is dropped. The first `least` tokens of the branch are not searched for
+        stop strings.
 
         branch: a branch of this plan.
         pieces: pieces that are not held back.
@@ -423,6 +434,8 @@ class PlanBranches:
 
         id: the point's id.
         reason: why the branch ends.
+
+        Raises KeyError if the plan has no such point.
         """
         self._branches[id].reason = reason
         if reason in _COMPLETE:
@@ -434,7 +447,8 @@ class PlanBranches:
 
     def _orphans(self, id: int) -> tuple[int, ...]:
         """Return the ids of branches that need `id`, directly or through others; () if none does. One pass in
-        id order is enough, because a point only needs points with smaller ids.
+        id order is enough, because a point only needs points with smaller ids. The ids are ascending, without
+        `id` itself.
 
         id: the id of a point whose branch has failed.
         """

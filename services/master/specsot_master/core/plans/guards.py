@@ -81,6 +81,8 @@ class Stems:
     def _find_apart(self) -> set[int]:
         """Return the indexes at which the question sets things side by side or asks for a further thing;
         empty if it names one thing. A comma does so within an enumeration only; elsewhere it ends a clause.
+        -1 stands for the place before the question's first word: its first part is one of the things if a
+        further thing is asked for.
         """
         words, asking = (set(map(self._stem, some)) for some in (_BESIDE, _ASKING))
         places = [at for at, word in enumerate(self.question) if word in words or word in _COMMAS]
@@ -140,7 +142,8 @@ def plan_of(
     points: Sequence[Point], cut: bool, question: str, tokens: int | None = None, told: Iterable[str] = ()
 ) -> tuple[Point, ...]:
     """Return the points of a plan that can be written. Return () if fewer than two are left, except for a
-    plan in markers that had only one point from the start.
+    plan in markers that had only one point from the start. Points of a list get equal lengths, at least 1
+    token each.
 
     points: the points that the model has written, in order.
     cut: True if a limit ended the plan; the last title of a list is then incomplete and left out.
@@ -160,6 +163,7 @@ def keep_points(
     points: Sequence[Point], question: str, told: Iterable[str] = (), bounded: bool = True
 ) -> tuple[Point, ...]:
     """Return the points whose titles can be written about, with new ids 1, 2, and so on; () if none can.
+    Figures at the end of titles are dropped where possible. Needs of dropped points are removed.
 
     A title must be complete and must not repeat an earlier title, the question or the instructions. A thing
     that the question names side by side with another was asked for, so such a title stays. Other titles that
@@ -212,7 +216,10 @@ def without_figures(points: Sequence[Point]) -> list[Point]:
 
 def is_title(title: str, bounded: bool = True) -> bool:
     """Return True if the title has a word to write about, is not cut at its limit, and does not repeat one
-    word.
+    word. A title that is bounded must have fewer than MAX_TITLE_WORDS words, and leave _FREE_BYTES bytes of
+    its limit. It must not end or begin with a word that something has to follow or precede, have words joined
+    by a comma, or have more than twice as many words as different ones. Numbers, connecting words and single
+    letters alone are no title.
 
     title: the title as the model has written it.
     bounded: True if titles are held to a length, at which some are cut.
@@ -226,7 +233,8 @@ def is_title(title: str, bounded: bool = True) -> bool:
 
 
 def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
-    """Return True if the title repeats an earlier one.
+    """Return True if the title repeats an earlier one. An earlier title is repeated with additions only if it
+    has at least two words, and, if it has exactly two, if both titles end with the same word.
 
     The title repeats it if it has the same words, or at least two words and all of them from the earlier one.
     It also does so if it adds words within an earlier one: "Shop at local markets" repeats "Shop at markets".
@@ -243,7 +251,8 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
 def is_ours(title: Sequence[str], stems: Stems) -> bool:
     """Return True if the title consists of words of the instructions in any order, or of at least two of
-    those words together with the question's.
+    those words together with the question's. Numbers in the title do not count. A title without words of the
+    instructions is not.
 
     title: the stems of the title.
     stems: the stems of the question and of the instructions.

@@ -34,7 +34,9 @@ _WORD = re.compile(r"\w+")
 
 
 def opening_of(text: str, whole: bool = False) -> str | None:
-    """Return the first words of a text in the form in which they are compared, or None if more must follow.
+    """Return the first words of a text in the form in which they are compared, or None if more must follow. A
+    text with at least OPENING_CHARACTERS characters of Han script gives those; any other text gives
+    OPENING_WORDS words in lower case, without punctuation.
 
         "Electric cars typically ha" -> "electric cars typically"
         "Electric cars" -> None, as the last word may be incomplete
@@ -82,7 +84,7 @@ class BranchOpening:
 
     def discard(self) -> int:
         """Exclude the first token, and forget all pieces. Return the number of their tokens; 0 if there was
-        none.
+        none. The branch counts as not ended, and as opened again once more.
         """
         tokens = [piece.token for piece in self.waiting if piece.token is not None]
         self.waiting = []

@@ -35,11 +35,14 @@ def languages() -> list[dict[str, Any]]:
 
 
 def expression(group: str) -> str:
-    """Return one regular expression, as text, for a group of words.
+    """Return one regular expression, as text, for a group of words. References to other groups in braces are
+    replaced by the expressions of those groups.
 
     group: the name of the group in the files of words.
 
     Raises KeyError if no language has the group.
+
+    Raises KeyError if no language has the group, or one that it refers to.
     """
     alternatives = list(_alternatives(group))
     if not alternatives:
@@ -49,7 +52,8 @@ def expression(group: str) -> str:
 
 
 def _alternatives(group: str) -> Iterator[str]:
-    """Yield the expressions of a group from all languages; nothing if no language has it.
+    """Yield the expressions of a group from all languages; nothing if no language has it. The words of a
+    language are one expression, which matches them as whole words.
 
     group: the name of the group in the files of words.
     """

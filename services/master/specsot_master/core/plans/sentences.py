@@ -15,7 +15,7 @@ TAIL_CHARACTERS: Final = 16
 def ends_sentence(text: str) -> bool:
     r"""Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
     belong to a number or to a list. Neither does a line that announces what follows, or one of marks only.
-    Return False for a text without words.
+    Return False for a text without words. Quotes, brackets and marks of emphasis after the end are ignored.
 
         "It is so." -> True;   "Use these:\n" -> False;   "It is so.\n**" -> False
 
@@ -44,7 +44,7 @@ class SentenceBuffer:
 
     def add(self, piece: TextPiece, holds: bool = True) -> list[TextPiece]:
         """Add one piece, and return the pieces that may be shown now; [] while their sentence is not
-        complete.
+        complete. `whole` is updated whenever pieces are returned.
 
         "A b", ".", " C" one after the other -> [], ["A b", "."], []
 
@@ -84,7 +84,8 @@ class NextHeading:
 
     def begins_with(self, piece: TextPiece) -> bool:
         r"""Return True if this piece begins a heading, or if one has begun before. Otherwise add the piece,
-        and return False.
+        and return False. A "#" counts at the beginning of a line outside of code, but not at the very
+        beginning of the text.
 
         "It is.", "\n\n", "##", " 2" one after the other -> False, False, True, True
 

@@ -65,7 +65,7 @@ class Speculation:
 
     def read_direct(self, pieces: Iterable[TextPiece]) -> None:
         """Add pieces of the direct answer, one token at a time, until its introduction is known; later pieces
-        are ignored.
+        are ignored. `introduction` is updated after each piece; pieces without a token count as text only.
 
         pieces: the next pieces of the direct answer.
         """
@@ -89,7 +89,8 @@ class Speculation:
 
     @property
     def verdict(self) -> Verdict:
-        """What the tokens so far decide; OPEN as long as they do not decide.
+        """What the tokens so far decide; OPEN as long as they do not decide. The plan is used once its points
+        and the introduction are both known.
 
         The direct answer is used if the plan has too few points, fewer than the introduction promises, or if
         the direct answer has no introduction.
@@ -117,7 +118,8 @@ class Speculation:
 
 
 def may_speculate(ask: Ask) -> bool:
-    """Return True if this request's plan may be begun together with the direct answer.
+    """Return True if this request's plan may be begun together with the direct answer. It may not if the
+    client sets a least number of tokens either.
 
     It may not if the client asks for a plan, if the text is rewritten or bounded by the clock, or if the
     client wants the logprobs of the prompt, which belong to one sequence.

@@ -146,8 +146,8 @@ def rejoin_configuration(
     running: Configuration, name: str, members: Sequence[Registration], config: RingConfig
 ) -> Configuration | None:
     """Return the configuration with which a drafter joins the running ring, or None if that would require
-    another ring: a ring formed anew with it must have the same configuration as the running one. None also if
-    there is too little KV memory with it, or if it would take no part.
+    another ring: a ring formed anew with it must have the same configuration as the running one. Return None
+    also if there is too little KV memory with it, or if it would take no part.
 
     running: the configuration of any member of the running ring.
     name: the drafter's name.

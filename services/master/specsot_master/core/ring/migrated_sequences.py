@@ -51,7 +51,7 @@ class MigratedSequences:
 
     def end(self, sequence: ActiveSequence) -> bool:
         """Forget a sequence that is over. Return True if rows of it were migrated, so that they can be freed.
-        False if its rows were not migrated, or if another sequence with its id was offered.
+        Return False if its rows were not migrated, or if another sequence with its id was offered.
 
         sequence: the sequence, which may never have been offered.
         """

@@ -317,8 +317,8 @@ def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
 
 
 def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
-    """Return the division of the layers between workers in this order, or None if they have no room. None
-    also if a worker has no room for one layer.
+    """Return the division of the layers between workers in this order, or None if they have no room. Return
+    None also if a worker has no room for one layer.
 
     Each worker gets one layer. Each further layer goes to the worker whose stage would cost least with it.
     This greedy division makes the slowest stage as fast as possible, as the cost of a stage only grows with
@@ -470,8 +470,8 @@ def could_form(
     members: Sequence[Registration], config: RingConfig, previous: Stages, failed_names: Collection[str]
 ) -> bool:
     """Return True if these members can form a ring as large as the previous one, or as large as was
-    configured. False also if their memory is too small. Lost workers count as missing here, unless others can
-    inherit their ranges.
+    configured. Return False also if their memory is too small. Lost workers count as missing here, unless
+    others can inherit their ranges.
 
     members: the registrations of all members.
     config: the options of the ring.
@@ -543,9 +543,9 @@ def faster_stages(
     num_requests: int,
 ) -> Stages | None:
     """Return stages that include workers which are not in the ring yet, if running requests would then be
-    clearly faster (MIN_GAIN); else None. None also if all workers are in the ring already, if a worker has
-    measured nothing, if the stages cannot be formed, or if they would be more than both the permitted number
-    and the present number.
+    clearly faster (MIN_GAIN); else None. Return None also if all workers are in the ring already, if a worker
+    has measured nothing, if the stages cannot be formed, or if they would be more than both the permitted
+    number and the present number.
 
     members: the registrations of all members; drafters are ignored.
     config: the options of the ring.

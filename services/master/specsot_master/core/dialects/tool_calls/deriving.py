@@ -136,7 +136,7 @@ def derive(render: Render) -> CallForm | None:
 
 def _instructed_form(render: Render) -> CallForm | None:
     """Return Hermes' form if the template does not render calls but asks the model for them in Hermes' words;
-    else None. None also if the template refuses the conversation.
+    else None. Return None also if the template refuses the conversation.
 
     render: renders a conversation by the template.
     """
@@ -149,8 +149,8 @@ def _instructed_form(render: Render) -> CallForm | None:
 
 def _shows_results(render: Render, form: CallForm) -> bool:
     """Return True if the template writes what a function returned, after a call without text (content None).
-    False if the template refuses the conversation, or if its text contains "None", which is how the missing
-    content would show.
+    Return False if the template refuses the conversation, or if its text contains "None", which is how the
+    missing content would show.
 
     render: renders a conversation by the template.
     form: how the template writes calls; only `arguments_as_text` is used.
@@ -378,8 +378,8 @@ def _first_calls(probe: _Probe) -> Iterator[str]:
 
 def _second_call(probe: _Probe) -> str:
     """Return the text from the name of a second call on, or "" if the template renders one call at most. The
-    text begins with the name, and the id of the call in it is marked as a hole. "" also if the template
-    refuses two calls.
+    text begins with the name, and the id of the call in it is marked as a hole. Return "" also if the
+    template refuses two calls.
 
     probe: renders calls by the template.
     """
@@ -473,8 +473,8 @@ def _object_head(before: str, written: str) -> tuple[str, str]:
 
 def _named_form(text: str, second: str) -> CallForm | None:
     """Return the form if a JSON object of arguments follows the name, else None. The arguments may be strict
-    JSON, or an object whose strings have delimiters of their own (the form's `quote`). None also if the text
-    does not contain the name.
+    JSON, or an object whose strings have delimiters of their own (the form's `quote`). Return None also if
+    the text does not contain the name.
 
     text: one call as the template writes it.
     second: the text after the name of a second call, or "".
@@ -495,8 +495,8 @@ def _named_form(text: str, second: str) -> CallForm | None:
 
 def _quoted_object(rest: str) -> tuple[tuple[int, int] | None, str]:
     """Return where an object whose strings have delimiters of their own begins and ends, and that delimiter;
-    (None, "") if there is no such object. The positions are characters of `rest`. None also if the object
-    found does not have the arguments TWO.
+    (None, "") if there is no such object. The positions are characters of `rest`. Return None also if the
+    object found does not have the arguments TWO.
 
     rest: the text after the name of the call.
     """
@@ -528,8 +528,8 @@ def _with_ordinals(first: str, second: str) -> str:
 
 
 def _python_form(text: str, second: str) -> CallForm | None:
-    """Return the form if a call is written as in Python, else None. None also if the name is missing, if no
-    first argument follows it in parentheses, or if no parenthesis closes the call.
+    """Return the form if a call is written as in Python, else None. Return None also if the name is missing,
+    if no first argument follows it in parentheses, or if no parenthesis closes the call.
 
     text: one call as the template writes it.
     second: the text after the name of a second call; not used.
@@ -542,7 +542,7 @@ def _python_form(text: str, second: str) -> CallForm | None:
 
 
 def _parameter_form(text: str, second: str, probe: _Probe) -> CallForm | None:
-    """Return the form if each argument has marks of its own, else None. None also if the text does not
+    """Return the form if each argument has marks of its own, else None. Return None also if the text does not
     contain the name and both arguments in order, or if the marks before the second argument do not repeat
     those before the first after at least one other mark. The openers of an argument are what a call without
     arguments lacks.
@@ -746,7 +746,7 @@ TWO_CALLS: Final = ((NAMES[0], TWO), (NAMES[1], {KEYS[1]: VALUES[1]}))
 def _reads_back(form: CallForm, probe: _Probe) -> bool:
     """Return True if a form reads every rendered call as the call that was rendered. A template that renders
     one call at most need not show two. For such a template it is enough that the first of two calls is read;
-    it is also enough that the template refuses two calls. False if any call is read differently.
+    it is also enough that the template refuses two calls. Return False if any call is read differently.
 
     form: the form in question.
     probe: renders calls by the template.

@@ -283,8 +283,9 @@ def _is_unrestricted(schema: Any, root: Json) -> bool:
 
 
 def _allows_any_text(schema: Any, root: Json) -> bool:
-    """Return True if a schema certainly allows every text; False if it may refuse one. True for a schema that
-    restricts nothing but types, and for a choice ("anyOf", "oneOf") of which one part allows every text.
+    """Return True if a schema certainly allows every text; False if it may refuse one. Return True for a
+    schema that restricts nothing but types, and for a choice ("anyOf", "oneOf") of which one part allows
+    every text.
 
     schema: the schema of one argument: an object, or True. It must allow text, if it names types.
     root: the schema of all arguments, to which references lead.

@@ -151,7 +151,7 @@ class ParameterStream(MemberStream):
     def _key_at(self, begin: int, form: ParameterForm) -> tuple[str, int, Marks] | None:
         """Return the key, the position of the value, and the marks between them. Return None if no argument
         begins here: the key would be longer than MAX_KEY or have several lines, or no marks follow it. The
-        key is stripped of white space. None also if the text is complete and ends before the marks.
+        key is stripped of white space. Return None also if the text is complete and ends before the marks.
 
         begin: the position after the marks that begin an argument.
         form: the marks of an argument.
@@ -191,8 +191,8 @@ class ParameterStream(MemberStream):
     def _end_of_json(self, at: int, form: ParameterForm) -> tuple[int, int] | None:
         """Return where a value of strict JSON ends, and where the marks after it end. Return None if the
         value is no object or list of such JSON, or if those marks do not follow it. Marks in the strings of
-        the value are text. Positions are characters of the held text. None also for JSON that is nested too
-        deeply, or if neither an argument, a closer nor a call follows the marks.
+        the value are text. Positions are characters of the held text. Return None also for JSON that is
+        nested too deeply, or if neither an argument, a closer nor a call follows the marks.
 
         at: the position at which the value begins, in characters of the held text.
         form: the marks of an argument.
@@ -298,7 +298,7 @@ class ParameterStream(MemberStream):
 
 def _is_cut(error: json.JSONDecodeError) -> bool:
     """Return True if a text that is no JSON may become JSON by more text: it ends within a string, an escape,
-    a number or a constant. False for any other mistake in the text.
+    a number or a constant. Return False for any other mistake in the text.
 
     error: what the JSON decoder has raised for the text.
     """

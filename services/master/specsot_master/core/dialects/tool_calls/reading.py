@@ -516,8 +516,8 @@ class ToolReader:
 
     def _is_empty_call(self) -> bool:
         """Return True if something other than an object of arguments follows, where one is due; False once
-        its reading has begun. False also if the text is complete and nothing follows, and for arguments that
-        are not read as JSON.
+        its reading has begun. Return False also if the text is complete and nothing follows, and for
+        arguments that are not read as JSON.
 
         Raises Unfinished if more text decides.
         """

@@ -149,8 +149,8 @@ def resolved(schema: Any, root: Json) -> Json:
 
 def _follow(reference: str, root: Json) -> Any:
     """Return what a reference such as "#/$defs/Value" leads to, or None if it leads nowhere or into another
-    document. Escapes ~1 and ~0 are decoded, and a number selects a member of a list. None also for a missing
-    member and an index beyond the list.
+    document. Escapes ~1 and ~0 are decoded, and a number selects a member of a list. Return None also for a
+    missing member and an index beyond the list.
 
     reference: the reference, as the schema has it; "#" is the whole schema.
     root: the whole schema, at whose top references begin.

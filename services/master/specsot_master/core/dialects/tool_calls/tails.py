@@ -146,7 +146,8 @@ class CallTail:
         """Return True if the object that begins like this may call an offered function. A first key or a name
         that is still incomplete may be the beginning of a permitted one. `_decided` is set once the first key
         is one that does not hold the name, or the name is complete; then later text of the object is not
-        checked. False if the first key is none of a call, or if the name is none of an offered function.
+        checked. Return False if the first key is none of a call, or if the name is none of an offered
+        function.
 
         written: the beginning of the object, from its brace on.
         """
@@ -174,8 +175,8 @@ class CallTail:
 
     def calls(self) -> list[tuple[str, Json]] | None:
         """Return the calls of the complete message as (name, arguments), or None if one of its objects is no
-        call of an offered function, or if it has none. None also if an object has unknown members, lacks
-        arguments, or has arguments that do not fit the schema.
+        call of an offered function, or if it has none. Return None also if an object has unknown members,
+        lacks arguments, or has arguments that do not fit the schema.
         """
         found: list[tuple[str, Json]] = []
         rest = self._between(self.text)
@@ -205,8 +206,8 @@ class CallTail:
 
 def _checked(written: str, functions: Mapping[str, Json]) -> tuple[str, Json] | None:
     """Return the call that a JSON text is, or None if its function is not offered or its arguments do not fit
-    the function's schema. None also if the text is no JSON, is no call, has members that no call has, or
-    lacks a member for the arguments.
+    the function's schema. Return None also if the text is no JSON, is no call, has members that no call has,
+    or lacks a member for the arguments.
 
     written: the text of one object.
     functions: the JSON schemas of the arguments of the offered functions, by the function's name.
