@@ -137,7 +137,7 @@ def _with_thinking(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _compile(source: str) -> Any:
-    """Return the `jinja2.Template` of this source.
+    """Return the `jinja2.Template` of this source. It runs in a sandbox.
 
     source: the text of the template.
 
@@ -152,7 +152,10 @@ def _compile(source: str) -> Any:
 
 
 def _environment() -> Any:
-    """Return a sandboxed Jinja environment with the functions and settings that Transformers provides."""
+    """Return a sandboxed Jinja environment with the functions and settings that Transformers provides.
+    `raise_exception` raises TemplateError with the template's message, `strftime_now` formats the local time,
+    `tojson` writes JSON without escaping characters beyond ASCII, and `{% generation %}` renders its body.
+    """
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -334,7 +334,7 @@ class Fleet:
         self, name: str, reason: str, downlink: Link | None = None, grace_seconds: float | None = None
     ) -> None:
         """Handle the loss of a member. A lost stage ends the epoch; without a lost drafter the epoch
-        continues. Nothing happens if the member is unknown.
+        continues. Nothing happens if the member is unknown. A new epoch is formed if that is possible now.
 
         name: the lost member's name.
         reason: why it is lost, in words, for the log and for the requests that this interrupts.
@@ -387,7 +387,8 @@ class Fleet:
         return members
 
     def _count_fitting(self, stages: Stages, members: Sequence[Registration]) -> int | None:
-        """Return how many of the engine's requests fit a ring of these stages; None if it cannot form.
+        """Return how many of the engine's requests fit a ring of these stages; None if it cannot form. A ring
+        cannot form if there is too little KV memory for it.
 
         stages: the layer ranges of the ring in question, which need not run.
         members: the members that would take part in it.
@@ -627,7 +628,9 @@ class Fleet:
         return "the drafter" if first and self._drafter_grace.waits(self.registrations) else stages
 
     def _form(self) -> None:
-        """Begin an epoch if the members suffice; else log what is missing, once for each different reason."""
+        """Begin an epoch if the members suffice; else log what is missing, once for each different reason.
+        The master is told of a new reason.
+        """
         stages = self._stages_or_missing()
         if not isinstance(stages, str):
             self._begin(stages)
@@ -738,7 +741,7 @@ class Fleet:
 
     def _drop_planned_stages(self, reason: str) -> None:
         """Forget the stages of the planned change, if there is one, and end a `rebalance` that waits for
-        them.
+        them. A migration that has begun is not used.
 
         reason: why the change is given up, in words: `rebalance` raises it. An empty reason means that the
             change happens now, so `rebalance` returns without an error.

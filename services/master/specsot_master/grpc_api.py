@@ -180,7 +180,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
 
 def checked_id(request_id: str) -> str | None:
-    """Return a caller's own request id, or None for an empty one.
+    """Return a caller's own request id, or None for an empty one. An id may have at most MAX_ID_CHARACTERS
+    characters.
 
     request_id: the id as it was received.
 
@@ -217,7 +218,8 @@ class Downlink:
         self.busy = self.closed = False
 
     async def send(self, message: Any) -> None:
-        """Queue a message to the member.
+        """Queue a message to the member. A Configuration sets `busy`. Nothing is awaited: the queue is sent
+        in the background.
 
         message: a message of the master to a member, such as Configuration, or an order to stage 0.
 
@@ -291,6 +293,7 @@ class _MemberReceiver:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Count one way less; mark the link as lost if it was the last one, or if a message did not decode.
+        The exception is raised further.
 
         kind: the class of the exception that ended the way, or None.
         error: the exception itself, or None; a WireError names the message that did not decode.
@@ -518,6 +521,8 @@ async def open_fleet_port(address: str, fleet: FleetService, terms: Terms) -> Gr
     address: host:port, or the path of a unix socket.
     fleet: the service for members.
     terms: sizes and TLS of the port.
+
+    Raises Unavailable if the address cannot be used.
 
     Raises Unavailable if the address cannot be used.
     """

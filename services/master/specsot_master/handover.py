@@ -197,7 +197,7 @@ def handover_obstacle(members: Sequence[Registration], epoch: Epoch, next_stages
 def _within(max_bytes: int, members: Sequence[Registration], final_rows: Mapping[int, int]) -> dict[int, int]:
     """Return the longest sequences whose KV takes at most `max_bytes` bytes together, with their numbers of
     rows. A sequence that does not fit into the remaining bytes is left out, and shorter ones may still be
-    chosen:
+    chosen. The result is empty if no sequence fits.
 
     The result is empty if no sequence fits.
 

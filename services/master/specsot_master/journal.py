@@ -240,10 +240,12 @@ class JournalFile:
         self._data.close()
 
     def remove(self) -> None:
-        """Close and delete the file.
+        """Close and delete the file. Files that do not exist are ignored.
 
         A journal to which nothing is written any more must not stay: a restarted master would resume its
         requests at a position that clients have long passed.
+
+        Raises OSError if a file cannot be deleted, and sqlite3.Error if it cannot be closed.
         """
         self.close()
         for beside in ("", "-wal", "-shm"):
@@ -253,6 +255,8 @@ class JournalFile:
         """Lock the file exclusively, and empty it unless it was written for this format and model.
 
         contents_mark: the format's version and the model's fingerprint.
+
+        Raises sqlite3.Error if another process has the file open, or if it is no database.
         """
         run = self._data.execute
         run("PRAGMA locking_mode=EXCLUSIVE")
@@ -281,6 +285,7 @@ class JournalFile:
 
     def _try(self, change: Change) -> None:
         """Write one change. If it cannot be encoded, its request is deleted and will not survive a restart.
+        The loss is logged.
 
         change: a request's id and what happened to it.
 
@@ -392,7 +397,9 @@ class Journal:
         self._lost = False
 
     async def secure(self) -> None:
-        """Wait until everything that was put so far has been written, or the journal has been given up."""
+        """Wait until everything that was put so far has been written, or the journal has been given up.
+        Return at once if nothing waits. Cancelling the call does not stop the writing.
+        """
         batch = self._landing or self._flying
         if batch is not None:
             await asyncio.shield(batch)
@@ -438,6 +445,7 @@ class Journal:
 
     def _give_up(self, error: Exception) -> None:
         """Delete the journal after a failed write; the master continues without it, and later changes are
+        ignored. The changes that wait are dropped, and the loss is logged. Errors of the deletion are
         ignored.
 
         error: what the write has raised.

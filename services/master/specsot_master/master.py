@@ -183,7 +183,7 @@ class RequestCounter:
     @contextmanager
     def _watched(self, ask: Ask | None) -> Generator[list[RequestObserver]]:
         """Create the observers of a new request, and end them after this block. Yield the observers in the
-        order of `watch`.
+        order of `watch`. The observers' `on_end` is called also if the block raises.
 
         ask: what the client asks for; None for a resumed request, which has no observers.
         """
@@ -228,7 +228,8 @@ class Master:
 
     def info(self) -> Info:
         """Return the present state of all rings and members. While a ring waits for members, the state's
-        `waiting_for` also tells why members were refused; once all rings are complete, it is empty.
+        `waiting_for` also tells why members were refused; once all rings are complete, it is empty. The model
+        is a member of the state, too.
         """
         total = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
@@ -278,7 +279,8 @@ class Master:
             one.engine.handle(MasterLeaving(reason))
 
     def _members_of(self, replica: Replica) -> Iterable[MemberInfo]:
-        """Yield the members of a ring for status pages; with the ring's number, if there are several rings.
+        """Yield the members of a ring for status pages; with the ring's number, if there are several rings. A
+        master with a single ring leaves the number out.
 
         replica: one of the master's rings.
         """
@@ -395,6 +397,8 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
     base: the model's directory.
     ring: the options of the rings; its part `conduct` says how requests are treated.
     model: what clients learn of the model; only its public name is used.
+
+    Raises ModelError if the model's files cannot be read.
     """
     config = read_config(base)
     folder = folder_of_model(base)
@@ -405,7 +409,8 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
-    """Return the fleet's options, completed by what is known of the model.
+    """Return the fleet's options, completed by what is known of the model. The first ring waits
+    DRAFTER_GRACE_SECONDS for a drafter, or not at all if the options want none.
 
     ring: the options of the rings.
     model: what clients learn of the model; its fingerprint and number of layers are used.

@@ -265,7 +265,7 @@ class RefusedMembers:
 
     def lines(self) -> tuple[str, ...]:
         """Return one line in words per member that was refused within the last ASKS_AGAIN_SECONDS; empty if
-        there is none. Older refusals are forgotten.
+        there is none. Older refusals are forgotten. Lines come in the order of the first refusals.
         """
         since = self._clock() - ASKS_AGAIN_SECONDS
         self._asked = {address: one for address, one in self._asked.items() if one[0] > since}
@@ -327,7 +327,7 @@ class DrafterGrace(RejoinGrace):
     def waits(self, members: Iterable[Registration]) -> bool:
         """Return True if no drafter has joined yet and time is left; False once a drafter has joined or the
         time has run out. The first call starts the timer, unless a drafter is present or the time is 0; a
-        drafter that joins stops it.
+        drafter that joins stops it. The timer is started once only.
 
         members: the registrations of all members.
         """

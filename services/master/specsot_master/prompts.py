@@ -103,7 +103,7 @@ class Prompts:
 
     def thinking(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the token ids of the prompt of a direct answer, with a thinking block opened if the model
-        can think; else the prompt that `chat` returns.
+        can think; else the prompt that `chat` returns. Control tokens in the messages become ordinary text.
 
         messages: the conversation, oldest turn first.
 
@@ -515,7 +515,8 @@ class PromptParts:
 
 
 def fill_skeleton(parts: PromptParts, rules: PlanRules) -> PromptParts:
-    """Return the parts with {points} and {tools} of the planning turn filled in.
+    """Return the parts with {points} and {tools} of the planning turn filled in. Other placeholders stay as
+    they are. The argument is not changed.
 
     parts: the templates of the model's prompts.
     rules: the maximum number of points of this request, and its tools; "None" is added to the tools.
@@ -717,7 +718,8 @@ def _fill_branch(
 
 def _with_system(system_prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the conversation with the model's system prompt before the caller's, in a single system turn. A
-    conversation without a system turn gets one.
+    conversation without a system turn gets one. Of a joined turn, the model's prompt comes first, and a blank
+    line separates both.
 
     system_prompt: the model's system prompt; "" returns the conversation unchanged.
     messages: the caller's conversation, at least one turn.

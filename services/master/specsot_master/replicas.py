@@ -182,7 +182,8 @@ def _total_steps(step_infos: Sequence[StepsInfo]) -> StepsInfo:
 
 
 def _total_requests(request_infos: Sequence[RequestsInfo]) -> RequestsInfo:
-    """Return the request counts of all rings together: sums, but for `kept`, which all rings share.
+    """Return the request counts of all rings together: sums, but for `kept`, which all rings share. Reasons
+    of ended requests are added up, and sorted.
 
     request_infos: the counts of each ring, at least one.
     """
@@ -303,7 +304,8 @@ class RequestRouter:
 
     async def revive(self, journaled_requests: Iterable[JournaledRequest]) -> None:
         """Restore the requests of the journal, dealt out evenly over the rings. If a ring is not complete,
-        `move_stranded` later moves its requests to another ring.
+        `move_stranded` later moves its requests to another ring. Request n goes to the ring with the number n
+        modulo the number of rings.
 
         journaled_requests: what the journal of an earlier master holds.
         """
@@ -376,7 +378,7 @@ class RequestRouter:
 
     def _move(self, source_replica: Replica, requests: Sequence[RequestState]) -> None:
         """Move those requests that another complete ring can continue. A request that no complete ring can
-        hold stays, and waits for its own ring.
+        hold stays, and waits for its own ring. Each move is logged.
 
         source_replica: the ring that has the requests now.
         requests: requests of that ring.
@@ -393,7 +395,7 @@ class RequestRouter:
 
     def _adopt_in_least_loaded(self, request: RequestState) -> Replica | None:
         """Let the least loaded complete ring that can hold the request take it over. Return this ring, or
-        None if no complete ring can hold the request.
+        None if no complete ring can hold the request. A ring that refuses the request is passed over.
 
         request: a request of another ring, without a sequence in a running ring.
         """
@@ -407,7 +409,7 @@ class RequestRouter:
     def _choose(self, ask: Ask) -> Replica:
         """Return the ring for a new request: the least loaded complete ring; among equals, one that may have
         cached the beginning of the prompt. If no ring is complete, return the first one, whose engine raises
-        what is missing.
+        what is missing. The ring is remembered as the one that may have the prompt cached.
 
         ask: what the client asks for.
         """
@@ -511,7 +513,7 @@ class MemberRouter:
         self._homes[registration.name] = fleet
 
     def _choose(self, registration: Registration) -> Fleet:
-        """Return the fleet for a new member.
+        """Return the fleet for a new member. Among equals the first fleet is chosen.
 
         A worker goes to a fleet that lacks a worker, first to one where it ran before; if no fleet lacks one,
         to the smallest fleet, where it stands by for all fleets. A drafter goes where the fewest drafters

@@ -48,8 +48,10 @@ TEND_SECONDS = 1.0
 
 
 def run() -> int:
-    """Read the options, write logs, and serve until a signal arrives. Return the process's exit status: 0
-    after a shutdown, and another number if the master could not start or failed.
+    """Read the options, write logs, and serve until SIGINT or SIGTERM arrives. Return the process's exit
+    status: 0 after a shutdown, 2 for wrong options, a model that cannot be used or any other error that
+    another start would meet again, and another number for all other errors, which are written to stderr in
+    one line. Wrong options on the command line end the process themselves.
     """
     config = read_config()
     write_logs("master", config.service.log_format, config.service.log_level)
@@ -111,7 +113,8 @@ YOUNG_OBJECTS: Final = 50_000
 
 
 def spare_collector() -> None:
-    """Make the garbage collector stop the event loop less often, and skip the objects that exist already.
+    """Make the garbage collector stop the event loop less often, and skip the objects that exist already. A
+    search begins only after YOUNG_OBJECTS new objects.
 
     A search through all objects that are loaded at the start takes 0.1 s, in which no request continues.
     """
@@ -313,7 +316,8 @@ async def open_http(
 
 def _public(config: MasterConfig) -> Terms:
     """Return the terms for the ports of clients: they authenticate by tokens, and need no certificate. TLS is
-    off if the option `client_tls` is.
+    off if the option `client_tls` is. A connection may have CLIENT_STREAMS concurrent calls, and the messages
+    of all running calls may have HELD_BYTES bytes.
 
     config: the options of the process.
     """

@@ -108,7 +108,8 @@ class RequestSpans:
         self._open[name] = self._tracer.begin(name, self._whole.context, about=named)
 
     def _speak(self, name: str) -> None:
-        """Note the first token of a phase in its span; later tokens are ignored.
+        """Note the first token of a phase in its span; later tokens are ignored. Nothing happens for a phase
+        whose span is not open.
 
         name: the name of the phase.
         """
@@ -491,7 +492,8 @@ class RequestMetrics:
     """Records the metrics of one request, as an observer of its events."""
 
     def __init__(self, metrics_of: Callable[[str], Metrics], clock: Callable[[], float]) -> None:
-        """Observe a request that has just arrived.
+        """Observe a request that has just arrived. Until the request has started, the metrics are those of
+        the first ring.
 
         metrics_of: returns the metrics of the ring that has a request, by the request's id; those of the
             first ring for an unknown id.

@@ -136,7 +136,8 @@ class ControlTokens:
     @cached_property
     def _cutting_tokens(self) -> frozenset[str]:
         """The texts of control tokens that are found in any context and do not absorb white space before
-        them, so that a rendering can be cut there. May be empty.
+        them, so that a rendering can be cut there. May be empty. Tokens that match only whole words, strip
+        white space on the left, or are searched for in normalized text are left out.
         """
         added = self._tokenizer.get_added_tokens_decoder()
         loose = ("lstrip", "single_word", "normalized")
@@ -339,12 +340,16 @@ class Text:
 
     def render(self, messages: Sequence[Message], for_answer: bool = True) -> str:
         """Render a conversation by the chat template, with marks in control tokens that its contents spell.
+        Text that is marked stays marked until it is encoded.
 
         messages: the turns, oldest first.
         for_answer: True to end with the head of the assistant's turn, with any thinking block closed; False
             to end after the last turn.
 
         Raises TemplateRefused if the template does not take this conversation.
+
+        Raises TemplateRefused if the template does not take this conversation, and InvalidRequest if a text
+        contains half of a surrogate pair.
         """
         marked = [Message(message.role, self.mark(message.content)) for message in messages]
         rendering = self._template.render(marked, for_answer)
@@ -389,7 +394,7 @@ class Text:
     @cached_property
     def call_tokens(self) -> Mapping[int, str]:
         """Special and added tokens that are a part of the model's calls: their texts by token id. Empty if
-        there are none.
+        there are none. It is also empty if the form of calls is unknown.
         """
         form = self.call_form
         added = self._tokenizer.get_added_tokens_decoder()
@@ -635,7 +640,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _special_names(config: dict[str, Any]) -> dict[str, str]:
     """Return the texts of bos_token, eos_token and so on by these names. A token that the configuration does
-    not name is left out.
+    not name is left out. Values of other types are left out, too.
 
     config: the contents of tokenizer_config.json; older files hold {"content": text} instead of the text.
     """

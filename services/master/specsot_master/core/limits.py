@@ -116,7 +116,8 @@ def check_sizes(ask: Ask, request_id: str | None, max_positions: int) -> None:
 
 def check_drafter(ask: Ask, drafters: Sequence[str]) -> None:
     """Raise InvalidRequest if the client named a drafter that the fleet does not have. The message lists
-    those it has. A request without a drafter, or with "none", passes.
+    those it has. A request without a drafter, or with "none", passes. The drafter "none" stands for no
+    drafts.
 
     ask: what the client asks for.
     drafters: the drafters that a client may name.

@@ -159,7 +159,8 @@ class EventBuffer:
         self._wake()
 
     def end(self, error: SpecsotError | None = None) -> None:
-        """Mark the buffer as over. The reader still takes the unread events. A second call has no effect.
+        """Mark the buffer as over. The reader still takes the unread events. A second call has no effect. The
+        reader is woken.
 
         error: what the reader raises after the unread events, or None if the request finished without an
             error.
@@ -201,7 +202,7 @@ class EventBuffer:
 
     def detach(self, reader: Reader) -> bool:
         """Detach a reader that has left. Return True if it was the attached reader; else change nothing and
-        return False.
+        return False. The buffered events stay.
 
         reader: the reader that has left; it may have been cut off before.
         """
@@ -261,7 +262,7 @@ class EventBuffer:
             self._reader.wake()
 
     def _cut_off(self, error: SpecsotError) -> None:
-        """Detach the current reader, if there is one.
+        """Detach the current reader, if there is one. The reader is woken.
 
         error: what the reader's next `take` raises.
         """
@@ -426,7 +427,10 @@ class RequestState:
 
     @property
     def first_turn(self) -> PromptTurn:
-        """The prompt of the sequence that is opened first: the score, the skeleton, or the direct answer."""
+        """The prompt of the sequence that is opened first: the score, the skeleton, or the direct answer. A
+        planned request has the skeleton, or the score if the router's score decides; a direct answer shares
+        what the request forks.
+        """
         turns = self.prompt.conversation
         score = self.prompt.score
         if turns and score:
@@ -459,7 +463,8 @@ class RequestState:
 
     def branch_wording(self, order: commands.OpenBranch) -> tuple[int, ...]:
         """Return the tokens of a branch's prompt after the request's common prefix, for a fingerprint in the
-        journal.
+        journal. Without a conversation, these are the tokens after those that the branch shares with the text
+        before it.
 
         order: the command that opens the branch.
 
@@ -493,14 +498,17 @@ class RequestState:
 
     @property
     def lost_prefix(self) -> tuple[int, ...]:
-        """The tokens that the lost branches' prompts begin with; () if no branch was lost."""
+        """The tokens that the lost branches' prompts begin with; () if no branch was lost. It is also () if
+        the branches share no more than the request's own prefix. The skeleton and the answer are no branches.
+        """
         if not any(0 < sequence.ordinal < PLAN_ORDINAL for sequence in self.lost):
             return ()
         return self.forked if isinstance(self.plan, ForkPlan) else self._plan_prefix or ()
 
     def unmade(self, order: commands.OpenBranch) -> int:
         """Return how many characters must be tokenised to build a branch's prompt; 0 if the prompt is cached
-        already, or if the request has no conversation.
+        already, or if the request has no conversation. These are the characters that follow the shared text,
+        and those of the texts that the branch needs.
 
         order: the command that opens the branch.
         """
@@ -690,6 +698,7 @@ class RequestState:
     def overdue(self, missing: str, seconds: float, waiting_for: str) -> SpecsotError:
         """Return the error that ends the request after it waited in vain for a ring, or for a larger ring. If
         the present ring is complete but too small for the request, the error is TooLarge, else Unavailable.
+        The error names how long the request has waited.
 
         missing: why there was no ring when the wait began, in words.
         seconds: how long the request has waited.

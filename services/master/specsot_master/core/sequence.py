@@ -144,7 +144,7 @@ def first_lease(prompt_length: int, grant: int) -> int:
 
 
 def renewed_lease(position: int, lease: int, max_position: int, grant: int) -> int | None:
-    """Return the next lease, or None if no renewal is needed yet.
+    """Return the next lease, or None if no renewal is needed yet. A lease may reach beyond `max_position`.
 
     A lease is renewed when at most half a grant is left, unless it already reaches the end. With grant 256,
     lease 256 and max_position 1000: position 100 leaves 156 positions -> None; position 180 leaves 76 -> 512.
@@ -296,7 +296,7 @@ class Detokenizer:
 
     def _slide(self) -> None:
         """Make the pending tokens the context of the next `feed`. If they decode to no text (special tokens),
-        the old context stays.
+        the old context stays. No token is pending afterwards.
         """
         shown = self._decode(self._pending)
         if shown:
@@ -390,7 +390,7 @@ class ActiveSequence:
 
     def order(self) -> Open:
         """Return the order that opens the sequence at stage 0. The tokens of the forked part are not sent:
-        stage 0 has them.
+        stage 0 has them. The order carries the sequence's lease.
         """
         opening = self.log.opening
         shared = opening.fork.length if opening.fork else 0

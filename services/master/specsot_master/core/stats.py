@@ -371,7 +371,7 @@ class RetryHints:
 
     def _interval(self, now: float) -> float:
         """Return the mean seconds between departures, or the time since the last one if that is longer; the
-        default until two requests have left.
+        default until two requests have left. At most the last MAX_DEPARTURES departures count.
 
         now: the present time, in seconds of a monotonic clock.
         """

@@ -169,7 +169,7 @@ class Effects(Home):
     def _park(self, request: RequestState, misfit: TooLarge) -> None:
         """Let a request that does not fit the present ring wait for a larger one. The request waits as long
         as after a broken ring. The quarantine forgets the request, so that other requests do not wait for its
-        trial.
+        trial. The reason is logged for the first ring that is too small only.
 
         request: a request of this engine, waiting, running or being replayed.
         misfit: why the present ring cannot hold it.
@@ -182,7 +182,8 @@ class Effects(Home):
 
     def _await_ring(self, request: RequestState, lacking: str, planned: bool = False) -> None:
         """Start the repair timeout of a request, unless the timeout runs already. The repair timeout starts
-        at the first wait; failed or undersized epochs do not restart it.
+        at the first wait; failed or undersized epochs do not restart it. When it runs out, the engine
+        receives RingOverdue.
 
         request: the request, which waits for a ring.
         lacking: why there is no ring, for the message of its failure; "" if the present ring is only too
@@ -225,7 +226,8 @@ class Effects(Home):
 
     def _renew(self, request: RequestState) -> None:
         """Renew the leases of a request's sequences, unless the client has too many unread events. Once the
-        request opens no further sequences, its base grant is dropped: only used pages stay charged.
+        request opens no further sequences, its base grant is dropped: only used pages stay charged. The grant
+        stays while a sequence waits to be opened again. A request that is not in the ring gets no lease.
 
         request: the request, admitted or not.
         """
@@ -258,7 +260,7 @@ class Effects(Home):
 
     def _note_finished(self, request: RequestState, event: Finished) -> None:
         """Log the end of a request, and save the measured costs for forecasts if a save is due; otherwise
-        nothing is saved.
+        nothing is saved. The log line names the reason, the tokens, the steps and the seconds.
 
         request: a request of this engine, waiting, running or being replayed.
         event: its last event, with its statistics.

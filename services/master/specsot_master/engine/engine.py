@@ -169,6 +169,7 @@ class Engine(Effects):
 
     def _take_in(self, request: RequestState, lacking: str) -> None:
         """Queue a request in this ring. If there is no ring, start the timeout after which the request fails.
+        The alarm of the deadline is set, and an alarm of an earlier ring is cleared.
 
         request: a new request, or one of another ring.
         lacking: why there is no ring, for the message of that failure; "" if there is one.
@@ -182,7 +183,7 @@ class Engine(Effects):
 
     def _watch_deadline(self, request: RequestState) -> None:
         """Set the alarm of the request's deadline; an earlier alarm, perhaps of another ring, is replaced.
-        Without a deadline there is no alarm.
+        Without a deadline there is no alarm. A deadline that has passed already makes the alarm ring at once.
 
         request: the request, whose `deadline` is in seconds of the engine's clock.
         """
@@ -259,7 +260,7 @@ class Engine(Effects):
     def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
         """Reopen the sequences that the request lost with an epoch, in the plan's order, while pages last.
         Sequences for which no pages are left stay lost, and a later call tries again; without a lost
-        sequence, nothing happens.
+        sequence, nothing happens. The first sequence without pages ends this call.
 
         A request that has lost branches, or threads of a model that forks, first gets a prefix of all that
         they share, so that this is computed once.
@@ -268,6 +269,8 @@ class Engine(Effects):
         state: sizes and limits of the running ring.
         reserved_only: True to use only the pages that are reserved for the request itself (its grant),
             because other requests wait for the free ones.
+
+        Raises Unavailable if the ring is gone.
         """
         self._tables.lengthen(request, request.lost_prefix, state)
         for sequence in request.lost:
@@ -340,7 +343,7 @@ class Engine(Effects):
 
     def _end_epoch(self) -> list[RequestState]:
         """Forget everything that this epoch held in the ring. Return all requests; all of them wait again.
-        The list is empty if there was no request.
+        The list is empty if there was no request. No epoch is filled until the next one begins.
 
         Orders that have not been sent are dropped, and all sequences of every request are marked as lost.
         """
@@ -384,7 +387,8 @@ class Engine(Effects):
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         """Cancel a request; its client still receives Finished, with the text so far. Return False if no such
-        request is waiting or running, or if it belongs to another owner.
+        request is waiting or running, or if it belongs to another owner. A request that has ended already
+        counts as not running.
 
         request_id: the id under which the request was opened.
         owner: the owner of the caller's token; "" for a caller without a token.
@@ -489,7 +493,7 @@ class Engine(Effects):
 
     def _make_room(self, client: str) -> RequestState | None:
         """Return the waiting request that a new request displaces from the full queue, or None while the
-        queue has room. The caller must fail the returned request.
+        queue has room. The caller must fail the returned request. The refusal is counted.
 
         client: the name of the new request's client.
 
@@ -501,7 +505,9 @@ class Engine(Effects):
             raise self._overloaded() from None
 
     def _overloaded(self) -> Overloaded:
-        """Count a refusal, and return its error with the seconds after which the client should try again."""
+        """Count a refusal, and return its error with the seconds after which the client should try again. The
+        error says how many requests are waiting.
+        """
         self._counts.refused += 1
         later = self._hints.refuse(self._clock.now())
         return Overloaded(f"{self._queue.waiting} requests are waiting already", later)

@@ -74,7 +74,7 @@ class Subscription(Reader, AsyncIterator[Numbered]):
 
     def join(self, numbered: Numbered) -> Numbered:
         """Return an event that was just read, joined with the unread pieces of answer text directly after it;
-        unchanged if it is no answer text, or if none follows.
+        unchanged if it is no answer text, or if none follows. The joined pieces count as read.
 
         # read: MergedText "a"; unread: MergedText "b", MergedText "c", Finished -> MergedText "abc"
 
@@ -82,6 +82,8 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         joined, because each of them is journaled before it is read.
 
         numbered: the event that `__anext__` has returned, with its number.
+
+        Raises the error of `EventBuffer.take` if this reader was cut off.
         """
         first = numbered.event
         buffer = self._request.events
@@ -96,7 +98,9 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         return numbered if len(pieces) == 1 else Numbered(numbered.number, _joined(pieces))
 
     async def aclose(self) -> None:
-        """Stop reading. Nothing happens if another call has taken over the request's events."""
+        """Stop reading. Nothing happens if another call has taken over the request's events. A request that
+        is not resumable is then cancelled by its engine, and a resumable one is kept for a while.
+        """
         request = self._request
         if request.events.detach(self):
             request.clear_alarms(ReadingOverdue)
@@ -224,7 +228,7 @@ class Subscriptions:
 
     def release(self, request: RequestState) -> None:
         """Forget a kept request, in the journal too; afterwards another request may use its id. A second call
-        does nothing.
+        does nothing. A request that still runs continues, but cannot be resumed.
 
         request: a resumable request, running or ended.
         """

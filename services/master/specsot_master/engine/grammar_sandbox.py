@@ -126,7 +126,8 @@ class GrammarSandbox:
 
     async def _find(self, form: Form) -> str:
         """Return the result of a form's trial: what is wrong with it, or "" for a valid form. The trial
-        starts once no other one runs; a cached result is returned at once.
+        starts once no other one runs; a cached result is returned at once. Cancelling the call does not end
+        the trial.
 
         form: the form to try.
 
@@ -166,7 +167,8 @@ class GrammarSandbox:
         return self._known.get(form)
 
     def _remember(self, form: Form, complaint: str) -> None:
-        """Cache a result; the least recently used one is dropped if the cache is full.
+        """Cache a result; the least recently used one is dropped if the cache is full. At most
+        MAX_CACHED_CHECKS results are kept.
 
         form: the form that was tried.
         complaint: what is wrong with it, or "" if it is valid.

@@ -237,7 +237,7 @@ class Intake:
 
     async def _make_turn(self, request: RequestState, order: OpenBranch) -> None:
         """Encode a branch's prompt in a thread, then send `PromptMade` to the request's engine, with the
-        error if there was one.
+        error if there was one. While it runs, `has_turn` starts no second thread for the same branch.
 
         request: the request that opens the branch.
         order: the command that opens the branch.

@@ -57,7 +57,8 @@ class OrderQueue:
         self._task: asyncio.Task[None] | None = None
 
     def put(self, order: Order) -> None:
-        """Append an order, and start to send if no task does so already.
+        """Append an order, and start to send if no task does so already. Orders are sent in the order of the
+        calls. An event loop must run.
 
         order: an instruction for the sequencer, such as opening or closing a sequence.
         """

@@ -75,7 +75,9 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
 
 def read_page() -> str:
-    """Return index.html as text with its styles and scripts inlined, so that hashes can allow them."""
+    """Return index.html as text with its styles and scripts inlined, so that hashes can allow them. The files
+    are those of the package's folder "page".
+    """
     folder = files("specsot_master.http") / "page"
 
     def put_in(link: re.Match[str]) -> str:
@@ -157,7 +159,9 @@ class TokenProtectedApi(FastAPI):
     """An application whose /openapi.json says that a token is required, and where none is."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the API document, in which every path requires a token except OPEN_PATHS."""
+        """Return the API document, in which every path requires a token except OPEN_PATHS. A bearer token is
+        the document's only kind of credential.
+        """
         document = super().openapi()
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]

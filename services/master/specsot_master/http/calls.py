@@ -343,7 +343,8 @@ class _EventWriter:
             await _cancel(pings)
 
     async def _ping(self, ping: bytes, interval: float) -> None:
-        """Send a ping whenever nothing was written for an interval. Runs until cancelled.
+        """Send a ping whenever nothing was written for an interval. Runs until cancelled. Every write, and a
+        ping itself, restarts the interval.
 
         ping: the bytes of a ping.
         interval: seconds without a write before a ping.

@@ -288,7 +288,8 @@ async def refuse_http(request: Request, error: Exception) -> Response:
 
 
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """Return an error response in OpenAI's error format.
+    """Return an error response in OpenAI's error format. Its type is "server_error" from FIRST_SERVER_STATUS
+    on, else OpenAI's for a wrong request; it names neither a field nor a code.
 
     status: the HTTP status, from 400 on.
     message: what is wrong, for the client; cut after MAX_MESSAGE_CHARACTERS.

@@ -245,7 +245,7 @@ def chat_format(output_config: Json | None) -> Json | None:
 
 
 def chat_tool(tool: ClaudeTool, field: str) -> Json:
-    """Return a tool in the format of chat completions.
+    """Return a tool in the format of chat completions. A description or schema that is None is left out.
 
     tool: a tool of the parsed body.
     field: its name, such as "tools.0", for errors.

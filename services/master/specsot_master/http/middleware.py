@@ -83,7 +83,8 @@ class HostCheck:
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
-        """Accept IP addresses, localhost, this machine's name, and further names.
+        """Accept IP addresses, localhost, this machine's name, and further names. This machine's name is
+        accepted with and without its domain. Case does not matter.
 
         app: the ASGI application that gets the accepted requests.
         names: further host names of this server; empty for none.
@@ -118,7 +119,8 @@ class HostCheck:
 
 
 def host_of(header: str) -> str:
-    """Return a Host header in lower case, without its port and without a final dot.
+    """Return a Host header in lower case, without its port and without a final dot. Of an IPv6 address
+    without brackets nothing is cut off.
 
         # "Example.com:8000" -> "example.com"    "[::1]:8000" -> "[::1]"    "::1" -> "::1"
 
@@ -172,7 +174,7 @@ class BodyLimits:
         body_seconds: float = BODY_SECONDS,
         budget_bytes: int = MAX_BODIES_BYTES,
     ) -> None:
-        """Check bodies before an application gets them.
+        """Check bodies before an application gets them. A body is charged until its request has ended.
 
         app: the ASGI application that gets the accepted requests.
         largest_at: returns the maximum number of bytes of a body at a path.
@@ -292,7 +294,8 @@ class BodyLimits:
 
     def _hold(self, held: _HeldBody, num_bytes: int) -> None:
         """Charge bytes that have arrived to the budget; an announced length is not charged. A part of the
-        budget is reserved for small bodies.
+        budget is reserved for small bodies. That part has SMALL_BYTES, and bodies of more than LARGE_BYTES
+        may not use it.
 
         held: the account of the body's memory.
         num_bytes: how many bytes have arrived now.

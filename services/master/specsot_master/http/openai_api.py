@@ -281,7 +281,8 @@ class OpenAICall:
 
     def _echoed(self, index: int, view: View) -> View:
         """Return a finished answer with the echoed prompt before its text and log probabilities. Without
-        `echo`, or before the answer is finished, return the view unchanged.
+        `echo`, or before the answer is finished, return the view unchanged. The prompt's log probabilities
+        precede those of the answer.
 
         index: the index of the answer.
         view: what the events have told so far of the answer.
@@ -589,7 +590,8 @@ def resolve_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
 
 
 def model_without_suffix(context: HttpContext, name: str | None) -> str | None:
-    """Return the model's plain name for a listed name, and other names as they are.
+    """Return the model's plain name for a listed name, and other names as they are. The name itself is
+    accepted even if its default mode is sot.
 
     context: what all endpoints share.
     name: the model's name in the body, or None, which is returned as it is.

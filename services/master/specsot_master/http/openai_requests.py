@@ -23,6 +23,8 @@ def form_of(body: Asking) -> params.Form | None:
     body: the parsed body.
 
     Raises InvalidRequest if the body asks for two forms at once.
+
+    Raises InvalidRequest if the body asks for two forms at once, or for a JSON schema without giving one.
     """
     wishes = forms_in(body)
     if len(wishes) > 1:
@@ -67,7 +69,8 @@ def forms_in(body: Asking) -> list[FieldForm]:
 
 def _forms_of_others(body: Asking) -> list[FieldForm]:
     """Return the forms that a body asks for by the fields of llama.cpp, SGLang and Ollama; empty if it asks
-    for none.
+    for none. They are `json_schema`, `regex` ("" asks for nothing) and `format`, which is "json" or a schema;
+    other texts in `format` ask for nothing.
 
     body: the parsed body.
     """
@@ -103,6 +106,7 @@ def warnings_in(body: Asking) -> tuple[str, ...]:
 
 def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:
     """Return the forms among a schema, a regular expression and a choice; those that are None are left out.
+    Their order is schema, regular expression, choice.
 
     prefix: the beginning of the caller's field names, such as "guided_".
     schema: a JSON schema as an object or as text, or None.
@@ -210,7 +214,8 @@ def chat_asks(body: ChatBody, mode: params.Mode, max_positions: int) -> list[par
 
 
 def logprobs_of(body: ChatBody) -> int | None:
-    """Return how many top log probabilities a chat body asks for, or None for no log probabilities.
+    """Return how many top log probabilities a chat body asks for, or None for no log probabilities. It is 0
+    if only the log probability of each token itself is wanted.
 
     body: the parsed body.
 
@@ -267,7 +272,7 @@ def writes_nothing(body: CompletionBody) -> bool:
 
 def check_ids(prompts: Sequence[Sequence[int]], max_positions: int, limits: params.Limits) -> None:
     """Check that each prompt has tokens and fits the context together with its answer; return nothing if all
-    do.
+    do. No prompts pass.
 
     prompts: the token ids of each prompt.
     max_positions: how many tokens prompt and answer may have together.
@@ -435,7 +440,8 @@ def sampling_of(body: Asking) -> params.Sampling:
 
 
 def bias_of(biases: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """Return the biases as (token id, bias), ascending by id; empty for None.
+    """Return the biases as (token id, bias), ascending by id; empty for None. Keys have only decimal digits,
+    at most 11.
 
     biases: what is added to the logits, by token id; the keys of JSON objects are text.
 

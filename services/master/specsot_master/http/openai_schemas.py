@@ -62,6 +62,8 @@ def _check_text(text: str) -> str:
 
 def at_most(max_entries: int) -> BeforeValidator:
     """Return a validator that refuses lists and objects with too many entries, before any entry is validated.
+    A list or object with exactly so many entries passes; the validator raises ValueError for more, and values
+    of other types pass.
 
     max_entries: the most entries that are accepted.
     """

@@ -102,7 +102,8 @@ class ToolUse:
     @property
     def only(self) -> str | None:
         """The function of a forced call of which the model writes nothing but the arguments; None if the
-        model also writes the name.
+        model also writes the name. It is the named function, or the only offered one if exactly one call is
+        required; None if calls are not forced.
         """
         if self.required and not self.parallel and len(self.functions) == 1:
             return next(iter(self.functions))
@@ -122,7 +123,7 @@ class ToolUse:
     @property
     def head(self) -> str:
         """The text with which the prompt ends: a forced call up to what the model writes of it; "" if the
-        model writes all of it.
+        model writes all of it. It is "" if calls are not forced.
         """
         if (forced := self.marked) is not None:
             return forced.head
@@ -347,7 +348,7 @@ def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
 
 def _with_tool_description(turns: list[Json], tool_description: str) -> list[Json]:
     """Return the turns, with a description of the tools at the end of the system message; without one, a
-    system message is added.
+    system message is added. The description is set off by a blank line.
 
     turns: turns as `_template_turn` returns them, at least one.
     tool_description: the tools in words.

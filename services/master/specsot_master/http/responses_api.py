@@ -252,7 +252,8 @@ _FUNCTION = ("description", "parameters")
 
 
 def chat_choice(choice: Any) -> Any:
-    """Return a tool_choice in the format of chat completions; texts and None are returned unchanged.
+    """Return a tool_choice in the format of chat completions; texts and None are returned unchanged. So are
+    objects of another type than "function".
 
     choice: the field `tool_choice`.
     """
@@ -263,7 +264,7 @@ def chat_choice(choice: Any) -> Any:
 
 def chat_format(text_options: ResponseText | None) -> Json | None:
     """Return the form of the answer's text as a response_format of chat completions, or None if the body
-    names none.
+    names none. Another type than "json_schema" is returned unchanged; an empty object is, too.
 
     text_options: the field `text`, or None.
     """
@@ -335,7 +336,8 @@ def _add_item(turns: list[Json], item: Json, field: str) -> None:
 
 def _add_words(turns: list[Json], role: Any, content: str) -> None:
     """Append text to the turns; consecutive system or user items are joined, because agents send several of
-    them in a row, but chat templates expect alternating turns.
+    them in a row, but chat templates expect alternating turns. An item of any other role, or of another role
+    than the last turn, becomes a turn of its own. Texts are joined by a blank line.
 
     turns: the turns so far, which are changed.
     role: the item's role; "developer" counts as "system".

@@ -64,7 +64,7 @@ class HttpServer:
 
     async def close(self, grace_seconds: float) -> None:
         """Accept no further connections, and cancel responses that are not complete in time. Return when the
-        server has ended.
+        server has ended. A time of 0 cancels them at once.
 
         grace_seconds: seconds for which responses may continue.
         """
@@ -205,7 +205,7 @@ class _StreamingConnection(h11.Connection):
 
     def send(self, event: Any) -> Any:
         r"""Return the bytes of an event; see `h11.Connection.send`. Return b"" for a piece without bytes,
-        which would end the body.
+        which would end the body. Events other than pieces of a chunked body are written by h11.
 
         # Data(b"hello") within a chunked body -> b"5\r\nhello\r\n"
 
@@ -266,7 +266,9 @@ class _TimedConnection(H11Protocol):
         self._watch(self._owed())
 
     def _owed(self) -> bool:
-        """Return True if the client owes the rest of a head, or of a body whose response is complete."""
+        """Return True if the client owes the rest of a head, or of a body whose response is complete. A
+        connection without any byte of a next request owes nothing.
+        """
         ours, theirs = self.conn.our_state, self.conn.their_state
         if theirs is h11.IDLE:
             return bool(self.conn.trailing_data[0])

@@ -206,7 +206,7 @@ def with_notes(messages: tuple[Message, ...], thought: str) -> tuple[Message, ..
 
 def conclusion_of(thought: str) -> str:
     """Return the last MAX_NOTE_CHARACTERS characters of thinking, from the start of a paragraph if possible;
-    all of a shorter text.
+    all of a shorter text. White space around the thinking is removed.
 
     thought: the text of the thinking.
     """
@@ -219,7 +219,9 @@ def conclusion_of(thought: str) -> str:
 
 
 def nothing_after(thought: Finished) -> Finished:
-    """Return the Finished event of an answer for which thinking has left no tokens; its text is empty.
+    """Return the Finished event of an answer for which thinking has left no tokens; its text is empty. It
+    ends with LENGTH in place of STOP, else with the reason of the thinking, and counts no tokens of an
+    answer.
 
     thought: the end of the request that thought.
     """

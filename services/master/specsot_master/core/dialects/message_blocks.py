@@ -62,7 +62,8 @@ class MessageWriter:
 
     def end(self, usage: Json) -> Iterator[Json]:
         """Finish the last block, if it is unfinished, and yield the events at the end of the message: at
-        least `message_delta` and `message_stop`.
+        least `message_delta` and `message_stop`. An unfinished block yields its last events first. The
+        reasons are None if no finish_reason has arrived.
 
         usage: the tokens of the whole call, in the format of chat completions.
         """
@@ -112,7 +113,7 @@ class MessageWriter:
 
     def _write(self, kind: str, part: str, text: str, **more: Any) -> Iterator[Json]:
         """Yield the events that add text to a block of this kind; a new block is begun if the last one is of
-        another kind.
+        another kind. An unfinished block of another kind is finished first.
 
         kind: the block's type, "thinking" or "text".
         part: the member of the block that holds the text.
@@ -126,7 +127,8 @@ class MessageWriter:
 
     def _take_call(self, call: Json) -> Iterator[Json]:
         """Yield the events for a new part of a tool call; a new block is begun if it is another call than
-        before. No event is yielded for a part that adds no arguments to the same call.
+        before. No event is yielded for a part that adds no arguments to the same call. A first part begins a
+        block with the call's id and name, after finishing an unfinished block.
 
         call: a member of `tool_calls` in a chunk of chat completions.
         """
@@ -141,7 +143,8 @@ class MessageWriter:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _begin(self, block: Json) -> Iterator[Json]:
-        """Finish the last block, if it is unfinished, and yield the event that begins another one.
+        """Finish the last block, if it is unfinished, and yield the event that begins another one. The block
+        is appended to `content`.
 
         block: the new block, with empty contents.
         """

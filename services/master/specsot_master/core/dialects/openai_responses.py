@@ -234,7 +234,7 @@ def planning_of(view: View, options: ChoiceOptions) -> dict[str, Any]:
 
 def _branch_of(panel: Panel) -> dict[str, Any]:
     """Return one branch of a plan for the `specsot` field: its point, its text, and its reason, which is None
-    if it has not ended.
+    if it has not ended. The number of its tokens is a member, too.
 
     panel: what the events have told of the branch.
     """
@@ -367,7 +367,7 @@ def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
 
 def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:
     """Return one candidate token in the form of chat completions: its text, its logprob of at least
-    MIN_LOGPROB, and its bytes as numbers.
+    MIN_LOGPROB, and its bytes as numbers. Bytes that are no whole character are shown as U+FFFD.
 
     candidate: the token, whose bytes may be only a part of a character.
     """

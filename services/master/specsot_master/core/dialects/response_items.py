@@ -70,7 +70,7 @@ class ResponseWriter:
 
     def whole(self, choice: Json, usage: Json) -> Json:
         """Return the whole response for one choice of an answer that is not streamed; its `output` is empty
-        if the answer has neither text nor calls.
+        if the answer has neither text nor calls. Its status follows from the finish_reason, as in `end`.
 
         choice: the choice, in the format of chat completions.
         usage: the tokens of the call, in the format of chat completions.
@@ -116,7 +116,7 @@ class ResponseWriter:
 
     def _write(self, kind: str, part: str, text: str) -> Iterator[Json]:
         """Yield the events that add text to an item of this kind; a new item is begun if the last one is of
-        another kind.
+        another kind. An unfinished item of another kind is finished first.
 
         kind: the item's type, "reasoning" or "message".
         part: the type of the part of its content that holds the text.

@@ -218,7 +218,8 @@ class FirstSequence:
     @property
     def plan_tokens(self) -> int:
         """Number of tokens that are not part of a direct answer: the plan, or the markers that announce a
-        direct answer. 0 for a sequence that can only be a direct answer.
+        direct answer. 0 for a sequence that can only be a direct answer. All tokens count as those of the
+        plan while it is not known to be a direct answer.
         """
         if self._reader is None:
             return 0
@@ -299,7 +300,9 @@ class FirstSequence:
 
     @property
     def _reach(self) -> int:
-        """The number of raw characters up to the end of the released text that is not withheld."""
+        """The number of raw characters up to the end of the released text that is not withheld. It is counted
+        from the beginning of the sequence.
+        """
         released = self._answer.released
         if self.visible is not None:
             released = self.visible if self._abridged else min(released, self.visible)

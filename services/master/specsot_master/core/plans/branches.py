@@ -172,7 +172,8 @@ class PlanBranch:
     @property
     def mark(self) -> str:
         """The mark that follows the text in the merged answer if a limit ended the branch within a shown
-        sentence, else "".
+        sentence, else "". It is "" for a text without characters, for one that ends with a whole sentence,
+        and if the interrupted sentence was left out.
         """
         text = self.answer.text
         interrupted = self.reason is Reason.LENGTH and not self.left_out
@@ -304,7 +305,7 @@ class PlanBranches:
     @property
     def reason(self) -> Reason:
         """Why the whole answer ended: FAILED if a branch failed, else LENGTH if a limit cut the plan or a
-        branch, else STOP.
+        branch, else STOP. A branch that was cancelled, or that is not over, counts as one that stopped.
         """
         reasons = {branch.reason for branch in self._branches.values()}
         if reasons & {Reason.FAILED, Reason.PARENT_FAILED}:

@@ -104,7 +104,9 @@ class StopStrings:
         return text[:safe]
 
     def flush(self) -> str:
-        """Return the text that was held back, as no more text comes; "" if none was."""
+        """Return the text that was held back, as no more text comes; "" if none was. It is returned as it is,
+        even if it is the beginning of a stop string.
+        """
         held = self._held
         self._held = ""
         return held
@@ -201,7 +203,9 @@ class LoopWatch:
         return self._cut(self._parts) if looped else self._release()
 
     def _is_ended(self) -> bool:
-        """Return True if the unfinished clause ends here; a clause without letters does not end."""
+        """Return True if the unfinished clause ends here; a clause without letters does not end. A clause
+        ends at the end of a sentence, or after a comma, semicolon or colon.
+        """
         end = max(len(self._clause) - 6, 0)
         found = _STOP.search(self._clause, end) or _PAUSE.search(self._clause, end)
         return bool(found and self._letters())

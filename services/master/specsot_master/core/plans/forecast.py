@@ -66,7 +66,8 @@ class TurnSums:
     computing: float = 0.0
 
     def add(self, seconds: float, tokens: float) -> None:
-        """Add one turn. An outlier counts as MAX_OUTLIER times the mean; the first turn counts as it is.
+        """Add one turn. An outlier counts as MAX_OUTLIER times the mean; the first turn counts as it is. The
+        weight of all earlier turns is reduced by KEPT. `computing` is not changed.
 
         seconds: how long the turn took.
         tokens: how many tokens it added to each sequence, on average.
@@ -357,7 +358,9 @@ class Forecaster:
         self._suffix = int(known["suffix"])
 
     def kept(self) -> dict[str, Any]:
-        """Return the measurements that a later process can start with, as JSON values."""
+        """Return the measurements that a later process can start with, as JSON values. The object has the
+        members steps, lengths, misses and suffix.
+        """
         misses = {way: list(shares) for way, shares in self.misses.items()}
         known = {"steps": self.steps.kept(), "lengths": self.lengths.kept()}
         return known | {"misses": misses, "suffix": self._suffix}

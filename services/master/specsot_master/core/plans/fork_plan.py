@@ -347,7 +347,7 @@ class ForkPlan:
 
     def ready(self) -> tuple[Point, ...]:
         """Return the threads that may be opened now, at most as many as may still run in parallel; () if none
-        may, or after the end.
+        may, or after the end. Threads are returned in the order of their outlines.
         """
         if self.finished:
             return ()
@@ -495,8 +495,8 @@ class ForkPlan:
     # --- ends of sequences ---
 
     def _end(self, ordinal: int, stretch: Stretch, reason: Reason, now: float) -> list[Command]:
-        """End a segment, and what follows from it: the next block, the next text, or the end of the
-        answer.
+        """End a segment, and what follows from it: the next block, the next text, or the end of the answer. A
+        thread's end changes nothing else until all threads of the block have ended.
 
         ordinal: 0 for the text outside of blocks, else the thread's id.
         stretch: the segment that this sequence writes.
@@ -588,7 +588,8 @@ class ForkPlan:
 
     def _take_block(self) -> tuple[Stretch, ...]:
         """Add the threads of the current block to the context, remove the block, and return the threads; ()
-        without a block.
+        without a block. The tokens that the threads wrote are counted. Threads that are not in the answer add
+        nothing to the context.
         """
         threads = tuple(self._block.values())
         self._block = {}
@@ -599,7 +600,7 @@ class ForkPlan:
 
     def _go_on(self, now: float) -> list[Command]:
         """Return the command that opens the next sequence with ordinal 0; or the last events, if no tokens
-        are left.
+        are left. The sequence may write all tokens that are left.
 
         now: the present time, in seconds of the engine's clock.
         """
@@ -634,7 +635,7 @@ class ForkPlan:
         return [self._tell(Finished(reason, "".join(self._text), self.context, figures, stop))]
 
     def _tell(self, event: Event) -> Numbered:
-        """Return an event with the next number.
+        """Return an event with the next number. Numbers count up from 0.
 
         event: an event for the client.
         """

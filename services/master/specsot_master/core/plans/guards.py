@@ -117,7 +117,8 @@ class Stems:
         return tuple(self._stem(word) for word in words if word not in _ARTICLES)
 
     def _stem(self, word: str) -> str:
-        """Return one word without case, accents and one ending.
+        """Return one word without case, accents and one ending. A plural s is removed from words of more than
+        three letters, and then one ending of the question's language if more than three letters stay.
 
         word: a single word, in any case.
         """
@@ -205,7 +206,8 @@ def number_anew(points: Sequence[Point]) -> tuple[Point, ...]:
 
 def without_figures(points: Sequence[Point]) -> list[Point]:
     """Return the points without figures at the end of titles ("Cuts, 2016-2022" -> "Cuts"), unless only the
-    figures distinguish two titles.
+    figures distinguish two titles. Figures follow a comma. If two titles would become the same, both keep
+    theirs.
 
     points: the points that the model has written, in order.
     """

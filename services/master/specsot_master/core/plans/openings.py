@@ -72,7 +72,9 @@ class BranchOpening:
 
     @property
     def words(self) -> str | None:
-        """The branch's first words, or None while they are incomplete."""
+        """The branch's first words, or None while they are incomplete. They count as complete once the branch
+        has ended or has MAX_OPENING_TOKENS pieces; then they may be "".
+        """
         whole = self.end is not None or len(self.waiting) >= MAX_OPENING_TOKENS
         text = "".join(piece.text for piece in self.waiting[:MAX_OPENING_TOKENS])
         return opening_of(text, whole)

@@ -343,7 +343,8 @@ class RequestPlan:
         return [OpenAnswer(rest), OpenSkeleton(limit, self._rules, self._ask.constraint, PLAN_ORDINAL)]
 
     def _answer_only(self, decision: Decision) -> None:
-        """Decide, before anything was opened, that the answer is a direct one.
+        """Decide, before anything was opened, that the answer is a direct one. Nothing more will be opened
+        after it.
 
         decision: a decision with the mode "direct", and its reason for the statistics.
         """
@@ -866,7 +867,8 @@ class RequestPlan:
         return [OpenPolish(branches.bodies, limit)]
 
     def _finished_branch_event(self, id: int) -> events.Numbered:
-        """Return the BranchFinished event of a branch that is over.
+        """Return the BranchFinished event of a branch that is over. It names the branch's reason and the
+        number of the tokens of its text.
 
         id: the point's id.
         """
@@ -965,7 +967,7 @@ class RequestPlan:
         return [*told, self._tell(events.Finished(reason, text, tokens, figures, *stop))]
 
     def _tell(self, event: events.Event) -> events.Numbered:
-        """Return an event with the next number.
+        """Return an event with the next number. Numbers count up from 0.
 
         event: an event for the client.
         """

@@ -347,7 +347,8 @@ def _is_maths(text: str) -> bool:
 
 def _refers_back(text: str) -> bool:
     """Return True if a later question refers to what was said before: it is very short, short with a pronoun,
-    or begins like a follow-up.
+    or begins like a follow-up. Very short are at most FEW_WORDS words, and short at most FOLLOW_UP_WORDS;
+    every character of Han script counts as a word of its own.
 
     text: a question of a conversation that already has an answer.
     """
@@ -358,7 +359,7 @@ def _refers_back(text: str) -> bool:
 
 def _form_in(text: str, parts: Sequence[str]) -> str | None:
     """Return the name of a form of one answer (such as a poem) that the text contains or that a sentence of
-    it begins with; None if there is none.
+    it begins with; None if there is none. Forms are tried in the order of the table.
 
     text: the question that the client asks.
     parts: its sentences, in lower case and without polite phrases.

@@ -26,7 +26,10 @@ REFERENCE = re.compile(r"\{([a-z_]+)\}")  # a quantifier such as {0,3} has no le
 
 
 def languages() -> list[dict[str, Any]]:
-    """Return the groups of every language, one dict per file, in the order of the names of the files."""
+    """Return the groups of every language, one dict per file, in the order of the names of the files.
+
+    Raises TOMLDecodeError if a file is not valid TOML.
+    """
     folder = files(__name__.rpartition(".")[0]) / "words"
     pages = sorted(
         (page for page in folder.iterdir() if page.name.endswith(".toml")), key=lambda page: page.name

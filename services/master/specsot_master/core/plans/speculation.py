@@ -77,7 +77,9 @@ class Speculation:
             self.introduction = find_introduction(self._text, self._tokens)
 
     def end_direct(self) -> None:
-        """Record that the direct answer has ended, which makes its introduction known."""
+        """Record that the direct answer has ended, which makes its introduction known. An introduction that
+        was complete before does not change.
+        """
         self.direct_ended = True
         if not self.introduction.complete:
             self.introduction = find_introduction(self._text, self._tokens, ended=True)

@@ -204,7 +204,8 @@ class TimeLimit:
         return self.at - self.whole / 2 if branch and self.polishes else self.at
 
     def _turn(self, live: int) -> float | None:
-        """Return the usual seconds of a turn, or None if nothing was measured.
+        """Return the usual seconds of a turn, or None if nothing was measured. At least one sequence of this
+        request counts, in addition to those of other requests.
 
         live: how many sequences of this request decode in parallel.
         """

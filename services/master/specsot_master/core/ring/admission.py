@@ -290,7 +290,7 @@ def position_limit(ask: Ask, ring: RingState) -> int:
 
 
 def _check_context(prompt_length: int, length: int, ask: Ask, ring: RingState) -> None:
-    """Check that a sequence fits the model; return nothing if it does.
+    """Check that a sequence fits the model; return nothing if it does. A length equal to the limit fits.
 
     prompt_length: number of tokens of the prompt, for the error's message.
     length: the most tokens that the sequence may have, prompt included.

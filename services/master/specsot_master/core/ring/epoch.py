@@ -78,7 +78,7 @@ def check_joining(joining: Registration, members: Sequence[Registration], config
 
 
 def may_join(joining: Registration, members: Sequence[Registration], config: RingConfig) -> bool:
-    """Return True if `check_joining` accepts the member.
+    """Return True if `check_joining` accepts the member. Nothing is changed or logged.
 
     joining: what the new member says of itself.
     members: the registrations of the members that have joined.
@@ -338,7 +338,8 @@ def _check_drafter(joining: Registration, members: Sequence[Registration], confi
 
 
 def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> None:
-    """Check that all workers use the same quantization; the first worker may use any.
+    """Check that all workers use the same quantization; the first worker may use any. No quantization counts
+    as one of its own.
 
     joining: what the new worker says of itself.
     workers: the registrations of the other workers.
@@ -424,7 +425,7 @@ class TapRecord:
 
     def record_ready(self, configuration: Configuration) -> None:
         """Record that a member is ready: if it is a stage of an epoch with a head, it has its slices. For any
-        other member nothing is recorded.
+        other member nothing is recorded. What was recorded of a stage earlier in the epoch stays.
 
         configuration: the configuration that the member has followed.
         """
@@ -499,7 +500,7 @@ class Epoch:
 
     def record_progress(self, name: str, progress: Progress) -> bool:
         """Record a member's progress. Return True if it differs from the last report; False for a repeated
-        report or a member that does not take part.
+        report or a member that does not take part. The new report is kept in either case of True.
 
         name: the member's name.
         progress: how much of its own part the member has done.

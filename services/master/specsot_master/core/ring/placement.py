@@ -363,7 +363,8 @@ def _measured(worker: Registration, workers: Sequence[Registration], num_tokens:
 
 def _room(worker: Registration, workers: Sequence[Registration]) -> float:
     """Return a worker's bytes for weights, in addition to its KV pages: an equal share of the memory that it
-    shares with others, or infinity if the amount is unknown.
+    shares with others, or infinity if the amount is unknown. The memory is the largest amount that one of
+    them reports. The KV pages are subtracted, so that the result may be negative.
 
     worker: the worker's registration.
     workers: the registrations of all workers that run, this one included.
@@ -570,7 +571,8 @@ def faster_stages(
 
 
 def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], num_requests: int) -> float:
-    """Return the tokens per second of all requests together, at one token per step and request.
+    """Return the tokens per second of all requests together, at one token per step and request. The time of
+    the slowest stage includes the lm_head for the last stage.
 
     Each request waits for its own step to pass all stages and hops, and all requests together are bounded by
     the slowest stage.
@@ -580,6 +582,8 @@ def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], num_reque
     stages: the layer ranges, with the worker of each, in ring order.
     sites: the measured cost of each worker, by name.
     num_requests: how many requests run at the same time; 0 counts as 1.
+
+    Raises KeyError if a stage's worker is not in `sites`.
     """
     costs = [sites[stage.name].cost(len(stage.layers), stage is stages[-1]) for stage in stages]
     step = sum(costs) + _hops([sites[stage.name].worker for stage in stages])

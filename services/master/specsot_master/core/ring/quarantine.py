@@ -168,7 +168,8 @@ class Quarantine:
         self._begin([])
 
     def _begin(self, suspects: list[BreakHistory]) -> None:
-        """Begin a trial. Requests that were cleared earlier are suspects again only if they are listed.
+        """Begin a trial. Requests that were cleared earlier are suspects again only if they are listed. The
+        first half of the suspects is on trial then.
 
         suspects: the break histories of the suspects, the likeliest cause first; empty to end the quarantine.
         """
@@ -178,7 +179,7 @@ class Quarantine:
 
     def _end_trial(self, history: BreakHistory) -> None:
         """Take a request off trial. If it was the last one, the first half of the pending requests is tried
-        next.
+        next. `has_changed` then returns True.
 
         history: the break history of a request on trial.
         """

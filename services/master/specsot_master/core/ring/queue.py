@@ -242,7 +242,7 @@ class RequestQueue:
 
     def suspend(self) -> list[RequestState]:
         """Make all live requests wait for the next ring, before those that already waited. Return all of
-        them; empty if there are none.
+        them; empty if there are none. No request is live afterwards.
         """
         self._waiting = {**self._live, **self._waiting}
         self._live = {}

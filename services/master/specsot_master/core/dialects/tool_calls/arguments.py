@@ -60,7 +60,8 @@ class JsonRewriter:
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
         """Create a rewriter.
 
-        stops: markers that cannot be a part of the value, such as "</tool_call>"; empty for none.
+        stops: markers that cannot be a part of the value, such as "</tool_call>"; empty for none, and ""
+            among them is ignored.
         quote: a further string delimiter, such as Gemma's '<|"|>'; "" for none. Strings inside it have no
             escapes.
         """
@@ -228,7 +229,7 @@ class JsonRewriter:
 
     def _close(self, character: str) -> None:
         """Close the innermost container of a kind and everything open inside it. A bracket that closes
-        nothing is dropped.
+        nothing is dropped. Keys without values get null.
 
         character: the bracket, "}" or "]".
         """
@@ -270,7 +271,7 @@ class JsonRewriter:
             self._pending = self._pending or ","
 
     def _read_colon(self) -> None:
-        """Read a colon. A colon where none is due is dropped."""
+        """Read a colon. A colon where none is due is dropped, and after one that is due a value is expected."""
         self._at += 1
         if self._expected == "colon":
             self._out.append(":")
@@ -342,7 +343,8 @@ class JsonRewriter:
         return True
 
     def _write(self, text: str) -> None:
-        """Add text to the string that is open.
+        """Add text to the string that is open. White space and brackets that were held back are written
+        before it. Characters that JSON does not allow are escaped.
 
         text: the text, without escapes.
         """
@@ -351,7 +353,8 @@ class JsonRewriter:
         self._tail = ""
 
     def _write_escape(self, escape: str) -> None:
-        """Add an escape sequence to the open string.
+        """Add an escape sequence to the open string. White space and brackets that were held back are written
+        before it.
 
         escape: the sequence as JSON writes it, with its backslash.
         """
@@ -384,7 +387,9 @@ class JsonRewriter:
         return True
 
     def _write_backslash(self) -> None:
-        """Write a backslash that stands for itself."""
+        """Write a backslash that stands for itself. If a drive began the string, its other backslashes belong
+        to a path from now on.
+        """
         self._is_path = self._begun_at_drive
         self._write_escape("\\\\")
         self._at += 1
@@ -444,7 +449,8 @@ class JsonRewriter:
         return True
 
     def _end_string(self, after: int) -> bool:
-        """Close the open string, which completes a key or a value. Return True, as text may follow.
+        """Close the open string, which completes a key or a value. Return True, as text may follow. White
+        space and brackets that were held back are a part of the string.
 
         after: the position at which the text continues, in characters.
         """

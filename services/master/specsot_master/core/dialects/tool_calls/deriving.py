@@ -460,7 +460,8 @@ def _object_form(text: str, second: str) -> CallForm | None:
 
 def _object_head(before: str, written: str) -> tuple[str, str]:
     """Return how a forced call begins: the text up to its name, and the text from there to its arguments.
-    Both are empty if that text is not the same for every call.
+    Both are empty if that text is not the same for every call. That is so if the object does not begin with
+    the name, if the arguments come before it or are no object, or if an id precedes them.
 
     before: the text before the object.
     written: the text of the object.
@@ -616,8 +617,11 @@ def _texts_of(form: CallForm, probe: _Probe) -> CallTexts | None:
 
 def _two_calls(probe: _Probe) -> str:
     """Return the text of two calls, in which ids are marked as holes; "" if the template refuses two calls.
+    If the template renders only one call, the text holds that one.
 
     probe: renders calls by the template.
+
+    Raises _Absent if the template does not render the question.
     """
     try:
         text = probe.answer([(NAMES[0], TWO), (NAMES[1], TWO)])
@@ -708,9 +712,11 @@ def _middles_by_type(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, 
 
 def _other_middles(probe: _Probe) -> Iterator[str]:
     """Yield the text between key and value for values that are no text, one per value of OTHERS. A value that
-    the template refuses or does not show is left out.
+    the template refuses or does not show is left out. Nothing is yielded if the template shows none.
 
     probe: renders calls by the template.
+
+    Raises _Absent if the template does not render the question.
     """
     for value in OTHERS:
         try:

@@ -110,6 +110,7 @@ def _parts(marks: Marks) -> tuple[Part, ...]:
 
 def _until_any(marks: Marks, ends: Sequence[str]) -> Marks:
     """Return the marks up to the first occurrence of one of these texts; all marks if none of them occurs.
+    The mark with that text is cut before it. Holes are kept.
 
     marks: the marks after the last call.
     ends: the texts of tokens that end an answer; "" among them is ignored.

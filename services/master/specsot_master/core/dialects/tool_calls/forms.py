@@ -193,7 +193,7 @@ class CallForm:
     @property
     def stops(self) -> tuple[str, ...]:
         """Marks that end arguments, because no JSON contains them outside of a string; each once, possibly
-        none.
+        none. Closers come before openers; marks that prose may contain are left out.
         """
         starts = (self.openers[n] for n in self.starts)
         found = (*(one for one in self.closers if is_distinctive(one)), *starts)

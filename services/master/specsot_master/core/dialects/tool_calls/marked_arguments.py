@@ -86,7 +86,7 @@ class MemberStream(ABC):
         self._members += 1
 
     def _end(self) -> bool:
-        """Close the object. Return False, as no step follows."""
+        """Close the object. Return False, as no step follows. An object without members is written as {}."""
         self._out.append("}" if self._members else "{}")
         self.done = True
         return False
@@ -245,7 +245,7 @@ class ParameterStream(MemberStream):
 
     def _next_call(self, at: int) -> int:
         """Return where the next call begins, because its marks do not occur in values; else where the text
-        ends.
+        ends. The first opener that cannot be prose is searched for; without one there is no next call.
 
         at: the position at which the search begins.
         """

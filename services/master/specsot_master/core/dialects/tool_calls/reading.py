@@ -398,7 +398,7 @@ class ToolReader:
                 self._begin_json(name)
 
     def _add_call(self, name: str, arguments: str = "") -> None:
-        """Add the delta that begins a call.
+        """Add the delta that begins a call. White space after the call is no content of its own.
 
         name: the name of the function.
         arguments: its arguments as JSON text, if they are known already; else "".
@@ -486,7 +486,7 @@ class ToolReader:
         self._begin_arguments(name, ArgumentStream(self._form.stops, self._form.quote))
 
     def _begin_arguments(self, name: str, stream: ArgumentStream | MemberStream) -> None:
-        """Begin a call, and read its arguments from now on.
+        """Begin a call, and read its arguments from now on. The delta with the name is added.
 
         name: the name of the function.
         stream: reads its arguments.
@@ -548,7 +548,7 @@ class ToolReader:
 
     def _read_skipped(self) -> bool:
         """Read the further members of a call's object, which are ignored. Return False if that takes more
-        text, True once the object is closed.
+        text, True once the object is closed. What follows the call is read next.
         """
         self._rewriter.feed(self._held, self._last)
         if not self._rewriter.done:
@@ -644,8 +644,8 @@ class ForcedReader(ToolReader):
         returns.
 
         functions: the JSON schemas of the arguments of the offered functions, by the function's name.
-        name: the function whose arguments the answer consists of, or None for calls whose members have the
-            names of `form`.
+        name: the function whose arguments the answer consists of, or None for calls, or a list of calls,
+            whose members have the names of `form`.
         form: how the model writes calls; only the names of an object's members are taken from it, and marks
             are not expected.
         """

@@ -215,7 +215,8 @@ def fits(value: Any, schema: Any, root: Json, depth: int = 0) -> bool:
 
 def _has_type(value: Any, declared: Any) -> bool:
     """Return True if the value has one of the declared types, or if no types are declared. 3.0 is an integer;
-    True is no number.
+    True is no number. An empty list of types permits nothing; a "type" that is neither a name nor a list
+    permits everything.
 
     value: a decoded JSON value.
     declared: the schema's "type": a name, a list of names, or None. Unknown names permit everything.
