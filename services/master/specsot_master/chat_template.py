@@ -97,8 +97,6 @@ class ChatTemplate:
         variables: further variables of the template, by name; a non-empty "tools" selects the template for
             tools.
 
-        Raises TemplateRefused with the template's own message.
-
         Raises TemplateRefused with the template's own message, and ModelError if the template does not
         compile.
         """

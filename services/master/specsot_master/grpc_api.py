@@ -105,8 +105,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
         request: the id of the request.
         context: the gRPC call, whose token tells the owner.
 
-        Raises InvalidRequest if the id is missing.
-
         Raises InvalidRequest if the id is missing, and what `_owner` raises for a wrong token.
         """
         if not request.request_id:
@@ -133,8 +131,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
         request: an empty message.
         context: the gRPC call, whose token tells the owner.
 
-        Raises Forbidden, Unavailable without a ring, and Refused if KV memory is too small.
-
         Raises Forbidden for a token that is no administrator's, Unavailable without a ring or if it breaks
         meanwhile, and Refused if KV memory is too small.
         """
@@ -154,8 +150,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
         request: what the client asks for, or which request it resumes. When a request is resumed, it may
             leave out the prompt; then None is passed on in place of what it asks for.
         context: the gRPC call, with the client's address, token and deadline.
-
-        Raises InvalidRequest for a request that cannot be decoded.
 
         Raises InvalidRequest for a request that cannot be decoded, for an id that is too long or not
         printable, and for a form of an internal kind; and what `_owner` raises.
@@ -358,9 +352,6 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         context: the gRPC call.
 
         Raises Refused if the member does not belong to this fleet, Unavailable while the master shuts down,
-        and WireError.
-
-        Raises Refused if the member does not belong to this fleet, Unavailable while the master shuts down,
         WireError if the first message is no registration or a message does not decode, and what `check_role`
         raises for a wrong certificate.
         """
@@ -521,8 +512,6 @@ async def open_fleet_port(address: str, fleet: FleetService, terms: Terms) -> Gr
     address: host:port, or the path of a unix socket.
     fleet: the service for members.
     terms: sizes and TLS of the port.
-
-    Raises Unavailable if the address cannot be used.
 
     Raises Unavailable if the address cannot be used.
     """

@@ -95,8 +95,6 @@ def decode_record(encoded: str) -> Record:
 
     encoded: the JSON text of a record.
 
-    Raises ValueError or TypeError for anything else.
-
     Raises ValueError for anything else, and TypeError for an outcome with too few or too many fields.
     """
     match json.loads(encoded):

@@ -311,8 +311,6 @@ def assemble(
     forecast_directory: the directory with the measured costs for forecasts, one file per model; None to save
         none.
 
-    Raises ModelError, and InvalidRequest for options that do not suit the model.
-
     Raises ModelError if the model's files cannot be used, and InvalidRequest if workers or stages do not suit
     its number of layers.
     """

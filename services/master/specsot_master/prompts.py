@@ -154,8 +154,6 @@ class Prompts:
         messages: the conversation, oldest turn first.
         rules: the maximum number of points, and what else limits the plan.
 
-        Raises TemplateRefused if the template does not take this conversation.
-
         Raises TemplateRefused if the template does not take this conversation, and ModelError if it does not
         append turns, for a model with parts of its own.
         """
@@ -466,8 +464,6 @@ def read_threshold(directory: Path) -> float | None:
 
     directory: the model's directory.
 
-    Raises ModelError for a file that cannot be read.
-
     Raises ModelError for a file that is not readable JSON, that has no "threshold", or whose threshold is no
     number.
     """
@@ -551,8 +547,6 @@ def read_parts_file(path: Path) -> PromptParts:
 
     path: a file in the format of specsot.json.
 
-    Raises ModelError if the file cannot be read, or if one of its templates has an unknown placeholder.
-
     Raises ModelError if the file is no JSON object, if its contents are wrong (see `_parts_of`), or if one of
     its templates has an unknown placeholder. Raises OSError if it cannot be read.
     """
@@ -570,8 +564,6 @@ def _parts_of(decoded: dict[str, Any]) -> PromptParts:
     wording leaves the plan style open ("auto"). Names that are missing keep their defaults.
 
     decoded: the JSON object of the file.
-
-    Raises ValueError for a wrong plan style or missing templates, and TypeError.
 
     Raises ValueError if the plan style is none of list, markers and tags, or if markers lack skeleton_turn or
     branch_turn, and TypeError.

@@ -78,10 +78,8 @@ async def run_master(config: MasterConfig, observation: Observation, stop_event:
     observation: the process's tracer and registry of metrics.
     stop_event: set when the process shall shut down.
 
-    Raises the errors of `serve`.
-
-    Raises ModelError, InvalidRequest if the journal cannot be opened or an option is wrong, and Unavailable
-    if a port is taken; and the error of a background task that failed.
+    Raises the errors of `serve`: ModelError, InvalidRequest if the journal cannot be opened or an option is
+    wrong, and Unavailable if a port is taken; and the error of a background task that failed.
     """
     base = config.base
     journal = open_journal(config.journal, fingerprint(base)) if config.journal else None
@@ -274,8 +272,6 @@ async def open_endpoints(
 
 def check_extra() -> None:
     """Return nothing if the extra `http` is installed.
-
-    Raises InvalidRequest if it is not, with the command that installs it.
 
     Raises InvalidRequest if a module is missing, with the command that installs it.
     """

@@ -256,8 +256,6 @@ class Text:
             every id of the tokenizer is valid.
 
         Raises ModelError if there is no tokenizer, or if a file cannot be read.
-
-        Raises ModelError if there is no tokenizer, or if a file cannot be read.
         """
         folder = Path(directory)
         config = _read_json(folder / "tokenizer_config.json")
@@ -291,8 +289,6 @@ class Text:
         text: the client's prompt.
         max_positions: the model's context in tokens; if given, `check_fits` is called first, so that a far
             too long text is refused quickly. None to tokenize any text.
-
-        Raises InvalidRequest as `encode` does, and ContextLengthExceeded.
 
         Raises InvalidRequest for a token that the model does not have and for half of a surrogate pair, and
         ContextLengthExceeded if the first part of the text alone fills the context.
@@ -345,8 +341,6 @@ class Text:
         messages: the turns, oldest first.
         for_answer: True to end with the head of the assistant's turn, with any thinking block closed; False
             to end after the last turn.
-
-        Raises TemplateRefused if the template does not take this conversation.
 
         Raises TemplateRefused if the template does not take this conversation, and InvalidRequest if a text
         contains half of a surrogate pair.
@@ -459,8 +453,6 @@ class Text:
         with_thinking: True to end where the model begins to think, if it can think; False to close any
             thinking block.
         effort: OpenAI's reasoning effort, for templates that use it; None or "" for the template's default.
-
-        Raises TemplateRefused if the template does not take this conversation.
 
         Raises TemplateRefused if the template does not take this conversation, and InvalidRequest if a text
         contains half of a surrogate pair.

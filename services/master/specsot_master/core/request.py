@@ -177,10 +177,6 @@ class EventBuffer:
         reader: the receiver of the events from now on.
         offset: number of the event that the reader takes first, counted from the first event of the request.
 
-        Raises InvalidRequest if the event at `offset` is no longer buffered, or if `offset` is larger than
-        the number of events so far. If the buffer was ended with an error, an offset that is too large raises
-        that error instead.
-
         Raises InvalidRequest if the event at `offset` is no longer buffered (a negative offset included), or
         if `offset` is larger than the number of events so far. If the buffer was ended with an error, an
         offset that is too large raises that error instead.
@@ -551,13 +547,13 @@ class RequestState:
         return self.prompt.answer + (self.plan.context if isinstance(self.plan, ForkPlan) else ())
 
     def asks(self, command: commands.Open) -> Ask:
-        """Return the request's parameters, adapted to the sequence that a command opens. A branch with
-        excluded tokens gets them as biases of LEAST_BIAS, in place of the client's own biases for them. In
-        all other cases the client's parameters are returned unchanged.
+        """Return the request's parameters, adapted to the sequence that a command opens. In all cases that
+        are not named here, the client's parameters are returned unchanged.
 
-        A score writes one token with default sampling and logprobs. A skeleton has no `min_tokens`. For a
-        model that forks by tags, the only stop token of a branch is the tag that ends a thread, and the only
-        stop token of any other sequence is the tag that ends the outlines.
+        A score writes one token with default sampling and logprobs. A skeleton has no `min_tokens`. A branch
+        with excluded tokens gets them as biases of LEAST_BIAS, in place of the client's own biases for them.
+        For a model that forks by tags, the only stop token of a branch is the tag that ends a thread, and the
+        only stop token of any other sequence is the tag that ends the outlines.
 
         command: the command that opens the sequence.
         """
@@ -604,9 +600,6 @@ class RequestState:
         effects of earlier ones.
 
         record: what happened to the request, with times in seconds since its arrival.
-
-        Raises WireError if a result is missing, and Unavailable if this master words a branch's prompt
-        differently than the master that wrote the record.
 
         Raises WireError if a result is missing, and Unavailable if this master words a branch's prompt
         differently than the master that wrote the record. Raises StopIteration or KeyError for a record of a

@@ -216,8 +216,6 @@ class Effects(Home):
             the branch's point.
         rules: the plan grammar that constrains the sequence, or None.
 
-        Raises Unavailable if the ring is gone.
-
         Raises Unavailable if the ring is gone, and InvalidRequest if the prompt cannot be built.
         """
         sequence = self._tables.make(request, order, ordinal, limit, rules)

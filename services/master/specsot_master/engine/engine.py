@@ -303,8 +303,6 @@ class Engine(Effects):
         request: an admitted request with a ready branch.
         state: sizes and limits of the running ring.
 
-        Raises TooLarge if the branch can never fit this ring.
-
         Raises TooLarge if the branch can never fit this ring, and InvalidRequest if its prompt cannot be
         built.
         """
@@ -456,8 +454,6 @@ class Engine(Effects):
         ask: what the client asks for.
         caller: who asks: the request id that the client chose, its name for fairness, its time limit, and the
             owner.
-
-        Raises the errors of `open`.
 
         Raises the errors of `open`: among others InvalidRequest if a request with this id exists already, and
         Overloaded if the queue or the validation has no room.

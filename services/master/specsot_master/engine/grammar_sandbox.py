@@ -97,8 +97,6 @@ class GrammarSandbox:
         form: a form that has not been tried yet.
         client: the name of the client.
 
-        Raises Overloaded if too many new forms wait.
-
         Raises Overloaded if too many new forms wait, and what the trial raises.
         """
         waiting_pair = client, form

@@ -212,8 +212,6 @@ class Intake:
         journaled: the request as the journal keeps it.
         since: the arrival time, in seconds of this engine's clock; it may be negative.
 
-        Raises InvalidRequest if the prompts cannot be encoded.
-
         Raises InvalidRequest if the prompts cannot be encoded; ContextLengthExceeded is such an error.
         """
         prompt = await self._encode(journaled.ask)
@@ -317,8 +315,6 @@ class Intake:
         allows forks. Tokens given in place of messages are used as they are.
 
         ask: what the client asks for.
-
-        Raises InvalidRequest if the template refuses the conversation.
 
         Raises InvalidRequest if the template refuses the conversation.
         """

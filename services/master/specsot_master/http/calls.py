@@ -182,8 +182,6 @@ async def begin_stream(
     style: how the API writes events, errors and pings.
     ping_every: seconds of silence before a ping.
 
-    Raises Cancelled if the client disconnects before the first chunk, and the errors of the first chunk.
-
     Raises Cancelled if the client disconnects before the first chunk, the errors of the first chunk, and
     StopAsyncIteration if there is none.
     """

@@ -204,8 +204,6 @@ def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBod
     turns: the turns that `turns_of` made of it, oldest first.
     context: what all endpoints share.
 
-    Raises InvalidRequest for a body that cannot be served.
-
     Raises InvalidRequest for a body that cannot be served, such as one with MCP servers or a container.
     """
     given = body.model_extra or {}

@@ -418,8 +418,6 @@ async def _asks_of(
     body: the parsed body.
     mode: the mode if the body names none.
 
-    Raises InvalidRequest for a body that cannot be served.
-
     Raises InvalidRequest for a body that cannot be served, and ContextLengthExceeded for one that is too
     long.
     """

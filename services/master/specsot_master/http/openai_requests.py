@@ -22,8 +22,6 @@ def form_of(body: Asking) -> params.Form | None:
 
     body: the parsed body.
 
-    Raises InvalidRequest if the body asks for two forms at once.
-
     Raises InvalidRequest if the body asks for two forms at once, or for a JSON schema without giving one.
     """
     wishes = forms_in(body)
@@ -39,8 +37,6 @@ def forms_in(body: Asking) -> list[FieldForm]:
     fields, and the fields of other servers.
 
     body: the parsed body.
-
-    Raises InvalidRequest if a JSON schema is missing.
 
     Raises InvalidRequest if response_format asks for a JSON schema and has none.
     """
@@ -197,8 +193,6 @@ def chat_asks(body: ChatBody, mode: params.Mode, max_positions: int) -> list[par
     mode: applies if the body names none, and asks for nothing that rules out a plan.
     max_positions: the model's context, in tokens.
 
-    Raises InvalidRequest for a body that cannot be served.
-
     Raises InvalidRequest for a body that cannot be served, and ContextLengthExceeded for one with too many
     characters.
     """
@@ -235,8 +229,6 @@ def completion_asks(body: CompletionBody, encode: Encode, max_positions: int) ->
     body: the parsed body.
     encode: returns the token ids of a text prompt.
     max_positions: the model's context, in tokens.
-
-    Raises InvalidRequest for a body that cannot be served.
 
     Raises InvalidRequest for a body that cannot be served, among others for mode sot, and
     ContextLengthExceeded for a prompt that is too long.

@@ -105,8 +105,6 @@ def _check_prompt(prompt: Any) -> Any:
 
     prompt: the JSON value of the field.
 
-    Raises ValueError for anything else.
-
     Raises ValueError for anything else, for more than MAX_ANSWERS prompts, and for half of a surrogate pair.
     """
     if isinstance(prompt, str):

@@ -178,9 +178,6 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
     body: the parsed body.
     text: the model's tokenizer and chat template.
 
-    Raises InvalidRequest for a choice of tools that is impossible, for tools together with an answer's form,
-    and if it is not known how this model writes calls.
-
     Raises InvalidRequest for a required or named tool without tools or with an unknown name, for tools
     together with an answer's form, and for a choice that is not forced if it is not known how this model
     writes calls.
@@ -228,8 +225,6 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, max_p
     mode: as for `chat_asks`; it has no effect, since answers with tools are direct.
     text: the model's tokenizer and chat template.
     max_positions: the model's context, in tokens.
-
-    Raises InvalidRequest for a body that cannot be served.
 
     Raises InvalidRequest for a body that cannot be served, among others for mode sot, and
     ContextLengthExceeded for a prompt that does not fit with its answer.

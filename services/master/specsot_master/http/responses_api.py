@@ -171,8 +171,6 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
     turns: the turns that `turns_of` made of it.
     context: what all endpoints share.
 
-    Raises InvalidRequest for a body that cannot be served.
-
     Raises InvalidRequest for a body that cannot be served, among others for stored conversations, and for
     fields that only chat completions have.
     """

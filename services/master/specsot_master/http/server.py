@@ -337,8 +337,6 @@ def _bind(address: str) -> socket.socket:
 
     address: host:port on which it listens; a host with colons is an IPv6 address.
 
-    Raises Unavailable if the address cannot be used.
-
     Raises Unavailable if the address cannot be used, and what `split_address` raises for an address without a
     port.
     """

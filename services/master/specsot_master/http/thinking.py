@@ -113,8 +113,6 @@ def think_first(
     max_positions: the model's context, in tokens.
     may_fork: True if the thinking may fork into threads.
 
-    Raises InvalidRequest for a body that cannot be served.
-
     Raises InvalidRequest for a body that cannot be served, among others for a time limit of the answer, and
     ContextLengthExceeded if the prompt does not fit with its answer.
     """
@@ -156,8 +154,6 @@ def wants_thinking(body: ChatBody, text: Text, may_fork: bool = False) -> bool:
     body: the parsed body.
     text: the model's tokenizer and chat template.
     may_fork: True if the model forks in its thinking.
-
-    Raises InvalidRequest, with the name of the field, if a model shall think that cannot.
 
     Raises InvalidRequest, with the name of the field, if a model shall think that cannot, and for any other
     variable or value in chat_template_kwargs.

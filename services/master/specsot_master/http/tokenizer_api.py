@@ -120,8 +120,6 @@ def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
     context: what all endpoints share.
     body: the parsed body, with a prompt or messages.
 
-    Raises InvalidRequest if the body has both or neither, or if the text is too long.
-
     Raises InvalidRequest if the body has both or neither, or if the template refuses the messages, and
     ContextLengthExceeded if the text is too long.
     """

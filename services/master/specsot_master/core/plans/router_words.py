@@ -43,8 +43,6 @@ def expression(group: str) -> str:
 
     group: the name of the group in the files of words.
 
-    Raises KeyError if no language has the group.
-
     Raises KeyError if no language has the group, or one that it refers to.
     """
     alternatives = list(_alternatives(group))

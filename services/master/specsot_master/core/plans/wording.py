@@ -270,9 +270,6 @@ def read_wording(given: object) -> Wording:
 
     given: the decoded JSON value.
 
-    Raises ValueError, which names the key, for unknown keys, forms and languages, and for a sentence whose
-    places are missing or unknown.
-
     Raises ValueError, which names the key, for a value that is no object, for unknown keys, forms and
     languages, for a number of tokens that is not at least 1, and for a sentence whose places are missing or
     unknown.
@@ -316,8 +313,6 @@ def _check_places(place: str, name: str, text: object) -> None:
     place: where the sentence stands in the file, for errors.
     name: its name in `Sentences`.
     text: the decoded JSON value.
-
-    Raises ValueError, which names the sentence, if it is not.
 
     Raises ValueError, which names the sentence, if it is not; and the ValueError of a text whose braces do
     not match.

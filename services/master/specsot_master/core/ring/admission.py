@@ -103,8 +103,6 @@ def grant_answer(prompt_length: int, ask: Ask, ring: RingState) -> int:
     ask: what the client asks for; its limits and KV policy are used.
     ring: sizes and limits of the ring.
 
-    Raises InvalidRequest if the ring can never hold the answer.
-
     Raises InvalidRequest if the ring can never hold the answer: ContextLengthExceeded if it exceeds the
     model's context, TooLarge if the ring has too few pages, and InvalidRequest itself if the window does not
     fit the model.
@@ -125,8 +123,6 @@ def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
     sizes: lengths of the request's prompts, in tokens.
     ask: what the client asks for; its limits and KV policy are used.
     ring: sizes and limits of the ring.
-
-    Raises InvalidRequest if the ring can never hold the request.
 
     Raises InvalidRequest if the ring can never hold the request: ContextLengthExceeded if a prompt with its
     tokens exceeds the model's context, TooLarge if the ring has too few pages for the skeleton, and
@@ -176,9 +172,7 @@ def answer_prefix(prompt_tokens: tuple[int, ...], ask: Ask, ring: RingState) -> 
     ask: what the client asks for.
     ring: sizes and limits of the ring.
 
-    Raises InvalidRequest if the ring can never hold the request.
-
-    Raises what `grant_answer` raises.
+    Raises InvalidRequest if the ring can never hold the request. Raises what `grant_answer` raises.
     """
     grant_answer(len(prompt_tokens), ask, ring)
     length = len(prompt_tokens) + ask.limits.new_tokens

@@ -313,8 +313,8 @@ def _check_identity(joining: Registration, members: Sequence[Registration], conf
 
 def _check_drafter(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
     """Check that a drafter suits the ring and its other drafters: the stages treat several drafters as one,
-    with one head, one tree shape and one set of drafter names. They must also agree in their tree shape and
-    in the names of the ways to draft.
+    with one head, one tree shape and one set of drafter names. The first difference that is found is
+    reported.
 
     joining: what the new drafter says of itself.
     members: the registrations of the other members.
@@ -500,7 +500,7 @@ class Epoch:
 
     def record_progress(self, name: str, progress: Progress) -> bool:
         """Record a member's progress. Return True if it differs from the last report; False for a repeated
-        report or a member that does not take part. The new report is kept in either case of True.
+        report or a member that does not take part. A report that differs replaces the last one.
 
         name: the member's name.
         progress: how much of its own part the member has done.

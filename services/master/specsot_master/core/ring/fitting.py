@@ -26,8 +26,6 @@ def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
     prompt: the request's prompts in tokens.
     ring: sizes and limits of the ring.
 
-    Raises InvalidRequest if the prompt is empty, or if the ring can never hold the request.
-
     Raises InvalidRequest if the prompt is empty, or if the ring can never hold the request; TooLarge and
     ContextLengthExceeded are such errors.
     """
@@ -71,8 +69,6 @@ def _measure(request: RequestState, ring: RingState) -> PromptPrefix:
 
     request: a request that may have sequences from an earlier ring.
     ring: sizes and limits of the ring.
-
-    Raises InvalidRequest if the ring cannot hold the request.
 
     Raises InvalidRequest if the ring cannot hold the request, and TooLarge, which is one, if it cannot hold
     one of its sequences.

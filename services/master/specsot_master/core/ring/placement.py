@@ -350,8 +350,8 @@ def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
 
 def _measured(worker: Registration, workers: Sequence[Registration], num_tokens: int) -> float:
     """Return a worker's seconds for one layer in a step, the quickest measurement of its host; 0 if a worker
-    there has not measured. A worker's curve at this number of tokens is used. Workers of the host count only
-    if they have a GPU exactly if this one has.
+    there has not measured. A worker's curve at this number of tokens is used. Of the workers on the host,
+    only those count that have a GPU if this one has, or none if it has none.
 
     worker: the worker's registration.
     workers: the registrations of all workers, this one included.
@@ -441,8 +441,6 @@ def next_stages(
         divide all layers between the workers that are present.
     failed_names: names of workers that could not take part in the last attempt. They are used only if the
         ring cannot be formed without them.
-
-    Raises Refused if the workers have no room for the model.
 
     Raises Refused if the workers of a first ring have no room for the model.
     """

@@ -197,8 +197,8 @@ class PrefixTree:
 
     def drop(self, node: PrefixNode) -> list[PrefixNode]:
         """Remove a prefix that no request needs, and then each ancestor that is neither needed nor worth
-        keeping. Return the removed ones; empty if a request or another prefix still needs the prefix. A kept
-        ancestor ends the walk.
+        keeping. Return the removed ones; empty if a request or another prefix still needs the prefix. The
+        first ancestor that stays ends this.
 
         node: a prefix of this tree.
         """

@@ -119,7 +119,7 @@ class Quarantine:
         """Record that the ring broke. Return the request that must be given up, or None. A request is given
         up only if it was on trial, alone in the ring, and `guilty`. The given-up request is removed from the
         quarantine. Otherwise the next trial begins: with the requests on trial that were in the ring, or, if
-        none was, with those in the ring that are suspect and all who are still untried. Nothing changes if no
+        none was, with the suspect ones in the ring and all that are still untried. Nothing changes if no
         request was in the ring.
 
         histories: the break histories of the requests that were in the ring, the most likely cause first; may

@@ -271,7 +271,7 @@ class JsonRewriter:
             self._pending = self._pending or ","
 
     def _read_colon(self) -> None:
-        """Read a colon. A colon where none is due is dropped, and after one that is due a value is expected."""
+        """Read a colon, after which a value is expected. A colon where none is due is dropped."""
         self._at += 1
         if self._expected == "colon":
             self._out.append(":")

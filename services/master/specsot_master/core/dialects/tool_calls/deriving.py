@@ -175,9 +175,8 @@ def example_call(render: Render, form: CallForm) -> str:
     render: renders a conversation by the template.
     form: how the template writes calls; only `arguments_as_text` is used.
 
-    Raises InvalidRequest if the template refuses the call.
-
-    Raises _Absent if the template does not render the question.
+    Raises InvalidRequest if the template refuses the call. Raises _Absent if the template does not render the
+    question.
     """
     write = cut_answers(render, form.arguments_as_text)
     return write([("function-name", {"argument-name": "argument-value"})])

@@ -152,9 +152,6 @@ def _arguments(form: CallForm, texts: ArgumentTexts, parameters: Json) -> Member
     texts: the exact texts around one argument.
     parameters: the schema of the function's arguments.
 
-    Raises _NotInForm if the schema allows arguments that it does not name, has keywords that are not taken
-    into account, or names an argument that the form cannot write.
-
     Raises _NotInForm if the schema allows arguments that it does not name (without "properties", and not
     closed), has keywords that are not taken into account, requires an argument that it does not declare, has
     "properties" or "required" of a wrong type, or names an argument that the form cannot write.

@@ -328,8 +328,6 @@ class PythonStream(MemberStream):
         arguments are skipped, in any number. Where no key follows, the arguments end, and a closing
         parenthesis there is dropped.
 
-        Raises Unfinished if more text decides.
-
         Raises Unfinished, with nothing read of the part in question, if more text decides.
         """
         if self._key is not None:
