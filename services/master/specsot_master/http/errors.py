@@ -120,8 +120,8 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 
 def anthropic_body(error: Exception) -> dict[str, Any]:
     """Return an error in Anthropic's format. The message of a too long prompt begins with the words by which
-    Anthropic's clients know that they must shorten the conversation. It is OpenAI's body with the member
-    "type" and with Anthropic's type of the status.
+    Anthropic's clients know that they must shorten the conversation. The body is OpenAI's with a further
+    member "type", and its error has Anthropic's type for the status.
 
     error: the exception that a call raised.
     """
@@ -169,8 +169,8 @@ def known_error(error: Exception) -> errors.SpecsotError:
 @contextmanager
 def naming_fields(caller_names: Mapping[str, str]) -> Generator[None]:
     """Let InvalidRequest errors of the block name the field by the caller's name. The context yields None.
-    Both the error's field and its message are changed: Of the message, the first mention of the field is
-    replaced; in a ContextLengthExceeded all mentions are. Errors without a field are raised unchanged.
+    Errors without a field are raised unchanged. Both the error's field and the first mention of the field in
+    its message are changed; in a ContextLengthExceeded all mentions are:
 
         # caller_names {"max_new_tokens": "max_tokens"}: "max_new_tokens must be 1" -> "max_tokens must be 1"
 

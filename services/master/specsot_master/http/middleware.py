@@ -216,8 +216,8 @@ class BodyLimits:
     def _check(self, headers: Headers, max_bytes: int) -> None:
         """Check the media type, the encoding and the announced length of a body. Return nothing if they are
         accepted, or if the request has no body. The media type must be JSON, or end in "+json", and the body
-        must not be encoded (415 for both). An announced length is refused (413) only from MAX_READ_FACTOR
-        times the maximum on.
+        must not be encoded (415 for both). An announced length is refused (413) only if it exceeds
+        MAX_READ_FACTOR times the maximum.
 
         headers: the headers of the request.
         max_bytes: the maximum number of bytes of the body.

@@ -337,8 +337,7 @@ def _bind(address: str) -> socket.socket:
 
     address: host:port on which it listens; a host with colons is an IPv6 address.
 
-    Raises Unavailable if the address cannot be used, and what `split_address` raises for an address without a
-    port.
+    Raises Unavailable if the address is not of the form host:port, or if it cannot be used.
     """
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

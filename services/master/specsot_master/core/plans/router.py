@@ -207,8 +207,8 @@ def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
 
 
 def ends_loops(ask: Ask) -> bool:
-    """Return True if a direct answer ends where it repeats itself over and over. A request without a question
-    and without tokens counts as one whose loops end.
+    """Return True if a direct answer ends where it repeats itself over and over. Without a question, loops
+    are ended.
 
     Text is not ended that may have to repeat itself: code, which the question asks for, what a form
     describes, what continues a prompt in tokens, and what the question wants repeated. Neither is text that
