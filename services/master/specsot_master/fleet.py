@@ -271,8 +271,8 @@ class Fleet:
 
     def release(self, name: str) -> Member:
         """Remove a worker that runs no layers here, and return it, so that another fleet can use it. A change
-        of the ring that had planned with this worker is given up. The rest of the fleet goes on; the link
-        stays open.
+        of the ring that had planned with this worker is given up. The epoch continues, and the link stays
+        open.
 
         name: the worker's name.
 

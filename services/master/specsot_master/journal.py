@@ -76,9 +76,9 @@ _NAMES: dict[type[Record], str] = {
 
 
 def encode_record(record: Record) -> str:
-    """Return a record as JSON text: an array of its kind and its fields in order, such as ["again",3]. A
-    speculative plan is written only if it was left out (`plans` False), and outcomes without their sequence
-    ids and nodes.
+    """Return a record as JSON text: an array of its kind and its fields in order, such as ["again",3]. The
+    flag `plans` of an AdmittedRecord is written only if it is False, and outcomes are written without their
+    sequence ids and nodes.
 
     record: what happened to a request.
     """

@@ -54,9 +54,9 @@ class Engine(Effects):
 
     def handle(self, event: inputs.Input) -> None:
         """Handle one input of the engine, then start the actions that the input has made possible. An error
-        that concerns one request ends that request only. Nothing is returned or raised for the client.
-        Further sequences are started only after inputs of `inputs.Opening`, after a change of the quarantine,
-        and if pages were freed.
+        that concerns one request ends that request only. The client's errors are delivered by its
+        subscription. Further sequences are started only after inputs of `inputs.Opening`, after a change of
+        the quarantine, and if pages were freed.
 
         event: an object of one of the classes in `core.inputs`, or a result of the ring. A request that it
             names must be one of this engine, except for RequestArrived.
@@ -124,8 +124,8 @@ class Engine(Effects):
                 self._fail_alone(request, error, internal_error())
 
     def _lose_ring(self, reason: str, planned: bool) -> None:
-        """Suspend every request until the next epoch, where each request continues from its token logs.
-        Nothing is blamed on requests if the end was planned.
+        """Suspend every request until the next epoch, where each request continues from its token logs. A
+        planned end is blamed on no request.
 
         If the quarantine finds one request guilty of repeated breaks, that request fails instead.
 

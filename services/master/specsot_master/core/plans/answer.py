@@ -226,8 +226,9 @@ class FirstSequence:
         return self.written if self._start is None else len(self._spans) - len(self.tokens)
 
     def write(self, piece: TextPiece) -> None:
-        """Add one piece of text; it is ignored once the sequence is over. `over` is set if the sequence must
-        end now: STOP after a stop string, a loop or the end of the plan, LENGTH at the token limit.
+        """Add one piece of text; it is ignored once the sequence is over. If the sequence must end now,
+        `over` is set: to STOP after a stop string, a loop or the end of the plan, and to LENGTH at the token
+        limit.
 
         piece: the next piece of the sequence.
 
@@ -335,9 +336,9 @@ class FirstSequence:
         return self._reader.direct_text[before:]
 
     def _judge(self) -> Reason | None:
-        """Return why the master must end the sequence now, or None if it may continue. STOP after a stop
-        string, a loop or the text's own end; LENGTH at the limit of a direct answer, or at that of a plan
-        while the text may be one.
+        """Return why the master must end the sequence now, or None if it may continue. The reason is STOP
+        after a stop string, a loop or the text's own end, and LENGTH at the limit of a direct answer, or at
+        that of a plan while the text may be one.
         """
         reader = self._reader
         if self._answer.stopped:

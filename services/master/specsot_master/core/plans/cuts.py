@@ -234,8 +234,8 @@ class LoopWatch:
 
     def _may_repeat(self) -> bool:
         """Return True if the unfinished clause may become one that was said before, so that it must be held
-        back. False inside code. A clause without letters, or with only a number at the beginning of a line,
-        may always.
+        back. Return False inside code. A clause without letters, or with only a number at the beginning of a
+        line, always may.
         """
         letters = self._letters()
         if self._fenced:

@@ -399,7 +399,7 @@ class PageLedger:
     def use_pages(self, request_id: str, pages: int, reserved_only: bool = False) -> bool:
         """Charge a request for the pages of a further sequence, first from its base grant and beyond it from
         the free pages. Return False, and change nothing, if not enough pages are available. With
-        `reserved_only`, False also if the base grant does not cover them, even though pages are free.
+        `reserved_only`, return False also if the base grant does not cover them, even though pages are free.
 
         request_id: the id of an admitted request.
         pages: number of KV pages of the sequence.
