@@ -224,7 +224,7 @@ class Replica:
 
     def info(self) -> ReplicaInfo:
         """Return the present state of this ring for status pages; `pages` of the result is None while the
-        ring is not complete.
+        ring is not complete. `waiting_for` is empty once the ring is complete.
         """
         fleet = self.fleet
         engine = self.engine

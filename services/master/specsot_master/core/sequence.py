@@ -350,7 +350,8 @@ class ActiveSequence:
         self, tokens: Sequence[int], logprobs: Sequence[Logprob] = (), prompt_logprobs: Sequence[Logprob] = ()
     ) -> list[TextPiece]:
         """Turn the newly appended tokens into pieces of text, one per token; no pieces if nothing was
-        appended and the sequence goes on. The piece of a stop token carries its text and its logprobs.
+        appended and the sequence goes on. The last piece is left out if it would carry neither text nor a
+        stop token.
 
         After the sequence's end, a last piece without a token carries the text that was held back and the
         token that stopped the sequence. If the sequence ended by a stop token, that token yields no piece of

@@ -409,7 +409,8 @@ async def _asks_of(
 ) -> tuple[ToolUse | None, list[Ask], ThinkFirst | None]:
     """Return the tools that may be called (None if none may), the requests, and how the model thinks before
     it answers (None if it does not). If thinking has no limit of its own, one is found for thinking and
-    answer together.
+    answer together. That limit is what the body grants, or AGENT_TOKENS. A model that forks, and does not
+    think before this answer, answers directly.
 
     Prompts with tools or with thinking are rendered and tokenized here, in a thread because they are long;
     other conversations are left to the engine.

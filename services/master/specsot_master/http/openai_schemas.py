@@ -522,7 +522,8 @@ class CompletionBody(Asking):
 def refuse_unserved(body: BaseModel) -> None:
     """Check that a body asks for nothing that is not served. Values that change nothing are accepted. The
     unserved fields come first, then windows of penalties, which are refused only if the body asks for a
-    penalty, and prefixes of messages.
+    penalty, and prefixes of messages. A field that another field switches off with "none" (SWITCHES) is
+    accepted.
 
     body: the parsed body; `model_extra` holds its unknown fields.
 

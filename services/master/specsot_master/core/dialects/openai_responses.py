@@ -435,7 +435,7 @@ class TextOffsets:
     def add(self, text: str, tokens: tuple[events.TokenLogprobs, ...]) -> list[int]:
         """Return the offsets of the next tokens, in characters of the choice's text, one per token. A special
         token, or one that the text does not contain at its position, takes no characters if the text has left
-        it out.
+        it out. A leading space of the choice's first token takes no character if the text lacks it.
 
         text: the text that has been sent since the last call; parts of it may still be held back, so it may
             be shorter than the tokens.

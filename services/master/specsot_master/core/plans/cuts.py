@@ -316,7 +316,7 @@ class LoopWatch:
     def _count_written(self, clause: str) -> int:
         """Return the number of clauses of the sentence that ends here, if the sentence has come too often;
         else 0. A clause that ends neither a sentence nor a line returns 0. A sentence that fills its line
-        needs _LEAST_LINE letters, any other one _LEAST.
+        needs _LEAST_LINE letters, any other one _LEAST. Too often is as often as the rule's `sentences` says.
 
         clause: the text of the clause that has just ended.
         """

@@ -428,7 +428,8 @@ class RequestPlan:
     def _write_solo(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """Return the commands that follow from new text of ordinal 0; an empty list if its text is over, or
         for the router's score, which is only remembered. An invalid plan in markers ends the request with an
-        error. If the text is over by a stop string or a limit, its sequence is closed.
+        error. If the text is over by a stop string or a limit, its sequence is closed. While a speculative
+        plan is not decided, only the introduction's text is told.
 
         pieces: one piece per token.
         now: the present time, in seconds of the engine's clock.
@@ -533,7 +534,8 @@ class RequestPlan:
     ) -> list[Command]:
         """Start the branches of these points, and the closing if the plan has one. Return the Planned event;
         `ready` then returns the first branches. A speculative plan with at least MIN_CLOSED_POINTS points has
-        a closing paragraph. Points for which there are too few tokens are left out.
+        a closing paragraph. Points for which there are too few tokens are left out. The event carries a
+        forecast if there is one.
 
         points: the points that the guards kept, at least one.
         rest: number of tokens for all headings and branches together.
@@ -825,7 +827,7 @@ class RequestPlan:
     def _end_branch(self, id: int, reason: events.Reason, now: float) -> list[Command]:
         """End a branch, and every branch that needs it if it has failed. Return the commands; an empty list
         if the branch is over already. Branches that need it end with PARENT_FAILED. If all branches are over
-        then, the polish turn is opened or the request finishes.
+        then, the polish turn is opened or the request finishes. Without a plan the list is empty, too.
 
         id: the point's id.
         reason: why the branch ends.

@@ -590,7 +590,8 @@ class ToolReader:
 
     def _closer_at(self, at: int) -> int | None:
         """Return the length of the closer that begins at a position, or None if none does. If two closers
-        fit, the first in the form's order counts.
+        fit, the first in the form's order counts. A closer that is incomplete at the end of the answer does
+        not count.
 
         at: a position in the held text, in characters.
 
