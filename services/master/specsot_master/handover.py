@@ -199,8 +199,6 @@ def _within(max_bytes: int, members: Sequence[Registration], final_rows: Mapping
     rows. A sequence that does not fit into the remaining bytes is left out, and shorter ones may still be
     chosen. The result is empty if no sequence fits.
 
-    The result is empty if no sequence fits.
-
         # room for 1000 tokens, final rows {1: 700, 2: 500, 3: 200} -> {1: 700, 3: 200}
 
     max_bytes: bytes of KV, and of the last stage's features, over all layers.

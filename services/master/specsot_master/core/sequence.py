@@ -111,8 +111,8 @@ class SequenceFactory:
 
     def again(self, opening: Opening, num_written: int) -> Opening:
         """Return the opening of the same sequence under a new id, for a ring that does not have its KV.
-        Tokens that were decoded become part of the prompt, so that prefill rebuilds their KV: All other
-        fields are kept.
+        All other fields but those named here are kept. Tokens that were decoded become part of the prompt, so
+        that prefill rebuilds their KV:
 
             prompt 10, 5 tokens decoded, reopened -> prompt 15, generated 5
             3 more tokens decoded, reopened       -> prompt 15 - 5 + 8 = 18, generated 8

@@ -538,8 +538,8 @@ class Epoch:
         self, number: int, members: Sequence[Registration], stages: Stages, config: RingConfig
     ) -> Mapping[str, Configuration | StandBy]:
         """Begin the next epoch, after the end of this one. Return the message for each worker and drafter, by
-        What was reported of the last epoch's members, ready or in progress, is forgotten.
-        name: its Configuration, or StandBy for a worker without a range.
+        name: its Configuration, or StandBy for a worker without a range. What was reported of the last
+        epoch's members, ready or in progress, is forgotten.
 
         number: the number of the new epoch.
         members: the registrations of all members.

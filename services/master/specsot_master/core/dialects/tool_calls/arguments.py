@@ -241,10 +241,9 @@ class JsonRewriter:
             pass
 
     def _close_one(self) -> str:
-        """Close the innermost container, add a missing value, and return the bracket that opened the A key
-        without a value gets null. White space that was kept is written before the bracket, but not a pending
-        comma.
-        container: "{" or "[".
+        """Close the innermost container, add a missing value, and return the bracket that opened it: "{"
+        or "[". A key without a value gets null. White space that was kept is written before the bracket, but
+        not a pending comma.
         """
         if self._expected == "colon":
             self._out.append(": null")

@@ -495,8 +495,8 @@ def _named_form(text: str, second: str) -> CallForm | None:
 
 def _quoted_object(rest: str) -> tuple[tuple[int, int] | None, str]:
     """Return where an object whose strings have delimiters of their own begins and ends, and that delimiter;
-    (None, "") if there is no such object. The positions are characters of `rest`. Return None also if the
-    object found does not have the arguments TWO.
+    (None, "") if there is no such object. The positions are characters of `rest`. Return (None, "") also if
+    the object found does not have the arguments TWO.
 
     rest: the text after the name of the call.
     """
