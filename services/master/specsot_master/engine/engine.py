@@ -323,7 +323,8 @@ class Engine(Effects):
     def _begin_epoch(self, state: RingState) -> None:
         """Start to fill a new epoch, whose ring is empty and may have another size than the previous one. A
         request that is too large for the new ring waits for a larger one, until its timeout. A request whose
-        check fails for another reason than its size fails.
+        check fails for another reason than its size fails. The repair timeout of a request that fits is
+        cancelled. Forecasts start anew with the ring's curve.
 
         state: sizes and limits of the new ring.
         """

@@ -307,16 +307,18 @@ class Intake:
     def _word(self, ask: Ask) -> EncodedPrompt:
         """Decide whether the request is answered directly or by a plan, and return the prompts of that way.
         For a direct answer, `answer` of the result holds the prompt and `conversation` is None; for a plan,
-        `answer` is empty and `conversation` holds the prompts. A model with fork tags answers directly
-        whatever it may not fork. The score's prompt is made only if the decision has a threshold, and the
-        sizes of a plan are measured with a sample branch.
+        `answer` is empty and `conversation` holds the prompts. A model with fork tags answers directly if the
+        request does not allow forks. The decision may be reversed by the client's time limit. The score's
+        prompt is made only if the decision has a threshold, and the sizes of a plan are measured with a
+        sample branch.
 
         A model that forks by its own tags gets the chat prompt with an open thinking block, if the request
         allows forks. Tokens given in place of messages are used as they are.
 
         ask: what the client asks for.
 
-        Raises InvalidRequest if the template refuses the conversation.
+        Raises InvalidRequest if the template refuses the conversation, or if not even a sentence can end
+        within the client's time limit.
         """
         messages = messages_of(ask)
         if (tags := self._prompts.tags) and may_fork(ask):

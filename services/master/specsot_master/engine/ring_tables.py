@@ -211,7 +211,7 @@ class RingTables:
         request: a request that is admitted, or whose old records are being replayed.
         order: the command to open a direct answer, skeleton, branch or polish, which selects the prompt (the
             *turn*: all prompt tokens, and how many of them the request's prefix shares).
-        ordinal: 0, or the id of the branch's point.
+        ordinal: 0, PLAN_ORDINAL for a speculative skeleton, or the id of the branch's point.
         limit: the maximum number of generated tokens.
         rules: the plan grammar that constrains the sequence, or None.
 

@@ -109,7 +109,8 @@ class RequestPlan:
         most: the most points of a list that fit the client's time limit, or None for no such limit. It does
             not bound a plan in markers.
         speculates: True if a planned answer is begun together with the direct answer.
-        answer_tokens: the length in tokens that a speculative planned answer aims at; None for no aim.
+        answer_tokens: the length in tokens that a speculative planned answer aims at; None for no aim. It has
+            no effect if the plan is not speculative.
         """
         self._ask = ask
         self._request = request
@@ -176,7 +177,8 @@ class RequestPlan:
         prompt_tokens: number of tokens of the prompt that a direct answer has.
         now: the time of admission, in seconds of the engine's clock.
         found: how many first tokens of the first prompt the ring had in its prefix cache; 0 for none.
-        plans: False if the ring has no room for a speculative plan, so that the answer is direct.
+        plans: False if the ring has no room for a speculative plan, so that the answer is direct; it has no
+            effect if the plan is not speculative.
         """
         if self._speculates and not plans:
             self._speculates = False
@@ -208,7 +210,8 @@ class RequestPlan:
         end or without pieces. If the client's time limit leaves no more time, the sequence or the plan is
         ended.
 
-        ordinal: 0 for the score, the skeleton, the answer or the polish turn, else the point's id.
+        ordinal: 0 for the score, the skeleton, the answer or the polish turn, PLAN_ORDINAL for a speculative
+            skeleton, else the point's id.
         pieces: one piece per token, without the token that ended the sequence.
         now: the time of the step, in seconds of the engine's clock.
         """
@@ -246,7 +249,8 @@ class RequestPlan:
         follow; an empty list after the end. A branch whose first words are not settled is ended later, by
         `pass_openings`, unless it failed or was cancelled.
 
-        ordinal: 0 for the score, the skeleton, the answer or the polish turn, else the point's id.
+        ordinal: 0 for the score, the skeleton, the answer or the polish turn, PLAN_ORDINAL for a speculative
+            skeleton, else the point's id.
         end: why the sequence ended.
         now: the time of the step, in seconds of the engine's clock.
         """

@@ -120,8 +120,8 @@ class Speculation:
 
 
 def may_speculate(ask: Ask) -> bool:
-    """Return True if this request's plan may be begun together with the direct answer. It may not if the
-    client sets a least number of tokens either.
+    """Return True if this request's plan may be begun together with the direct answer. The mode must be auto,
+    and the client must set no least number of tokens.
 
     It may not if the client asks for a plan, if the text is rewritten or bounded by the clock, or if the
     client wants the logprobs of the prompt, which belong to one sequence.

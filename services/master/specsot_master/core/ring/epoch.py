@@ -388,7 +388,8 @@ class TapRecord:
     def with_missing_taps(
         self, configurations: Mapping[str, Configuration], members: Sequence[Registration]
     ) -> Mapping[str, Configuration]:
-        """Return the configurations of an epoch, in which only missing slices are sent.
+        """Return the configurations of an epoch, in which only missing slices are sent. `head` and `held` are
+        updated; slices that must be sent again are no longer held.
 
         A stage that has all its slices is configured without taps. The first drafter is configured with the
         taps that it must send. Further drafters have the same head and send none. If the drafter process or

@@ -266,6 +266,8 @@ def fits(
 def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[WorkerCost]:
     """Return the cost and the room of each worker while all of them run, in the same order; empty without
     workers. With the placement "even", or if a worker has not measured, each layer costs the same everywhere.
+    Costs are those of a step with as many tokens as a draft tree has nodes, or with one token if the ring
+    does not draft.
 
     Workers of one host compete for its cores while they measure, so the quickest measurement is used for all
     of them. Memory that they share is taken from the report with the most free memory, and divided. If all
