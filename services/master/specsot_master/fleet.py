@@ -350,7 +350,7 @@ class Fleet:
 
     def reform(self) -> None:
         """Start a new epoch if that is possible and useful now. Called after every change of the members.
-        Nothing changes if neither is possible.
+        Nothing changes if that is not possible or not useful.
 
         Without an epoch, one is formed as soon as the members suffice. If better stages are possible and no
         request would be disturbed, the epoch is replaced at once. If requests are running, the change is
@@ -401,8 +401,8 @@ class Fleet:
 
     def _prepare_change(self, members: Sequence[Registration], larger_stages: Stages | None) -> None:
         """Prepare a change of the stages while requests are running, and switch once everything is prepared.
-        Each call takes the next step of this; it is called again when a member reports progress. Workers are
-        told once which layers to load.
+        Each call carries the preparation one step further; the fleet calls it again when a member reports
+        progress. Workers are told once which layers to load.
 
         The new stages are those of a change under way, else `larger_stages`, else any that make the running
         requests faster; all running requests must fit, unless the change is a requested rebalancing. Members
@@ -593,7 +593,7 @@ class Fleet:
     def _on_broken(self, name: str, reason: str) -> None:
         """Handle a member's report that it cannot continue in this epoch. A report of a member that is not
         part of the epoch is ignored. A stage that was not ready yet counts as failed, so that the next
-        attempt avoids it if it can.
+        attempt avoids it if it can. `complaint` then says what went wrong.
 
         A drafter is removed, and the epoch continues without it; it is not asked again before the next epoch.
         A stage ends the epoch, and the next attempt follows after a delay.

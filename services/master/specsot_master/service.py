@@ -209,10 +209,10 @@ async def shut_down(
 @asynccontextmanager
 async def running_alongside(*coroutines: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     """Run coroutines during the block, and cancel them at its end. The context yields None. Errors of the
-    block itself are raised as they are, except that a group is reduced to its first error.
+    block itself are raised as they are; of a group of errors only the first is raised.
 
-    If one of them fails, the block is cancelled at once and its error is raised: a master that no longer
-    follows its own state must not report that it is healthy.
+    If one of the coroutines fails, the block is cancelled at once and its error is raised: a master that no
+    longer follows its own state must not report that it is healthy.
 
     coroutines: what runs alongside the block; each runs until it is cancelled.
     """

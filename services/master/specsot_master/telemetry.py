@@ -450,7 +450,7 @@ class Metrics:
     def _time(self, result: Result) -> None:
         """Record the time since the previous result, and how much of it each stage did not compute. Nothing
         is recorded if the ring had no work after the previous result. The first result only starts the
-        measurement.
+        measurement. A stage's idle time is never negative.
 
         result: the result that has just arrived.
         """

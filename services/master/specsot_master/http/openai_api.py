@@ -380,8 +380,8 @@ def openai_routes(context: HttpContext) -> APIRouter:
 async def chat_call(
     context: HttpContext, body: ChatBody, caller_names: Mapping[str, str] | None = None
 ) -> OpenAICall:
-    """Return the call that a chat body makes. The plan is written as a thought if the model's name asks for
-    the mode. Warnings name what the answer is not held to.
+    """Return the call that a chat body makes. The plan is written as a thought if the model's name names a
+    mode, as "demo:sot" does. Warnings name what the answer is not held to.
 
     context: what all endpoints share.
     body: the parsed body.

@@ -355,8 +355,8 @@ def _with_tool_description(turns: list[Json], tool_description: str) -> list[Jso
 
 def _with_calls_in_words(turns_with_calls: list[Json]) -> list[Json]:
     """Return the turns without calls: calls are written in Hermes' words in the text of their turn, and
-    answers of tools become the user's. Consecutive user turns are joined; no turns return none. Only a turn
-    of the user, or of a tool, is joined to a user's turn before it.
+    answers of tools become the user's. Consecutive user turns are joined; no turns return none. The answer of
+    a tool is joined to a user turn before it in the same way.
 
     turns_with_calls: turns as `_template_turn` returns them.
     """
@@ -381,7 +381,7 @@ async def until_first_call(
 ) -> AsyncGenerator[Numbered | Thought, None]:
     """Yield the events of an answer that ends with its first call. Once that call is complete the request is
     cancelled, and the answer's reason is that it ended by itself (STOP). An answer without a call is yielded
-    unchanged. Events after that are still yielded, up to the end.
+    unchanged. Events that arrive after the first call are still yielded, up to the end.
 
     The master reads text, so the ring may have generated a few more tokens; a reader of `use` drops them.
 

@@ -274,8 +274,8 @@ def chat_format(text_options: ResponseText | None) -> Json | None:
 
 def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
     r"""Return the turns of a chat, and for each turn the part of the body in which it begins; two empty lists
-    for a body without items and instructions. A text is one turn of the user. Instructions come first, as a
-    system turn with the place "instructions".
+    for a body without items and instructions. An input that is a text is one turn of the user. Instructions
+    come first, as a system turn with the place "instructions".
 
     Function calls belong to the assistant's turn before them; consecutive system or user items become one
     turn:

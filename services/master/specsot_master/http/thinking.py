@@ -85,7 +85,8 @@ class ThinkFirst:
     def then(self, ask: Ask, thought: Finished) -> Ask | None:
         """Return the request that answers after this thinking, or None if no tokens are left for it. A
         planned answer reads the end of the thinking in its system turn; a direct one continues the prompt,
-        the thinking and its closing tag.
+        the thinking and its closing tag. The least number of tokens of a direct answer is at most what is
+        left.
 
         ask: the request of thinking and answer together.
         thought: the end of the request that thought, with its text and tokens.
@@ -105,7 +106,9 @@ class ThinkFirst:
 def think_first(
     body: ChatBody, use: ToolUse | None, text: Text, max_positions: int, may_fork: bool = False
 ) -> ThinkFirst:
-    """Return how the model thinks before it answers a body, for a model that can think.
+    """Return how the model thinks before it answers a body, for a model that can think. Thinking may have as
+    many tokens as the body's budget says; without one, templates that do not use an effort get
+    MAX_THINKING_BY_EFFORT, and all others as many as the answer.
 
     body: the parsed body.
     use: the tools that may be called, or None.
