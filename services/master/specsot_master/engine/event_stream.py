@@ -173,8 +173,7 @@ class Subscriptions:
     def on_read(self, request: RequestState) -> Awaitable[None] | None:
         """Note that an event was read. Return an awaitable that ends when the journal holds the event, or
         None if no wait is needed. The engine renews the request's leases when the number of unread events
-        falls below the configured bound. None is returned for a request that is not resumable, or if the
-        event is journaled already.
+        falls below the configured bound. None is returned for a request that is not resumable.
 
         request: the request whose event was read.
         """

@@ -264,7 +264,7 @@ def writes_nothing(body: CompletionBody) -> bool:
 
 def check_ids(prompts: Sequence[Sequence[int]], max_positions: int, limits: params.Limits) -> None:
     """Check that each prompt has tokens and fits the context together with its answer; return nothing if all
-    do. No prompts pass.
+    do. An empty list of prompts passes.
 
     prompts: the token ids of each prompt.
     max_positions: how many tokens prompt and answer may have together.

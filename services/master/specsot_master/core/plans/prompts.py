@@ -160,8 +160,7 @@ def find_slots(render: Callable[..., str], mark: Callable[[str], str], count: in
 
 
 def shared_text(left: str, right: str) -> int:
-    """Return how many first characters of two texts are the same, by binary search; 0 if one is empty. Both
-    texts may be of any length.
+    """Return how many first characters of two texts are the same, by binary search; 0 if one is empty.
 
     left: one text.
     right: the other text.
