@@ -64,11 +64,11 @@ class ChatTemplate:
     def render_turns(
         self, turns: Sequence[Mapping[str, Any]], for_answer: bool = True, **variables: Any
     ) -> str:
-        """Return a conversation as text, whose turns may have any fields that the template reads. Only a
-        system turn that the user's turn follows is joined so, and the template is then tried once more.
+        """Return a conversation as text, whose turns may have any fields that the template reads.
 
         If the template refuses a system turn, as Gemma 2's does, its text becomes the beginning of the first
-        user turn.
+        user turn, and the template is tried once more. That needs a system turn first and a user's turn after
+        it; otherwise the refusal is raised.
 
         turns: the turns, oldest first, each with at least "role" and "content".
         for_answer: True to end with the head of the assistant's next turn, False to end after the last turn.

@@ -202,8 +202,8 @@ class JournalFile:
             ) from None
 
     def read(self) -> tuple[JournaledRequest, ...]:
-        """Return all requests with their records, in the order of arrival; empty for a new file. Unreadable
-        requests are left out. A record that cannot be read is replaced by one that fails its request.
+        """Return all requests with their records, in the order of arrival; empty for a new file. A record
+        that cannot be read is replaced by one that fails its request.
 
         Unreadable requests are left out.
         """

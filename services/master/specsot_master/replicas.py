@@ -77,8 +77,7 @@ def block_hashes(ask: Ask) -> Iterator[bytes]:
 
         # mode and prompt of 600 characters -> hashes of characters 0..255, 0..511; the last 88 are left out
 
-    A prompt shorter than a block has no hash. The mode is a part of the text, since modes have different
-    prompts.
+    The mode is a part of the text, since modes have different prompts.
 
     ask: the request, with a prompt, messages or token ids.
     """

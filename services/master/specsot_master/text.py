@@ -664,13 +664,11 @@ def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:
-    """Return the ids with which the model ends an answer. An eos token whose text the tokenizer does not know
-    is left out.
-
-    Empty if neither a configuration nor the vocabulary names such a token.
+    """Return the ids with which the model ends an answer; an empty set if no source names such a token.
 
     These are the eos ids of the generation config, of the model config and of the tokenizer, which may all
-    differ, and the tokenizer's end tokens of fill-in-the-middle.
+    differ, and the tokenizer's end tokens of fill-in-the-middle (FIM_ENDS). An eos token whose text the
+    tokenizer does not know is left out.
 
     folder: the model's directory.
     tokenizer: the model's `tokenizers.Tokenizer`.

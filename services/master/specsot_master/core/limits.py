@@ -301,12 +301,11 @@ def share_out(
     min_text_tokens: int,
     max_branch_tokens: int | None = None,
 ) -> BudgetShares:
-    """Divide tokens between the points of a plan; points for which there are too few tokens are left out. The
-    dropped heading's tokens go to the text.
+    """Divide tokens between the points of a plan; points for which there are too few tokens are left out.
 
     Keeps as many first points as get at least `min_text_tokens` tokens of text in addition to their headings,
     but at least one point. If one point is left and its heading leaves less than `min_text_tokens`, the
-    heading is dropped.
+    heading is dropped, and its tokens go to the text.
 
     points: the points of the plan, at least one.
     headings: tokens of each point's heading, by point id.

@@ -63,13 +63,14 @@ class SequenceFactory:
         trace: str | None = None,
         soft_limit: int | None = None,
     ) -> Opening:
-        """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id. The
-        client's form is dropped if there are rules. With `ignore_eos` only the client's stop tokens end the
-        sequence. Per-head windows are used only if the client wants them without pruning, and the importance
-        of heads only with pruning. `min_tokens` is at most the limit.
+        """Return the opening of a sequence that decodes up to `limit` tokens. It gets a new sequence id.
+        `min_tokens` is at most the limit.
 
         With `rules` the sequence ends where the plan's grammar ends, and no token stops it. Without rules a
-        stop token ends it; if the client gave a form (a grammar of its own), either of the two may.
+        stop token ends it; if the client gave a form (a grammar of its own), either of the two may. With
+        `rules` the form is dropped. With `ignore_eos` only the client's own stop tokens end a sequence
+        without rules. If the client wants per-head settings, windows of heads are used without pruning, and
+        the importance of heads with pruning.
 
         prompt_length: number of tokens of the prompt, including those that a fork shares.
         ask: what the client asks for: sampling, stop tokens, logprobs, attention window.
@@ -111,14 +112,13 @@ class SequenceFactory:
 
     def again(self, opening: Opening, num_written: int) -> Opening:
         """Return the opening of the same sequence under a new id, for a ring that does not have its KV.
-        All other fields but those named here are kept. Tokens that were decoded become part of the prompt, so
-        that prefill rebuilds their KV:
+        Tokens that were decoded become part of the prompt, so that prefill rebuilds their KV:
 
             prompt 10, 5 tokens decoded, reopened -> prompt 15, generated 5
             3 more tokens decoded, reopened       -> prompt 15 - 5 + 8 = 18, generated 8
 
         Prompt logprobs are requested again only if no token was decoded, as they are reported with the first
-        token.
+        token. All other fields are kept.
 
         opening: the sequence's newest opening.
         num_written: how many tokens the sequence has decoded over all its openings.
@@ -270,8 +270,8 @@ class Detokenizer:
     def feed(self, tokens: Sequence[int]) -> str:
         """Return the text that these tokens complete; "" if they complete no character. A character whose
         bytes have not all arrived is held back, for at most MAX_PENDING_TOKENS tokens. After more than
-        MAX_PENDING_TOKENS tokens the broken bytes are returned as replacement characters. No tokens give ""
-        unless text was held back.
+        MAX_PENDING_TOKENS tokens the broken bytes are returned as replacement characters. No tokens give
+        "".
 
         tokens: the next token ids of the sequence.
         """

@@ -98,8 +98,8 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         return numbered if len(pieces) == 1 else Numbered(numbered.number, _joined(pieces))
 
     async def aclose(self) -> None:
-        """Stop reading. Nothing happens if another call has taken over the request's events. A request that
-        is not resumable is then cancelled by its engine, and a resumable one is kept for a while.
+        """Stop reading. The engine then cancels a request that is not resumable, and keeps a resumable one
+        for a while. Nothing happens if another call has taken over the request's events.
         """
         request = self._request
         if request.events.detach(self):

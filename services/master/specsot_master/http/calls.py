@@ -170,11 +170,11 @@ async def begin_stream(
     style: EventStyle = EventStyle(),
     ping_every: float = PING_SECONDS,
 ) -> ServerSentEvents:
-    """Return a response that sends chunks as server-sent events. If it fails, the chunks are closed.
+    """Return a response that sends chunks as server-sent events.
 
-    Errors before the first chunk are raised here, while the HTTP status can still report them. If no chunk
-    has come after `ping_every` seconds, the response begins anyway, because a client or a proxy would close a
-    connection that stays silent; later errors become events.
+    Errors before the first chunk are raised here, while the HTTP status can still report them; the chunks are
+    then closed. If no chunk has come after `ping_every` seconds, the response begins anyway, because a client
+    or a proxy would close a connection that stays silent; later errors become events.
 
     request: the HTTP request of the client.
     chunks: the JSON objects to send, one per event.

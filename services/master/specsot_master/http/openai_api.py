@@ -674,11 +674,11 @@ def text_in(content: Any, text_types: Collection[str], field: str) -> str:
 
 
 async def within_context(chat: ChatBody, context: HttpContext, wanted_tokens: int) -> ChatBody:
-    """Return the body with a limit for thinking and answer together. SPARE_TOKENS of the room are left to
-    draft trees; without a complete ring only the context counts.
+    """Return the body with a limit for thinking and answer together.
 
     The limit is `wanted_tokens`, or as many as the model's context and the ring's KV hold after the prompt,
-    but at least one: if they hold none, the engine refuses the request.
+    but at least one: if they hold none, the engine refuses the request. SPARE_TOKENS of the room are left to
+    draft trees; without a complete ring only the context counts.
 
     chat: the parsed body.
     context: what all endpoints share.

@@ -286,8 +286,8 @@ NO_LIMIT = -1
 
 def _read_other_names(body_json: Any) -> Any:
     """Return the body with OTHER_NAMES replaced by our names. If a body has both names of a field, the other
-    name stays, and `refuse_unserved` refuses it. What is not an object is returned unchanged. A value that
-    means no limit is left out.
+    name stays, and `refuse_unserved` refuses it. An other name whose value is None stays too. A value of
+    NO_LIMIT (-1) under an other name is left out. What is not an object is returned unchanged.
 
     body_json: the decoded JSON body.
     """

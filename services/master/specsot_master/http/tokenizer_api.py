@@ -85,7 +85,8 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
         \f
         body: the parsed body; no tokens have the text "".
 
-        Raises NotFound for another model, and InvalidRequest for a number that is no token of the model's.
+        Raises NotFound for another model, InvalidRequest for a number that is no token of the model's, and
+        ContextLengthExceeded for as many tokens as the model's context, or more.
         """
         check_model(context, body.model)
         check_length(context.model.max_positions, len(body.tokens))

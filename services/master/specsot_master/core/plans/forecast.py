@@ -278,14 +278,14 @@ class AnswerLengths:
 
     def steps(self, kind: str, limit: int) -> list[float]:
         """Return how many steps past direct answers took, as samples for an answer of a certain length; [] if
-        no answer says anything about it. Other answers are scaled only if they are longer than the limit:
-        then by limit / tokens.
+        no answer says anything about it.
 
         Answers to the same kind of question are used if there are any. Otherwise a question whose form tells
         that its answer is short gets the usual length of such answers (SHORT_ANSWERS). For any other kind the
         answers to questions that are not short are used, if there are at least OTHERS; not for code and for
         questions that are usually planned, whose lengths are others. An answer that a limit cut is assumed to
-        run into the new limit too, so its steps are scaled by limit / tokens.
+        run into the new limit too, so its steps are scaled by limit / tokens. Other answers are scaled so
+        only if they are longer than the limit.
 
         kind: the kind of the question, as the router's rules name it.
         limit: the most tokens that the answer may have.
@@ -428,11 +428,11 @@ class Forecaster:
 
     def branches(self, workload: Workload, points: Sequence[Point], plan: float = 0.0) -> float | None:
         """Return the seconds of all branches of a plan that took `plan` tokens. Branches wait for those that
-        they need. Prompts of all branches are counted first. Return None also if no turn was measured.
+        they need. Prompts of all branches are counted first.
 
         Each branch is as long as past branches, or as its share of the tokens allows. As many branches run in
-        parallel as the request allows. Return None if no branch was measured, or if the plan leaves no
-        tokens.
+        parallel as the request allows. Return None if no branch or no turn was measured, or if the plan
+        leaves no tokens.
 
         workload: the sizes of the request.
         points: the points of the plan, with their needs.
@@ -506,11 +506,10 @@ class Forecaster:
 
 def likeliest(lengths: Sequence[float]) -> float:
     """Return the length that most other lengths are near to, within NEAR. The median would be wrong: many
-    answers are short, others reach their limit, and few are in between. With an even number of lengths, the
-    median may lie between two of them.
+    answers are short, others reach their limit, and few are in between.
 
     Among several such lengths the one nearest to the median is returned, and the median itself if no two
-    lengths are near one another.
+    lengths are near one another. With an even number of lengths, the median may lie between two of them.
 
         [10, 11, 12, 100, 300] -> 12 (10, 11 and 12 are near one another, and 12 is the median)
 

@@ -235,11 +235,12 @@ def is_title(title: str, bounded: bool = True) -> bool:
 
 
 def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
-    """Return True if the title repeats an earlier one. An earlier title is repeated with additions only if it
-    has at least two words, and, if it has exactly two, if both titles end with the same word.
+    """Return True if the title repeats an earlier one.
 
     The title repeats it if it has the same words, or at least two words and all of them from the earlier one.
     It also does so if it adds words within an earlier one: "Shop at local markets" repeats "Shop at markets".
+    The earlier title must then have at least two different words, and, if it has exactly two, both titles
+    must end with the same word.
 
     title: the stems of the title; see `Stems`.
     before: the stems of the earlier title.
@@ -252,9 +253,9 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
 
 def is_ours(title: Sequence[str], stems: Stems) -> bool:
-    """Return True if the title consists of words of the instructions in any order, or of at least two of
-    those words together with the question's. Numbers in the title do not count. A title without words of the
-    instructions is not.
+    """Return True if the title consists of words of the instructions in any order, or of words of the
+    question and at least two words of the instructions that the question lacks. Numbers and words that
+    connect (`Stems.joints`) do not count. Return False for a title without words of the instructions.
 
     title: the stems of the title.
     stems: the stems of the question and of the instructions.

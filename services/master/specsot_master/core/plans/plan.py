@@ -847,11 +847,12 @@ class RequestPlan:
         return [*told, *self._end_branches(branches, now)] if branches.over else told
 
     def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
-        """Handle the end of the last branch: open the polish turn, or finish. A plan that a polish turn
-        follows is over with its text; the turn gets all tokens that are left, at least MIN_BRANCH_TOKENS.
+        """Handle the end of the last branch: open the polish turn, which rewrites the branches' text, or
+        finish the answer. Return the commands that follow.
 
         The polish turn is opened if the client asked for one, at least two branches are in the answer and
-        none failed, and enough tokens and time are left.
+        none failed, and at least MIN_BRANCH_TOKENS and enough time are left. The turn gets all tokens that
+        are left.
 
         branches: the branches, all of which are over.
         now: the present time, in seconds of the engine's clock.

@@ -460,10 +460,10 @@ class JsonRewriter:
         return True
 
     def _read_stop_in_string(self, stop: str) -> bool:
-        """Decide by the next quote whether a stop is text or the string lacks its closing quote. Return True
-        if it is text; return False if that takes more text, or if the value ends here. False means that the
-        value ends here unless `done` is still False. The stop counts as text if, after the next unescaped
-        quote, the text ends or continues with a comma, colon or closing bracket.
+        """Decide by the next unescaped quote whether a stop is text or the string lacks its closing quote. It
+        is text if, after that quote, the text ends or continues with a comma, colon or closing bracket: then
+        write it and return True. Otherwise end the value here and return False. Return False also, with
+        `done` unchanged, if more text must come before this can be decided.
 
         {"a": "write </tool_call> here"}: the quote ends a string, since a brace follows: text.
         {"a": "x}}</tool_call><tool_call>{"name": ...: the quote begins a string: the first is not closed.
