@@ -287,7 +287,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return the text that was held back, as no more tokens come; "" if none was. Trailing bytes of an
-        incomplete character are dropped. The detokenizer is then empty.
+        incomplete character are dropped. No token is pending afterwards.
         """
         text = self._decode(self._context + self._pending).rstrip(BROKEN)
         delta = text[self._shown :]

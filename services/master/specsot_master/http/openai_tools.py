@@ -112,7 +112,7 @@ class ToolUse:
     @property
     def marked(self) -> ForcedCalls | None:
         """The forced calls in the model's own marks; None if they are objects of JSON, or if calls are not
-        forced. None also if the model's form cannot express the functions' schemas.
+        forced. It is None also if the model's form cannot express the functions' schemas.
         """
         if not self.is_forced:
             return None

@@ -540,7 +540,7 @@ class Epoch:
     ) -> Mapping[str, Configuration | StandBy]:
         """Begin the next epoch, after the end of this one. Return the message for each worker and drafter, by
         name: its Configuration, or StandBy for a worker without a range. What was reported of the last
-        epoch's members, ready or in progress, is forgotten.
+        epoch's members, ready or in progress, is forgotten. If Refused is raised, only `number` has changed.
 
         number: the number of the new epoch.
         members: the registrations of all members.

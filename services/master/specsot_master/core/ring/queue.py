@@ -64,8 +64,8 @@ def pick_fairest(claims: Iterable[Claim], aging_seconds: float | None = None) ->
 
 def pick_displaced(waiting_claims: Iterable[Claim], newcomer: Claim) -> Claim | None:
     """Return the waiting claim that must leave a full queue for the newcomer, or None if the newcomer is
-    refused, as it is if no claim may be displaced. Return None also if no request waits. A newcomer is
-    refused unless another client has at least two places more than the newcomer's client.
+    refused. It is refused unless another client has at least two places more than the newcomer's client, and
+    so also if no request waits.
 
     The queue belongs to the client with the most places in it. If the newcomer's client would have fewer
     places even after it joined, that client loses a claim: the one with the lowest priority, and among equals
